@@ -1,0 +1,1 @@
+"""Measuring: tiny models, replayed sessions, the demo."""

@@ -1,0 +1,43 @@
+"""What kind of engine stands behind us: the facts that decide what a slot can reuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Memory(StrEnum):
+    """How a sequence's state can be cut."""
+
+    DENSE = "dense"  # a plain KV cache: at any token
+    SWA = "swa"  # sliding window: near the end, else at a checkpoint
+    HYBRID = "hybrid"  # attention and recurrent layers: only at the end or at a checkpoint
+    RECURRENT = "recurrent"  # recurrent layers only: the same
+    UNKNOWN = "unknown"  # not read: treated as hybrid, the careful choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """The facts of one engine. Defaults are those of a stock llama-server (engine.md 0, 11)."""
+
+    n_slots: int = 1
+    n_ctx: int = 0  # tokens per slot; 0 = not known
+    memory: Memory = Memory.UNKNOWN
+    n_swa: int = 0  # tokens of the sliding window
+    swa_full: bool = False  # --swa-full: SWA behaves like dense
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    checkpoint_cap: int = 32  # --ctx-checkpoints
+    checkpoint_min_step: int = 8192  # --checkpoint-min-step
+    eager_thinning: bool = True  # b10434 thins checkpoints at every task, later builds when full (T7)
+    similarity: float = 0.1  # --slot-prompt-similarity
+    ram_cache: bool = True  # --cache-ram is not 0
+    idle_copy: bool = True  # --cache-idle-slots
+    unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
+    speculative: bool = False
+    user_start: tuple[tuple[int, ...], ...] = ()  # token sequences that open a user message
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether a slot can be rolled back to any token."""
+        return self.memory is Memory.DENSE or (self.memory is Memory.SWA and self.swa_full)

@@ -1,0 +1,39 @@
+"""The words that every module shares: ids, places, reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+EngineId = NewType("EngineId", str)  # the upstream's base URL, without a trailing slash
+SlotId = NewType("SlotId", int)
+RequestId = NewType("RequestId", str)
+ClientId = NewType("ClientId", str)  # who waits in line: an API key's digest, else an address
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """One slot of one engine. Every key of the core is a Place."""
+
+    engine: EngineId
+    slot: SlotId
+
+    def __str__(self) -> str:
+        return f"{self.engine}#{self.slot}"
+
+
+class Reason(StrEnum):
+    """Why a request went where it went: in logs, metrics, headers and tests alike."""
+
+    CONTINUES = "continues"  # the slot's last messages are the beginning of these: no tokens needed to see it
+    PREFIX = "prefix"  # cheapest: this slot holds the longest usable prefix
+    RAM_CACHE = "ram_cache"  # the engine loads the prefix from its own RAM prompt cache
+    COLD = "cold"  # nothing usable anywhere: the slot that loses least
+    CLIENT_CHOSE = "client_chose"  # the request carried id_slot
+    ENGINE_CHOSE = "engine_chose"  # left to the engine, because pinning would lose (engine.md T6)
+    STEERED = "steered"  # an unpinnable route: its prefix was put where the engine will look (T5)
+    UNPINNABLE = "unpinnable"  # the route takes a slot that nobody can choose (embeddings, n > 1)
+    UNRENDERED = "unrendered"  # the prompt's tokens are unknown: placed by messages or age alone
+    BYPASS = "bypass"  # X-Slotkeeper-Bypass: 1
+    FAIL_OPEN = "fail_open"  # something of ours broke; the request went through as it came

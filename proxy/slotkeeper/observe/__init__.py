@@ -1,0 +1,1 @@
+"""What happened, told in numbers and lines: metrics and logs."""

@@ -1,0 +1,1 @@
+"""The thin shell around the core: it performs effects and reports outcomes as events."""

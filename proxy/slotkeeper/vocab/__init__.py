@@ -1,0 +1,1 @@
+"""Exact token ids: read from the GGUF where we can, asked of the engine where we cannot."""

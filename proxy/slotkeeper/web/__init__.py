@@ -1,0 +1,1 @@
+"""HTTP towards the clients: the data port and the admin port."""

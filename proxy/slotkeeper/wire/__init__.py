@@ -1,0 +1,1 @@
+"""What the APIs of llama-server say: pure parsers of requests and of answers."""
