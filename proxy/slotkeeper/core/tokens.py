@@ -77,7 +77,8 @@ class Tokens:
 
     def find_all(self, needle: Tokens) -> list[int]:
         """Every index at which `needle` begins, in order."""
-        found, at = [], 0
+        found: list[int] = []
+        at = 0
         if not needle.packed:
             return found
         while (at := self.packed.find(needle.packed, at)) >= 0:

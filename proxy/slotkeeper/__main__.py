@@ -1,0 +1,7 @@
+"""`python -m slotkeeper`."""
+
+import sys
+
+from slotkeeper.cli import main
+
+sys.exit(main())

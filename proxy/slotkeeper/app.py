@@ -1,0 +1,156 @@
+"""The sidecar as a whole: composed here, started, and ended so that no answer is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from slotkeeper.config import Address, Settings
+from slotkeeper.core.types import EngineId
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.web.admin import AdminPort
+from slotkeeper.web.data import DataPort
+from slotkeeper.web.exchange import Gate
+from slotkeeper.web.upstream import Upstream
+
+KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (nginx: 60 s towards upstreams)
+
+log = get_logger(__name__)
+
+
+class Sidecar:
+    """Both ports and all that is behind them. Use as an async context manager."""
+
+    def __init__(self, settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None) -> None:
+        key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
+        token = settings.admin_token.get_secret_value() if settings.admin_token else None
+        known = flags or {}
+        links = {
+            engine: EngineLink(engine, api_key=key, flags=known.get(engine))
+            for engine in map(EngineId, settings.upstream)
+        }
+        self.settings = settings
+        self.metrics = Metrics()
+        self.driver = Driver(links, self.metrics)
+        self.admin = AdminPort(self.driver, self.metrics, token)
+        self._upstream: Upstream | None = None
+        self._runners: list[web.AppRunner] = []
+        self._data: web.AppRunner | None = None
+
+    @property
+    def addresses(self) -> list[str]:
+        """host:port of the data port and of the admin port, as really bound."""
+        return ["{}:{}".format(*runner.addresses[0][:2]) for runner in self._runners]
+
+    async def start(self) -> None:
+        """Raises OSError when a port is taken."""
+        self._upstream = Upstream()
+        gate = Gate(self.driver, self._upstream, self.metrics)
+        settings = self.settings
+        data = DataPort(gate, max_body_bytes=settings.max_body_bytes, api_prefix=settings.api_prefix)
+        # Without handler_cancellation a client that leaves during prefill is not noticed.
+        self._data = web.AppRunner(
+            data.app(),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=settings.drain_timeout,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            auto_decompress=False,
+        )
+        admin = web.AppRunner(self.admin.app(), access_log=None, shutdown_timeout=1.0)
+        self._runners = [self._data, admin]
+        for runner, listen in zip(self._runners, (settings.listen, settings.admin_listen), strict=True):
+            await runner.setup()
+            address = Address.parse(listen)
+            await web.TCPSite(runner, address.host, address.port, backlog=1024).start()
+        self.driver.start()
+        data_port, admin_port = self.addresses
+        log.info("listening", data=data_port, admin=admin_port, upstream=list(settings.upstream))
+
+    async def drain(self, *, delay: float) -> None:
+        """Stop being ready, wait `delay`, stop accepting, let running answers finish."""
+        self.admin.draining = True
+        log.info("draining", delay=delay, timeout=self.settings.drain_timeout)
+        await asyncio.sleep(delay)
+        if self._data is not None:
+            await self._data.cleanup()
+
+    async def close(self) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+        await self.driver.close()
+        if self._upstream is not None:
+            await self._upstream.close()
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None
+) -> AsyncIterator[Sidecar]:
+    """A sidecar that serves inside the block."""
+    sidecar = Sidecar(settings, flags)
+    try:
+        await sidecar.start()
+        yield sidecar
+    finally:
+        await sidecar.close()
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends it now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.now = asyncio.Event()
+        self.urgent = False  # a person at a terminal does not wait for load balancers
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._came, number)
+
+    def _came(self, number: signal.Signals) -> None:
+        if self.asked.is_set():
+            self.now.set()
+        self.urgent = number is signal.SIGINT
+        self.asked.set()
+
+
+async def serve(
+    settings: Settings,
+    flags: Mapping[EngineId, EngineFlags] | None = None,
+    beside: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Serve until a signal. `beside` runs along (the supervised engine); its failure ends us too."""
+    signals = Signals()
+    signals.install()
+    async with running(settings, flags) as sidecar, asyncio.TaskGroup() as group:
+        companion = group.create_task(_run(beside))
+        ended = group.create_task(signals.asked.wait())
+        await asyncio.wait((companion, ended), return_when=asyncio.FIRST_COMPLETED)
+        if signals.asked.is_set():
+            delay = 0.0 if signals.urgent else settings.drain_delay
+            draining = group.create_task(sidecar.drain(delay=delay))
+            hurried = group.create_task(signals.now.wait())
+            await asyncio.wait((draining, hurried), return_when=asyncio.FIRST_COMPLETED)
+            log.info("stopped", hurried=hurried.done() and not draining.done())
+            for task in (draining, hurried):
+                task.cancel()
+        for task in (companion, ended):
+            task.cancel()
+
+
+async def _run(beside: Callable[[], Awaitable[None]] | None) -> None:
+    if beside is None:
+        await asyncio.Event().wait()
+    else:
+        await beside()

@@ -1,0 +1,130 @@
+"""One model file under construction: its metadata, its seeded noise, its building blocks.
+
+The order of the calls is the order of the random numbers, and so part of the file's hash.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from gguf import GGUFWriter
+
+from slotkeeper.bench.tiny.vocabulary import N_VOCAB, Vocabulary, chat_template
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Array = NDArray[np.float64]
+    Tensors = Mapping[str, Array]
+
+N_CTX_TRAIN: Final = 262144
+D: Final = 64  # embedding width
+FF: Final = 128
+HEADS, KV_HEADS, HEAD_DIM = 2, 1, 32
+EPS: Final = 1e-6
+# The first dimensions of the residual stream are flags: layers read them and never write them
+# (`speech` says what they mean), so the text stays well-behaved whatever the noise does.
+N_FLAGS: Final = 9
+
+
+class Sheet:
+    """Writes one GGUF. Every tensor is float32; `seed` decides all of the noise."""
+
+    def __init__(self, path: Path, *, arch: str, name: str, layers: int, seed: int) -> None:
+        self.vocab = Vocabulary()
+        self.random = np.random.default_rng(seed)
+        self.gguf = GGUFWriter(str(path), arch)
+        self.gguf.add_name(name)
+        self.gguf.add_context_length(N_CTX_TRAIN)
+        self.gguf.add_embedding_length(D)
+        self.gguf.add_block_count(layers)
+        self.gguf.add_layer_norm_rms_eps(EPS)
+        self._describe_vocabulary()
+
+    def _describe_vocabulary(self) -> None:
+        vocab, gguf = self.vocab, self.gguf
+        gguf.add_tokenizer_model("gpt2")
+        gguf.add_tokenizer_pre("qwen2")
+        gguf.add_token_list(vocab.tokens)
+        gguf.add_token_types(vocab.kinds)
+        gguf.add_token_merges([f"{left} {right}" for left, right in vocab.merges])
+        gguf.add_bos_token_id(vocab.id["<|endoftext|>"])
+        gguf.add_eos_token_id(vocab.id["<|im_end|>"])
+        gguf.add_pad_token_id(vocab.id["<|endoftext|>"])
+        gguf.add_add_bos_token(False)
+        gguf.add_chat_template(chat_template())
+
+    def describe_attention(self, *, rope_dim: int = HEAD_DIM) -> None:
+        gguf = self.gguf
+        gguf.add_feed_forward_length(FF)
+        gguf.add_head_count(HEADS)
+        gguf.add_head_count_kv(KV_HEADS)
+        gguf.add_key_length(HEAD_DIM)
+        gguf.add_value_length(HEAD_DIM)
+        gguf.add_rope_dimension_count(rope_dim)
+        gguf.add_rope_freq_base(1e6)
+
+    def describe_state(self, *, conv: int, inner: int, state: int, ranks: int, groups: int) -> None:
+        gguf = self.gguf
+        gguf.add_ssm_conv_kernel(conv)
+        gguf.add_ssm_inner_size(inner)
+        gguf.add_ssm_state_size(state)
+        gguf.add_ssm_time_step_rank(ranks)
+        gguf.add_ssm_group_count(groups)
+
+    def put(self, name: str, values: ArrayLike) -> None:
+        self.gguf.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+
+    def put_layer(self, layer: int, tensors: Tensors) -> None:
+        for name, values in tensors.items():
+            self.put(f"blk.{layer}.{name}", values)
+
+    def finish(self) -> None:
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+
+    def noise(self, n_out: int, n_in: int, gain: float = 1.0) -> Array:
+        return self.random.standard_normal((n_out, n_in)) * float(gain / np.sqrt(n_in))
+
+    def rows(self) -> Array:
+        """Noise of one row per token; the flags of every row are still zero."""
+        rows = self.random.standard_normal((N_VOCAB, D))
+        rows[:, :N_FLAGS] = 0.0
+        return rows
+
+    def to_residual(self, n_in: int, gain: float) -> Array:
+        """A projection back to the residual stream; it leaves the flags alone."""
+        matrix = self.noise(D, n_in, gain)
+        matrix[:N_FLAGS] = 0.0
+        return matrix
+
+    def attention(self, gain: float, *, gated: bool = False) -> dict[str, Array]:
+        """Sharp attention (q and k norms of 2.5): the output depends on the whole context."""
+        return {
+            "attn_norm.weight": np.ones(D),
+            "attn_q.weight": self.noise(HEADS * HEAD_DIM * (2 if gated else 1), D),
+            "attn_k.weight": self.noise(KV_HEADS * HEAD_DIM, D),
+            "attn_v.weight": self.noise(KV_HEADS * HEAD_DIM, D),
+            "attn_output.weight": self.to_residual(HEADS * HEAD_DIM, gain),
+            "attn_q_norm.weight": np.full(HEAD_DIM, 2.5),
+            "attn_k_norm.weight": np.full(HEAD_DIM, 2.5),
+        }
+
+    def feed_forward(self, gain: float) -> dict[str, Array]:
+        return {
+            "ffn_gate.weight": self.noise(FF, D),
+            "ffn_up.weight": self.noise(FF, D),
+            "ffn_down.weight": self.to_residual(FF, gain),
+        }
+
+
+def slow_decay(heads: int) -> tuple[Array, Array]:
+    """(A, dt_bias) with which the heads forget over about 30 to 10,000 tokens."""
+    tau = np.geomspace(30.0, 10000.0, heads)
+    return -np.ones(heads), np.log(np.expm1(1.0 / tau))  # softplus(dt_bias) = 1 / tau

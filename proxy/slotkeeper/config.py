@@ -1,0 +1,192 @@
+"""Settings: one table of what can be set, and where each value came from.
+
+Flag > environment (`SLOTKEEPER_*`, secrets also as `SLOTKEEPER_*_FILE`) > TOML file > default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+PREFIX: Final = "SLOTKEEPER_"
+SECRETS: Final = ("engine_api_key", "admin_token")
+
+
+class UsageError(Exception):
+    """The settings are wrong; the message says which and what to do. Exit code 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{text!r} is not HOST:PORT")
+        return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - ":8080" means every address
+
+
+class Settings(BaseSettings):
+    """Everything that `serve` can be told."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, arbitrary_types_allowed=True)
+
+    upstream: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=("http://127.0.0.1:8081",),
+        description="URL of a llama-server; give it several times for several engines with the same model",
+    )
+    listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
+    admin_listen: str = Field(
+        default="127.0.0.1:9090", description="metrics, probes and state, HOST:PORT"
+    )
+    slot_dir: Path | None = Field(
+        default=None, description="the engine's --slot-save-path; `up` passes it on, snapshots will live there"
+    )
+    cold_dir: Path | None = Field(
+        default=None, description="second tier for snapshots (kept for the release that has them)"
+    )
+    engine_api_key: SecretStr | None = Field(
+        default=None, description="the engine's --api-key, for our own control calls"
+    )
+    admin_token: SecretStr | None = Field(
+        default=None, description="bearer token of the admin port; needed unless it listens on loopback"
+    )
+    api_prefix: str = Field(default="", description="the engine's --api-prefix")
+    max_body_bytes: int = Field(
+        default=256 * 2**20, gt=0, description="larger request bodies are refused with 413"
+    )
+    drain_delay: float = Field(
+        default=2.0,
+        ge=0,
+        description="seconds between SIGTERM (readyz turns 503) and the end of accepting",
+    )
+    drain_timeout: float = Field(
+        default=300.0, ge=0, description="seconds that running answers get to finish after that"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="debug, info, warning or error"
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="json, console, or auto: console on a terminal"
+    )
+
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("upstream")
+    @classmethod
+    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        urls = tuple(url.rstrip("/") for url in value if url)
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is not a URL; write http://HOST:PORT")
+        if not urls or len(set(urls)) != len(urls):
+            raise ValueError("name at least one engine, and each only once")
+        return urls
+
+    @field_validator("listen", "admin_listen")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        return str(Address.parse(value))
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Settings:
+        if not Address.parse(self.admin_listen).loopback and self.admin_token is None:
+            raise ValueError("the admin port is reachable from outside: set --admin-token, or listen on 127.0.0.1")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # `load` merges the others itself, to know where each value came from
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    settings: Settings
+    origins: Mapping[str, str]  # name -> flag, environment, file, default
+
+
+def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
+    """Merge all sources. Raises UsageError with one line for each thing that is wrong."""
+    sources: list[tuple[str, Mapping[str, Any]]] = [("default", {})]
+    try:
+        if config is not None:
+            if not config.is_file():
+                raise UsageError(f"--config: there is no file {config}")
+            sources.append((f"file {config}", TomlConfigSettingsSource(Settings, config)()))
+        sources.append(("environment", {**_secret_files(), **EnvSettingsSource(Settings, env_prefix=PREFIX)()}))
+        sources.append(("flag", flags))
+        merged: dict[str, Any] = {}
+        origins = dict.fromkeys(Settings.model_fields, "default")
+        for origin, values in sources:
+            merged |= values
+            origins |= dict.fromkeys(values, origin)
+        return Loaded(Settings(**merged), origins)
+    except ValidationError as error:
+        raise UsageError("\n".join(_line(e) for e in error.errors())) from None
+    except ValueError as error:  # TOML that does not parse
+        raise UsageError(f"{config}: {error}") from None
+
+
+def _secret_files() -> dict[str, str]:
+    """Secrets by file, as containers mount them: SLOTKEEPER_ADMIN_TOKEN_FILE=/run/secrets/token."""
+    found = {}
+    for name in SECRETS:
+        if path := os.environ.get(f"{PREFIX}{name.upper()}_FILE"):
+            try:
+                found[name] = Path(path).read_text("utf-8").strip()
+            except OSError as error:
+                raise UsageError(f"{PREFIX}{name.upper()}_FILE: {error}") from None
+    return found
+
+
+def _line(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    flag = f"--{name.replace('_', '-')}: " if name else ""
+    return f"{flag}{error['msg'].removeprefix('Value error, ')}"
+
+
+def shown(loaded: Loaded) -> list[tuple[str, str, str]]:
+    """(name, value, origin) of every setting, secrets hidden, for `--print-config`."""
+    rows = []
+    for name in Settings.model_fields:
+        value = getattr(loaded.settings, name)
+        text = ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+        rows.append((name, text, loaded.origins[name]))
+    return rows

@@ -1,0 +1,192 @@
+"""Giving slots to requests: the decision tree of `placement`, in code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slotkeeper.core.choice import Plan, blind, cheapest, continuing
+from slotkeeper.core.effects import Effect, Forward, Observe, Plant
+from slotkeeper.core.events import Arrived, Rendered
+from slotkeeper.core.pending import Pending, Stage
+from slotkeeper.core.shadow import Look, Source
+from slotkeeper.core.state import State
+from slotkeeper.core.table import EngineTable, SlotState
+from slotkeeper.core.types import Place, Reason, SlotId
+
+
+def arrived(state: State, event: Arrived) -> None:
+    pending = Pending(arrived=event, rendered=not event.rendered)
+    state.requests[event.request] = pending
+    if event.bypass:
+        state.bypassing.append(event.request)
+    else:
+        state.queue.add(event.request, event.client)
+
+
+def rendered(state: State, event: Rendered) -> None:
+    pending = state.requests.get(event.request)
+    if pending is None or pending.rendered:
+        return
+    pending.rendered = True
+    pending.prompt = event.prompt
+    if event.prompt is not None:
+        pending.known_before = state.tree.longest(event.prompt)
+    pending.predict()
+
+
+def settle(state: State, now: float) -> Iterator[Effect]:
+    """Serve whoever can be served now, then look at the engines on which something depends."""
+    yield from _bypass(state)
+    yield from _send_steered(state, now)
+    if state.queue and not state.up:
+        yield from _fail_open(state)
+    if any(table.idle for table in state.up):
+        for request in tuple(state.queue):
+            pending = state.requests[request]
+            plan = _decide(state, pending, now)
+            if plan and not plan.wait:
+                state.queue.served(request)
+                yield _begin(pending, plan, now)
+    for table in state.tables.values():
+        delay = table.watch(waiting=state.waiting, now=now)
+        if delay is not None:
+            table.observing = True
+            yield Observe(engine=table.engine, delay=delay)
+
+
+def _decide(state: State, pending: Pending, now: float) -> Plan | None:
+    """Numbers as in `placement`. None: it waits (5)."""
+    request = pending.arrived
+    if request.copies > 1:
+        tables = [t for t in state.up if len(t.idle) >= min(request.copies, len(t.states))]
+        return _named(blind(tables, pinnable=False, now=now), Reason.UNPINNABLE)
+    if request.id_slot is not None:
+        return _clients_own(state, request.id_slot, now)  # 1
+    if request.pinnable and (plan := continuing(state.up, request.outline, now)):
+        return plan  # 2
+    if not pending.rendered:
+        return None
+    if pending.prompt is not None and len(pending.prompt) > 0:
+        return cheapest(state.up, pending.prompt, pinnable=request.pinnable, now=now)  # 3
+    reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
+    return _named(blind(state.up, pinnable=request.pinnable, now=now), reason)  # 4
+
+
+def _named(plan: Plan | None, reason: Reason) -> Plan | None:
+    return (
+        Plan(table=plan.table, slot=plan.slot, pinned=plan.pinned, reason=reason, price=plan.price)
+        if plan
+        else None
+    )
+
+
+def _clients_own(state: State, id_slot: int, now: float) -> Plan | None:
+    """Any integer is a slot, wrapped modulo their number (engine.md T8)."""
+    for table in sorted(state.up, key=lambda t: t.load):
+        slot = SlotId(id_slot % len(table.states))
+        if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
+            return Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE)
+    return None
+
+
+def _begin(pending: Pending, plan: Plan, now: float) -> Effect:
+    pending.plan = plan
+    pending.plants_left = len(plan.plants)
+    if not plan.plants:
+        return forward(pending, now)
+    if plan.slot is None:
+        raise AssertionError("a plant needs a slot")
+    pending.stage = Stage.PLANTING
+    pending.slot = plan.slot
+    plan.table.move(plan.slot, SlotState.LAUNCHED, pending.arrived.request, now)
+    return next_plant(pending)
+
+
+def next_plant(pending: Pending) -> Plant:
+    plan = pending.plan
+    if plan is None or plan.slot is None:
+        raise AssertionError("only a planned request plants")
+    tokens, purpose = plan.plants[len(plan.plants) - pending.plants_left]
+    place = Place(plan.table.engine, plan.slot)
+    return Plant(request=pending.arrived.request, place=place, tokens=tokens, purpose=purpose)
+
+
+def forward(pending: Pending, now: float) -> Forward:
+    """The request goes out: the shadow makes the same move as the engine will."""
+    plan, request = pending.plan, pending.arrived.request
+    if plan is None:
+        raise AssertionError("only a planned request is forwarded")
+    table = plan.table
+    slot = plan.slot
+    if slot is not None:
+        others = [s for s in table.idle if s != slot]
+        look = _look_now(table, slot, pending)
+        table.shadow.launch(look, others)
+        pending.base = look.base
+    pending.stage = Stage.RUNNING
+    if plan.pinned and slot is not None:
+        pending.slot = slot
+        table.move(slot, SlotState.LAUNCHED, request, now)
+    else:
+        pending.slot = None
+        if slot is not None and table.owners[slot] == request:
+            table.move(slot, SlotState.IDLE, None, now)
+        table.unsettled[request] = None
+    pending.predict()
+    return Forward(
+        request=request,
+        engine=table.engine,
+        slot=slot if plan.pinned else None,
+        reason=plan.reason,
+        pin=plan.pinned and pending.arrived.id_slot is None,
+    )
+
+
+def _look_now(table: EngineTable, slot: SlotId, pending: Pending) -> Look:
+    """What the plan saw, or, once a plant has changed the slot, what is there now."""
+    plan = pending.plan
+    if plan and plan.look and not plan.plants:
+        return plan.look
+    if pending.prompt is not None:
+        return table.shadow.look(slot, pending.prompt)
+    held = table.shadow.slots[slot]
+    return Look(slot=slot, reuse=0, source=Source.SLOT, base=held, parked=False)
+
+
+def _bypass(state: State) -> Iterator[Effect]:
+    """0: unpinned, but never while a pinned task is on its way: the engine could give away its slot."""
+    for request in tuple(state.bypassing):
+        tables = state.up
+        ready = [table for table in tables if SlotState.LAUNCHED not in table.states]
+        if tables and not ready:
+            continue
+        state.bypassing.remove(request)
+        yield from _unplanned(state, state.requests[request], ready, Reason.BYPASS)
+
+
+def _fail_open(state: State) -> Iterator[Effect]:
+    """No engine is known to be up: let the first one speak for itself."""
+    for request in tuple(state.queue):
+        state.queue.served(request)
+        yield from _unplanned(state, state.requests[request], [], Reason.FAIL_OPEN)
+
+
+def _unplanned(state: State, pending: Pending, ready: list[EngineTable], reason: Reason) -> Iterator[Effect]:
+    request = pending.arrived.request
+    pending.stage = Stage.RUNNING
+    table = min(ready, key=lambda t: t.load, default=None)
+    if table:
+        pending.plan = Plan(table=table, reason=reason, pinned=False)
+        table.unsettled[request] = None
+    engine = table.engine if table else state.engines[0]
+    yield Forward(request=request, engine=engine, slot=None, reason=reason, pin=False)
+
+
+def _send_steered(state: State, now: float) -> Iterator[Effect]:
+    for request in tuple(state.steered):
+        pending = state.requests.get(request)
+        if pending is None or pending.plan is None:
+            state.steered.remove(request)
+        elif pending.plan.table.open_for_unpinned(now) or not pending.plan.table.up:
+            state.steered.remove(request)
+            yield forward(pending, now)

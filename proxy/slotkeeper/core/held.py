@@ -1,0 +1,78 @@
+"""What one sequence state holds, and how much of it a new prompt can use.
+
+`reuse` mirrors the engine's own decision (engine.md section 5): it is the prediction of `cache_n`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slotkeeper.core.checkpoints import Checkpoint, newest_usable
+from slotkeeper.core.tokens import EMPTY, Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.types import RequestId
+
+HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half as likely to return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A slot's content, or that of an entry in the engine's RAM prompt cache."""
+
+    tokens: Tokens = EMPTY  # the ids we know, from the first on
+    opaque: int = 0  # tokens after them: the engine says they are there, we do not know their ids
+    checkpoints: tuple[Checkpoint, ...] = ()
+    slack: int = 0  # SWA: tokens it can be cut back without a checkpoint
+    outline: tuple[bytes, ...] = ()  # the messages, as chained digests
+    request: RequestId | None = None  # who wrote it last
+    turns: int = 0  # how often it was continued
+    used: float = 0.0  # seconds, the driver's clock
+
+    @property
+    def total(self) -> int:
+        return len(self.tokens) + self.opaque
+
+    def chance(self, now: float) -> float:
+        """How likely this content is to be asked for again: more turns, more recent, more likely."""
+        faded: float = 2.0 ** (-max(0.0, now - self.used) / HALF_LIFE)
+        return self.turns / (self.turns + 1) * faded
+
+    def known_as(self, tokens: Tokens) -> Held:
+        """The same state, now that more of its ids are known. Its length does not change."""
+        known = tokens.cut(0, self.total)
+        return replace(self, tokens=known, opaque=self.total - len(known))
+
+    def shrunk(self, total: int) -> Held:
+        """The same state, when the engine says it holds `total` tokens."""
+        known = self.tokens.cut(0, total)
+        left = tuple(c for c in self.checkpoints if c.at <= total)
+        return replace(self, tokens=known, opaque=total - len(known), checkpoints=left)
+
+
+def reuse(held: Held | None, prompt: Tokens, traits: EngineTraits) -> int:
+    """Tokens of `prompt` that the engine will not compute again, if this state is extended."""
+    if held is None or held.total == 0 or len(prompt) < 2:
+        return 0
+    common = min(held.tokens.lcp(prompt), len(prompt) - 1)  # it evaluates at least one token
+    if traits.cuttable:
+        return common
+    if _extends(held, prompt, common, traits):
+        return common
+    return newest_usable(held.checkpoints, common, traits)
+
+
+def _extends(held: Held, prompt: Tokens, common: int, traits: EngineTraits) -> bool:
+    """Whether the state can be used up to `common` without a checkpoint."""
+    if traits.memory is Memory.SWA:
+        return common > traits.n_swa and common > held.total - held.slack
+    return common == held.total and len(prompt) > common
+
+
+def continues(outline: Sequence[bytes], held: Held | None) -> bool:
+    """Whether a request's messages begin with all of those that wrote this state."""
+    if held is None or len(held.outline) < 2:  # the first digest is what stands before the messages
+        return False
+    last = len(held.outline) - 1  # digests are chained: equal at one place, equal before it
+    return last < len(outline) and outline[last] == held.outline[last]

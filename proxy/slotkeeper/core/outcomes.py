@@ -1,0 +1,256 @@
+"""Taking in what really happened: answers, disconnects, observations, engines that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from slotkeeper.core.arrivals import forward, next_plant
+from slotkeeper.core.checkpoints import after_prefill
+from slotkeeper.core.effects import Effect, Purpose
+from slotkeeper.core.events import (
+    EngineLost,
+    EngineUp,
+    Finished,
+    Gone,
+    Observed,
+    ObserveFailed,
+    Planted,
+    Rendered,
+    ReplyKnown,
+    Started,
+)
+from slotkeeper.core.held import Held
+from slotkeeper.core.pending import Pending, Stage
+from slotkeeper.core.shadow import EngineShadow, Source
+from slotkeeper.core.state import State, user_starts
+from slotkeeper.core.table import SHARED_FOR, EngineTable, Orphan, SlotState
+from slotkeeper.core.types import SlotId
+
+SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
+
+
+def planted(state: State, event: Planted) -> Iterator[Effect]:
+    pending = state.requests.get(event.request)
+    if pending is None or pending.plan is None or pending.stage is not Stage.PLANTING:
+        return
+    table, slot = pending.plan.table, pending.plan.slot
+    if slot is None:
+        return
+    tokens, purpose = pending.plan.plants[len(pending.plan.plants) - pending.plants_left]
+    if event.computed is None:  # the plant failed: the request goes on without it
+        table.shadow.slots[slot] = None
+        pending.plants_left = 0
+    else:
+        pending.planted += event.computed
+        pending.plants_left -= 1
+        others = [s for s in table.idle if s != slot]
+        if purpose is Purpose.TOUCH:
+            table.shadow.touch(slot, others)
+        else:
+            table.shadow.launch(table.shadow.look(slot, tokens), others)
+            table.shadow.finish(
+                slot,
+                prompt=tokens,
+                prompt_tokens=len(tokens),
+                cached=len(tokens) - event.computed,
+                generated=0,
+                user_starts=user_starts(tokens, table.traits),
+                outline=(),
+                request=event.request,
+                now=event.at,
+            )
+    if pending.plants_left:
+        yield next_plant(pending)
+    elif pending.plan.pinned:
+        yield forward(pending, event.at)
+    else:
+        table.move(slot, SlotState.RUNNING, event.request, event.at)
+        state.steered.append(event.request)
+
+
+def started(state: State, event: Started) -> None:
+    pending = state.requests.get(event.request)
+    owned = state.slot_of(pending) if pending else None
+    if owned and owned[0].states[owned[1]] is SlotState.LAUNCHED:
+        owned[0].move(owned[1], SlotState.RUNNING, event.request, event.at)
+
+
+def finished(state: State, event: Finished) -> Iterator[Effect]:
+    pending = state.requests.get(event.request)
+    if pending is None:
+        return
+    pending.finished = event
+    pending.stage = Stage.ENDED
+    if owned := state.slot_of(pending):
+        _release(pending, *owned, event)
+    elif pending.plan and event.request in pending.plan.table.unsettled:
+        _end_unseen(pending, pending.plan.table, event)
+    if event.prompt_tokens is not None:
+        pending.remember(state.tree)
+        _learn(pending, event)
+    yield from close(state, pending)
+
+
+def close(state: State, pending: Pending) -> Iterator[Effect]:
+    """Report and forget, once the answer is over, its tokens known and its slot seen."""
+    request = pending.arrived.request
+    if pending.stage is not Stage.ENDED or not pending.rendered:
+        return
+    if pending.plan and any(o.request == request for o in pending.plan.table.orphans):
+        return
+    if report := pending.report():
+        yield report
+    del state.requests[request]
+
+
+def _release(pending: Pending, table: EngineTable, slot: SlotId, event: Finished) -> None:
+    if event.prompt_tokens is None:  # an error answer: the slot is as it was, but is it free?
+        table.move(slot, SlotState.DRAINING, None, event.at)
+        return
+    cached = event.cached if event.cached is not None else pending.predicted or 0
+    table.shadow.finish(
+        slot,
+        prompt=pending.prompt,
+        prompt_tokens=event.prompt_tokens,
+        cached=cached,
+        generated=event.generated or 0,
+        user_starts=user_starts(pending.prompt, table.traits),
+        outline=pending.arrived.outline,
+        request=event.request,
+        now=event.at,
+    )
+    table.move(slot, SlotState.IDLE, None, event.at)
+    if not table.proven and any(table.shadow.slots[s] for s in table.idle if s != slot):
+        table.look_again = True
+
+
+def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> None:
+    """It was unpinned and is over before GET /slots showed where it ran."""
+    del table.unsettled[event.request]
+    if event.slot is not None and event.slot < len(table.states):
+        pending.slot = SlotId(event.slot)
+        table.move(pending.slot, SlotState.RUNNING, event.request, event.at)
+        _release(pending, table, pending.slot, event)
+    else:
+        total = None
+        if event.prompt_tokens is not None:
+            total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
+        table.orphans.append(Orphan(event.request, total))
+
+
+def _learn(pending: Pending, event: Finished) -> None:
+    """Compare with what we predicted; a large difference means that the shadow is wrong."""
+    if pending.predicted is None or event.cached is None or pending.plan is None:
+        return
+    table, look = pending.plan.table, pending.plan.look
+    if look and look.source is Source.RAM:
+        table.ram_loaded(hit=event.cached * 2 >= pending.predicted)
+    if abs(pending.predicted - event.cached) > SURPRISE:
+        table.look_again = True
+
+
+def gone(state: State, event: Gone) -> None:
+    pending = state.requests.pop(event.request, None)
+    if pending is None:
+        return
+    state.queue.discard(event.request)
+    for line in (state.bypassing, state.steered):
+        if event.request in line:
+            line.remove(event.request)
+    if owned := state.slot_of(pending):
+        table, slot = owned
+        if pending.stage is Stage.RUNNING:
+            table.shadow.slots[slot] = _broken_off(pending, table)
+        # A resumable stream goes on without its client (field-notes 0.10): not ours to wait for.
+        state_after = SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING
+        table.move(slot, state_after, None, event.at)
+    elif pending.plan and event.request in pending.plan.table.unsettled:
+        del pending.plan.table.unsettled[event.request]
+        pending.plan.table.orphans.append(Orphan(event.request, None))
+
+
+def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
+    """What the slot will hold when released: the engine's count will say how much of the prompt."""
+    if pending.prompt is None:
+        return None
+    base = pending.base
+    checkpoints = after_prefill(
+        base.checkpoints if base else (),
+        reuse=pending.predicted or 0,
+        end=len(pending.prompt),
+        user_starts=user_starts(pending.prompt, table.traits),
+        task=0,
+        traits=table.traits,
+    )
+    return Held(
+        tokens=pending.prompt,
+        checkpoints=checkpoints,
+        outline=pending.arrived.outline,
+        turns=base.turns if base else 1,
+        used=pending.arrived.at,
+    )
+
+
+def reply_known(state: State, event: ReplyKnown) -> None:
+    for table in state.tables.values():
+        for slot, held in enumerate(table.shadow.slots):
+            if held and held.request == event.request and table.owners[slot] is None:
+                table.shadow.slots[slot] = held.known_as(event.tokens)
+                state.tree.add(event.tokens.cut(0, held.total))
+
+
+def observed(state: State, event: Observed) -> Iterator[Effect]:
+    table = state.tables.get(event.engine)
+    if table is None:
+        return
+    for request, slot in table.observe(event).items():
+        pending = state.requests.get(request)
+        if pending is None:
+            continue
+        pending.slot = slot
+        if pending.plan and pending.plan.slot != slot:  # the engine chose another than we expected
+            pending.base = table.shadow.slots[slot]
+            pending.predicted = None
+            pending.predict()
+        if pending.finished:
+            table.move(slot, SlotState.RUNNING, request, event.at)
+            _release(pending, table, slot, pending.finished)
+    for pending in [p for p in state.requests.values() if p.stage is Stage.ENDED]:
+        yield from close(state, pending)
+
+
+def observe_failed(state: State, event: ObserveFailed) -> None:
+    if table := state.tables.get(event.engine):
+        table.observing = False
+        table.patience += 1
+
+
+def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
+    """The tokens of a request whose answer is already over: the slot learns what it holds."""
+    pending = state.requests.get(event.request)
+    if pending is None or pending.stage is not Stage.ENDED or pending.finished is None:
+        return
+    pending.remember(state.tree)
+    if pending.plan and pending.prompt is not None:
+        shadow = pending.plan.table.shadow
+        for slot, held in enumerate(shadow.slots):
+            if held and held.request == event.request:
+                shadow.slots[slot] = held.known_as(pending.prompt)
+    yield from close(state, pending)
+
+
+def engine_up(state: State, event: EngineUp) -> None:
+    table = state.tables.get(event.engine)
+    if table is None:
+        table = state.tables[event.engine] = EngineTable(event.engine, EngineShadow(event.traits))
+    table.up = True
+    table.reset(event.traits)
+    if not event.fresh:
+        table.shared_until = event.at + SHARED_FOR
+
+
+def engine_lost(state: State, event: EngineLost) -> None:
+    if table := state.tables.get(event.engine):
+        table.up = False
+        table.reset(table.traits)

@@ -1,0 +1,71 @@
+"""One request on its way through us, and what it cost in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slotkeeper.core.choice import Plan
+from slotkeeper.core.effects import Report
+from slotkeeper.core.events import Arrived, Finished
+from slotkeeper.core.held import Held, reuse
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.tree import PromptTree
+from slotkeeper.core.types import SlotId
+
+
+class Stage(StrEnum):
+    QUEUED = "queued"  # in our line, its tokens known or not
+    PLANTING = "planting"
+    RUNNING = "running"
+    ENDED = "ended"  # the answer is over; the report waits for the tokens
+
+
+@dataclass(slots=True)
+class Pending:
+    arrived: Arrived
+    stage: Stage = Stage.QUEUED
+    prompt: Tokens | None = None
+    rendered: bool = False  # whether the renderer has spoken, if only to say that it cannot
+    plan: Plan | None = None
+    slot: SlotId | None = None  # where it runs, once known
+    base: Held | None = None  # what the slot held when it began
+    predicted: int | None = None
+    known_before: int = 0  # longest prefix of the prompt that was ever computed
+    planted: int = 0
+    plants_left: int = 0
+    finished: Finished | None = None
+
+    def predict(self) -> None:
+        """Say what `cached` will be, once both the prompt and the slot's content are known."""
+        if self.plan and self.prompt is not None and self.predicted is None:
+            self.predicted = reuse(self.base, self.prompt, self.plan.table.traits)
+
+    def report(self) -> Report | None:
+        """The account, from the engine's own figures; None while something is still missing."""
+        done, plan = self.finished, self.plan
+        if done is None or plan is None or not self.rendered:
+            return None
+        tokens, cached = done.prompt_tokens, done.cached
+        exact = None if self.prompt is None or tokens is None else len(self.prompt) == tokens
+        return Report(
+            request=self.arrived.request,
+            reason=plan.reason,
+            slot=self.slot,
+            prompt_tokens=tokens,
+            cached=cached,
+            predicted=self.predicted,
+            oracle=self._oracle(tokens, cached),
+            exact=exact,
+            planted=self.planted,
+        )
+
+    def _oracle(self, tokens: int | None, cached: int | None) -> int | None:
+        """What a perfect cache would have computed: never more than the engine did, at least one token."""
+        if tokens is None or self.prompt is None:
+            return None
+        return max(1, tokens - max(self.known_before, cached or 0))
+
+    def remember(self, tree: PromptTree) -> None:
+        if self.prompt is not None:
+            tree.add(self.prompt)

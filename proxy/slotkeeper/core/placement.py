@@ -1,0 +1,101 @@
+"""Placement: events in, effects out. The one door to all slot state.
+
+A request is served by the first of these that applies (`arrivals` carries the numbers):
+
+0 `X-Slotkeeper-Bypass`: forward it unpinned, ahead of the line.
+1 It carries `id_slot`: that slot, when it is free.
+2 A free slot's messages are the beginning of its messages: pin it there, without waiting for tokens.
+3 Its tokens are known: the cheapest of every free slot as it is, every free slot after a one-token
+  touch (so that the engine loads from its RAM cache), and the engine's own choice. See `choice`.
+4 Its tokens cannot be known: the free slot that loses least.
+5 Otherwise it waits in our line, never in the engine's.
+
+One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from slotkeeper.core import arrivals, outcomes
+from slotkeeper.core.effects import Effect
+from slotkeeper.core.events import (
+    Arrived,
+    EngineLost,
+    EngineUp,
+    Event,
+    Finished,
+    Gone,
+    Observed,
+    ObserveFailed,
+    Planted,
+    Rendered,
+    ReplyKnown,
+    Started,
+)
+from slotkeeper.core.pending import Pending
+from slotkeeper.core.state import State
+from slotkeeper.core.table import EngineTable
+from slotkeeper.core.types import EngineId, RequestId
+
+
+class Placement:
+    """Every decision about every slot of every engine."""
+
+    def __init__(self, *engines: EngineId) -> None:
+        self._state = State(engines=engines)
+
+    def __repr__(self) -> str:
+        state = self._state
+        tables = " ".join(map(repr, state.tables.values()))
+        return f"<Placement {len(state.requests)} requests, {len(state.queue)} queued | {tables}>"
+
+    def on(self, event: Event) -> list[Effect]:
+        """Take one event in; returns what must be done now."""
+        return [*self._take(event), *arrivals.settle(self._state, event.at)]
+
+    # -- for those who only read -------------------------------------------------------------------
+
+    @property
+    def tables(self) -> dict[EngineId, EngineTable]:
+        return self._state.tables
+
+    @property
+    def queued(self) -> int:
+        return len(self._state.queue)
+
+    def pending(self, request: RequestId) -> Pending | None:
+        """A request that has not ended."""
+        return self._state.requests.get(request)
+
+    # -- one line for each event -------------------------------------------------------------------
+
+    def _take(self, event: Event) -> Iterator[Effect]:  # noqa: C901 - a table, not a tangle
+        state = self._state
+        match event:
+            case Arrived():
+                arrivals.arrived(state, event)
+            case Rendered():
+                arrivals.rendered(state, event)
+                yield from outcomes.rendered_late(state, event)
+            case Planted():
+                yield from outcomes.planted(state, event)
+            case Started():
+                outcomes.started(state, event)
+            case Finished():
+                yield from outcomes.finished(state, event)
+            case Gone():
+                outcomes.gone(state, event)
+            case ReplyKnown():
+                outcomes.reply_known(state, event)
+            case Observed():
+                yield from outcomes.observed(state, event)
+            case ObserveFailed():
+                outcomes.observe_failed(state, event)
+            case EngineUp():
+                outcomes.engine_up(state, event)
+            case EngineLost():
+                outcomes.engine_lost(state, event)
+            case _:
+                assert_never(event)

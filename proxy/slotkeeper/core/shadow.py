@@ -1,0 +1,238 @@
+"""The engine's shadow: what each slot and the engine's RAM prompt cache hold, and what a task will do.
+
+`look` answers "what if this prompt went there?" without changing anything; `launch` and `finish`
+make the change. The rules are those of `get_available_slot` and of the RAM prompt cache
+(engine.md sections 1.2, 4 and T6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from slotkeeper.core.checkpoints import after_prefill
+from slotkeeper.core.held import Held, reuse
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.types import RequestId, SlotId
+
+RAM_ENTRIES: Final = 64  # the engine's limit is in bytes, which we cannot see; a wrong guess is corrected
+KEEP: Final = 0.5  # below this share of a slot kept, the engine saves the slot and looks for better
+LOAD: Final = 0.25  # an entry must keep at least this share of itself to be loaded
+
+
+class Source(StrEnum):
+    SLOT = "slot"
+    RAM = "ram"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What would happen if a prompt were sent to a slot."""
+
+    slot: SlotId
+    reuse: int  # tokens
+    source: Source
+    base: Held | None  # the state it would extend
+    parked: bool  # whether the engine would first copy the slot's content to its RAM cache
+    touched: bool = False  # after a one-token task in that slot
+
+
+class EngineShadow:
+    """One engine's slots and RAM cache as we believe them to be."""
+
+    def __init__(self, traits: EngineTraits) -> None:
+        self.traits = traits
+        self.slots: list[Held | None] = [None] * traits.n_slots
+        self.ram: list[Held] = []
+        self._tasks = 0
+
+    def __repr__(self) -> str:
+        held = " ".join(str(h.total) if h else "-" for h in self.slots)
+        return f"<EngineShadow {self.traits.memory} slots [{held}] ram {[h.total for h in self.ram]}>"
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def look(self, slot: SlotId, prompt: Tokens, *, evict: bool | None = None) -> Look:
+        """Send it to `slot` as it is. `evict`: the engine chose the slot by age (save and load)."""
+        return self._look(self.slots[slot], self.ram, slot, prompt, evict=evict)
+
+    def look_touched(self, slot: SlotId, prompt: Tokens, idle: Collection[SlotId]) -> Look:
+        """Send it to `slot` after a one-token task there.
+
+        That task makes the engine publish its idle slots in the RAM cache, and leaves the slot
+        non-empty, without which a pinned task never loads from there (T6).
+        """
+        ram = list(self.ram)
+        if self.traits.ram_cache and self.traits.idle_copy:
+            for other in idle:
+                if other != slot and (held := self.slots[other]):
+                    _publish(ram, held)
+        one = Held(tokens=prompt.cut(0, 0), opaque=1)
+        parked = self._parks(self.slots[slot], 0)
+        return replace(self._look(one, ram, slot, prompt), touched=True, parked=parked)
+
+    def engine_choice(self, prompt: Tokens, idle: Sequence[SlotId]) -> Look | None:
+        """Where the engine itself would put an unpinned prompt: most similar, else least recently used."""
+        if not idle:
+            return None
+        similar: tuple[float, SlotId] | None = None
+        for slot in idle:
+            held = self.slots[slot]
+            share = held.tokens.lcp(prompt) / max(1, len(prompt)) if held else 0.0
+            if held and share > self.traits.similarity > 0 and (similar is None or share > similar[0]):
+                similar = (share, slot)
+        if similar:
+            return self.look(similar[1], prompt)
+        oldest = min(idle, key=lambda slot: (self._last_used(slot), slot))
+        return self.look(oldest, prompt, evict=True)
+
+    def elsewhere(self, held: Held, but: SlotId) -> bool:
+        """Whether the same content is also kept in another slot or in the RAM cache."""
+        others = [h for s, h in enumerate(self.slots) if s != but and h]
+        return any(_contains(h, held) for h in (*others, *self.ram))
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def launch(self, look: Look, idle: Collection[SlotId]) -> None:
+        """A task starts in `look.slot`: the RAM cache and the other idle slots change."""
+        held = self.slots[look.slot]
+        if look.parked and held:
+            _publish(self.ram, held)
+        if look.source is Source.RAM and look.base in self.ram:
+            self.ram.remove(look.base)
+        if look.base is not held:
+            self.slots[look.slot] = look.base
+        if self.traits.ram_cache and self.traits.idle_copy:
+            self._copy_idle(look.slot, idle)
+
+    def touch(self, slot: SlotId, idle: Collection[SlotId]) -> None:
+        """A one-token task ran in `slot`."""
+        held = self.slots[slot]
+        if held and self._parks(held, 0):
+            _publish(self.ram, held)
+        self.slots[slot] = Held(opaque=1)
+        if self.traits.ram_cache and self.traits.idle_copy:
+            self._copy_idle(slot, idle)
+
+    def finish(
+        self,
+        slot: SlotId,
+        *,
+        prompt: Tokens | None,
+        prompt_tokens: int,
+        cached: int,
+        generated: int,
+        user_starts: Sequence[int],
+        outline: tuple[bytes, ...],
+        request: RequestId | None,
+        now: float,
+    ) -> Held:
+        """A task ended in `slot`. The slot holds the prompt and all but the last sampled token."""
+        base = self.slots[slot]
+        self._tasks += 1
+        checkpoints = after_prefill(
+            base.checkpoints if base else (),
+            reuse=cached,
+            end=prompt_tokens,
+            user_starts=user_starts,
+            task=self._tasks,
+            traits=self.traits,
+        )
+        tokens = prompt or Tokens()
+        extra = prompt_tokens - len(tokens) + max(0, generated - 1)
+        held = Held(
+            tokens=tokens,
+            opaque=max(0, extra),
+            checkpoints=checkpoints,
+            slack=self.traits.n_ubatch if self.traits.memory is Memory.SWA else 0,
+            outline=outline,
+            request=request,
+            turns=(base.turns if base and cached else 0) + 1,
+            used=now,
+        )
+        self.slots[slot] = held
+        return held
+
+    def forget_ram(self) -> None:
+        """What we believed to be in the RAM cache was not."""
+        self.ram.clear()
+
+    def assume_unified(self, wiped: Collection[SlotId]) -> None:
+        """These idle slots were cleared by another's task: they are in the RAM cache now (T6)."""
+        self.traits = replace(self.traits, unified=True)
+        for slot in wiped:
+            if held := self.slots[slot]:
+                _publish(self.ram, held)
+            self.slots[slot] = None
+
+    def distrust_ram(self) -> None:
+        """Twice the RAM cache did not hold what stock settings would have put there."""
+        self.traits = replace(self.traits, ram_cache=False)
+        self.ram.clear()
+
+    # -- rules -------------------------------------------------------------------------------------
+
+    def _look(
+        self,
+        held: Held | None,
+        ram: Sequence[Held],
+        slot: SlotId,
+        prompt: Tokens,
+        *,
+        evict: bool | None = None,
+    ) -> Look:
+        common = held.tokens.lcp(prompt) if held else 0
+        parks = self._parks(held, common) or bool(evict and self.traits.ram_cache)
+        base, source = held, Source.SLOT
+        if parks and (better := self._better(held, ram, prompt)):
+            base, source = better, Source.RAM
+        n_past = reuse(base, prompt, self.traits)
+        if n_past == 0:
+            source = Source.NOTHING if source is Source.SLOT else source
+        return Look(slot=slot, reuse=n_past, source=source, base=base, parked=parks and held is not None)
+
+    def _last_used(self, slot: SlotId) -> float:
+        held = self.slots[slot]
+        return held.used if held else -1.0
+
+    def _parks(self, held: Held | None, common: int) -> bool:
+        """Whether a pinned task makes the engine save this slot: an empty one gives NaN (T6)."""
+        if not self.traits.ram_cache or self.traits.similarity == 0 or not held or held.total == 0:
+            return False
+        return common / held.total < KEEP
+
+    def _better(self, held: Held | None, ram: Sequence[Held], prompt: Tokens) -> Held | None:
+        """The RAM cache entry that the engine would load: it must beat the slot on both shares."""
+        common = held.tokens.lcp(prompt) if held else 0
+        keep = common / held.total if held and held.total else -1.0
+        similar = common / max(1, len(prompt))
+        best = None
+        for entry in ram:
+            shared = entry.tokens.lcp(prompt)
+            entry_keep, entry_similar = shared / max(1, entry.total), shared / max(1, len(prompt))
+            if entry_keep >= LOAD and entry_keep > keep and entry_similar > similar:
+                keep, similar, best = entry_keep, entry_similar, entry
+        return replace(best, slack=0) if best and best.slack else best
+
+    def _copy_idle(self, running: SlotId, idle: Collection[SlotId]) -> None:
+        for other in idle:
+            if other != running and (held := self.slots[other]):
+                _publish(self.ram, held)
+                if self.traits.unified:
+                    self.slots[other] = None
+
+
+def _contains(outer: Held, inner: Held) -> bool:
+    return outer.tokens.lcp(inner.tokens) == len(inner.tokens) and outer.total >= inner.total
+
+
+def _publish(ram: list[Held], held: Held) -> None:
+    """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
+    if held.total == 0 or any(_contains(entry, held) for entry in ram):
+        return
+    ram[:] = [entry for entry in ram if not _contains(held, entry)][-(RAM_ENTRIES - 1) :]
+    ram.append(replace(held, slack=0))  # a loaded state holds the bare window (engine.md 5)

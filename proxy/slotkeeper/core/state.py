@@ -1,0 +1,48 @@
+"""Everything the core remembers. Changed only by `arrivals` and `outcomes`, through `Placement.on`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slotkeeper.core.pending import Pending
+from slotkeeper.core.queue import FairQueue
+from slotkeeper.core.table import EngineTable
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.core.tree import PromptTree
+from slotkeeper.core.types import EngineId, RequestId, SlotId
+
+
+@dataclass(slots=True)
+class State:
+    engines: tuple[EngineId, ...]  # in the order in which they were named
+    tree: PromptTree = field(default_factory=PromptTree)
+    tables: dict[EngineId, EngineTable] = field(default_factory=dict)
+    requests: dict[RequestId, Pending] = field(default_factory=dict)
+    queue: FairQueue = field(default_factory=FairQueue)
+    bypassing: list[RequestId] = field(default_factory=list)  # waiting for pinned tasks to have begun
+    steered: list[RequestId] = field(default_factory=list)  # prompt in place, request not yet sent
+
+    @property
+    def up(self) -> list[EngineTable]:
+        return [table for table in self.tables.values() if table.up]
+
+    @property
+    def waiting(self) -> bool:
+        return bool(len(self.queue) or self.bypassing or self.steered)
+
+    def slot_of(self, pending: Pending) -> tuple[EngineTable, SlotId] | None:
+        """The slot that a request still owns; None when it has none, or the engine was restarted."""
+        if pending.plan is None or pending.slot is None:
+            return None
+        table = pending.plan.table
+        owned = pending.slot < len(table.owners) and table.owners[pending.slot] == pending.arrived.request
+        return (table, pending.slot) if owned else None
+
+
+def user_starts(prompt: Tokens | None, traits: EngineTraits) -> Sequence[int]:
+    """Where user messages begin, in tokens: the engine likes to make checkpoints there."""
+    if prompt is None:
+        return ()
+    return sorted({at for opener in traits.user_start for at in prompt.find_all(Tokens(opener))})

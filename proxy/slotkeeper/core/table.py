@@ -1,0 +1,239 @@
+"""The slot table of one engine: which slot is free, whose it is, and what GET /slots says of it.
+
+Rule of this file: a slot is given out only when it is IDLE, and it is IDLE only when the engine has
+really released it. Two tasks in one slot corrupt a running answer (engine.md T1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from slotkeeper.core.events import Observed
+from slotkeeper.core.held import Held
+from slotkeeper.core.observed import SlotView
+from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.core.types import EngineId, RequestId, SlotId
+
+SHARED_FOR: Final = 60.0  # seconds for which we expect more of another client's tasks, once seen
+STALE: Final = 0.05  # seconds: an older look at a shared engine is no proof that a slot is free
+RAM_STRIKES: Final = 2  # misses in a row until we stop counting on the engine's RAM cache
+COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ without our ids being wrong
+
+
+class SlotState(StrEnum):
+    IDLE = "idle"
+    LAUNCHED = "launched"  # our request is on its way; the engine may not have begun it
+    RUNNING = "running"  # ours, and the engine is at work on it
+    DRAINING = "draining"  # ours no more, not yet released
+    FOREIGN = "foreign"  # somebody else's task
+
+
+@dataclass(slots=True)
+class Orphan:
+    """An unpinned request that ended before we saw where it ran."""
+
+    request: RequestId
+    total: int | None  # tokens its slot holds now
+
+
+@dataclass(slots=True)
+class EngineTable:
+    engine: EngineId
+    shadow: EngineShadow
+    up: bool = True
+    states: list[SlotState] = field(init=False)
+    owners: list[RequestId | None] = field(init=False)
+    changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
+    unsettled: dict[RequestId, None] = field(default_factory=dict)  # unpinned, slot not yet seen
+    orphans: list[Orphan] = field(default_factory=list)
+    shared_until: float = 0.0
+    observed_at: float = -1.0
+    observing: bool = False
+    patience: int = 0  # looks in a row that changed nothing
+    proven: bool = False  # whether idle slots were seen to keep their content (T6)
+    look_again: bool = False  # something was not as predicted
+    ram_misses: int = 0  # loads in a row from the RAM cache that were not there
+
+    def __post_init__(self) -> None:
+        self.reset(self.traits)
+
+    @property
+    def traits(self) -> EngineTraits:
+        return self.shadow.traits
+
+    def __repr__(self) -> str:
+        slots = " ".join(f"{s}:{state}" for s, state in enumerate(self.states))
+        return f"<{self.engine} {'up' if self.up else 'down'} | {slots} | {len(self.unsettled)} unsettled>"
+
+    def reset(self, traits: EngineTraits) -> None:
+        """The engine is new, or was restarted: every slot is empty."""
+        self.shadow = EngineShadow(traits)
+        self.states = [SlotState.IDLE] * traits.n_slots
+        self.owners = [None] * traits.n_slots
+        self.changed = [-1.0] * traits.n_slots
+        self.unsettled.clear()
+        self.orphans.clear()
+        self.proven = False
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def in_state(self, *states: SlotState) -> list[SlotId]:
+        return [SlotId(slot) for slot, state in enumerate(self.states) if state in states]
+
+    @property
+    def idle(self) -> list[SlotId]:
+        return self.in_state(SlotState.IDLE)
+
+    @property
+    def load(self) -> float:
+        """Share of the slots that are taken."""
+        return 1 - len(self.idle) / len(self.states)
+
+    def open_for_pins(self, now: float) -> bool:
+        """Whether a slot may be given out: nothing is on its way to a slot that we do not know."""
+        fresh = now >= self.shared_until or now - self.observed_at <= STALE
+        return self.up and not self.unsettled and not self.orphans and fresh
+
+    def open_for_unpinned(self, now: float) -> bool:
+        """The engine may choose any free slot only while none is promised to a task on its way."""
+        return self.open_for_pins(now) and SlotState.LAUNCHED not in self.states
+
+    @property
+    def open_for_anything(self) -> bool:
+        """Room for one more task of which nobody needs to know the slot beforehand."""
+        room = len(self.idle) > len(self.unsettled)
+        return self.up and room and SlotState.LAUNCHED not in self.states
+
+    def watch(self, *, waiting: bool, now: float) -> float | None:
+        """Seconds until the next look at GET /slots; None when nothing depends on it."""
+        if not self.up or self.observing:
+            return None
+        if self.unsettled or self.orphans or (waiting and SlotState.LAUNCHED in self.states):
+            return min(0.5, 0.004 * 1.5 ** min(self.patience, 20))
+        if self.look_again:
+            return 0.01
+        if SlotState.DRAINING in self.states:
+            return min(0.25, 0.01 * 1.5 ** min(self.patience, 20))
+        if waiting and now < self.shared_until and now - self.observed_at > STALE:
+            return 0.0
+        return 0.25 if SlotState.FOREIGN in self.states else None
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def move(self, slot: SlotId, state: SlotState, owner: RequestId | None, now: float) -> None:
+        self.states[slot] = state
+        self.owners[slot] = owner
+        self.changed[slot] = now
+        self.patience = 0
+
+    def ram_loaded(self, *, hit: bool) -> None:
+        """Whether the RAM cache held what we expected of it."""
+        self.ram_misses = 0 if hit else self.ram_misses + 1
+        if self.ram_misses >= RAM_STRIKES:
+            self.shadow.distrust_ram()
+        elif not hit:
+            self.shadow.forget_ram()
+
+    def observe(self, seen: Observed) -> dict[RequestId, SlotId]:
+        """Take in GET /slots. Returns the unsettled requests whose slot is now known."""
+        self.observing = self.look_again = False
+        self.observed_at = seen.at
+        self.patience += 1
+        settled: dict[RequestId, SlotId] = {}
+        if self._wiped(seen):
+            return settled
+        for view in seen.slots:
+            if view.slot < len(self.states) and self.changed[view.slot] <= seen.asked:
+                self._merge(view, seen.at, settled)
+        self._adopt(seen, settled)
+        return settled
+
+    def _merge(self, view: SlotView, now: float, settled: dict[RequestId, SlotId]) -> None:
+        state, slot = self.states[view.slot], view.slot
+        if view.busy:
+            if state is SlotState.LAUNCHED:
+                self.move(slot, SlotState.RUNNING, self.owners[slot], now)
+            elif state is SlotState.IDLE and self.unsettled:
+                request = next(iter(self.unsettled))
+                del self.unsettled[request]
+                settled[request] = slot
+                self.move(slot, SlotState.RUNNING, request, now)
+            elif state is SlotState.IDLE:
+                self.shared_until = now + SHARED_FOR
+                self.move(slot, SlotState.FOREIGN, None, now)
+        elif state is SlotState.DRAINING:
+            held = self.shadow.slots[slot]
+            self.shadow.slots[slot] = held.shrunk(view.held) if held and view.held else None
+            self.move(slot, SlotState.IDLE, None, now)
+        elif state is SlotState.FOREIGN:
+            self.shadow.slots[slot] = Held(opaque=view.held or 0, used=now)
+            self.move(slot, SlotState.IDLE, None, now)
+        elif state is SlotState.IDLE and not self.orphans:
+            self._correct(view, now)
+
+    def _correct(self, view: SlotView, now: float) -> None:
+        """Believe the engine's count of an idle slot more than ours."""
+        held = self.shadow.slots[view.slot]
+        count, ours = view.held or 0, held.total if held else 0
+        if count == ours or held is None:
+            if held is None and count:
+                self.shadow.slots[view.slot] = Held(opaque=count, used=now)
+        elif count == 0:
+            self.shadow.slots[view.slot] = None
+        elif abs(count - ours) <= COUNT_SLIP or count < ours:
+            self.shadow.slots[view.slot] = held.shrunk(count)
+        else:  # longer than we left it: somebody else wrote there
+            self.shadow.slots[view.slot] = Held(opaque=count, used=now)
+            self.shared_until = now + SHARED_FOR
+
+    def _adopt(self, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
+        """Find the slots of requests that ended before they were seen: by what they left there."""
+        for orphan in self.orphans:
+            fitting = [
+                view
+                for view in seen.slots
+                if view.slot < len(self.states)
+                and not view.busy
+                and self.states[view.slot] is SlotState.IDLE
+                and orphan.total is not None
+                and abs((view.held or 0) - orphan.total) <= COUNT_SLIP
+            ]
+            if fitting:
+                newest = max(fitting, key=lambda view: -1 if view.task is None else view.task)
+                settled[orphan.request] = newest.slot
+        if self.orphans:
+            self.orphans.clear()
+            taken = set(settled.values())
+            for view in seen.slots:
+                free = view.slot < len(self.states) and self.states[view.slot] is SlotState.IDLE
+                if free and not view.busy and view.slot not in taken:
+                    self._correct(view, seen.at)
+
+    def _wiped(self, seen: Observed) -> bool:
+        """Whether slots lost what we left there: all of them (restart), or all but one (T6)."""
+        views = {v.slot: v for v in seen.slots}
+        believed = [
+            slot
+            for slot in self.idle
+            if self.shadow.slots[slot] and self.changed[slot] <= seen.asked and slot in views
+        ]
+        empty = [slot for slot in believed if not views[slot].busy and not views[slot].held]
+        if not believed or len(empty) < len(believed):
+            self.proven = self.proven or bool(believed)
+            return False
+        if any(v.held or v.busy for v in seen.slots):
+            self._learn_unified(empty)
+            return False
+        if all(state is SlotState.IDLE for state in self.states):
+            self.reset(self.traits)
+            return True
+        return False
+
+    def _learn_unified(self, wiped: list[SlotId]) -> None:
+        """Idle slots are saved to the RAM cache and cleared at each task: what was there is there now."""
+        if self.proven or self.traits.unified:
+            return
+        self.shadow.assume_unified(wiped)

@@ -1,0 +1,185 @@
+"""llama-server's command line: what we add, and what the user's own flags mean.
+
+`/props` tells nothing about most flags that decide what a slot can reuse, so when we start the engine
+we read them back from its command line (and from the LLAMA_ARG_* environment, which it reads too).
+Which flags a build knows is asked from the build, never from its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from slotkeeper.core.traits import EngineTraits
+
+AUTO_SLOTS: Final = 4  # without -np: four slots over one shared KV buffer (engine.md 6, T6)
+ON: Final = frozenset({"1", "true", "on", "enabled"})  # what llama-server takes for yes in the environment
+
+
+class FlagError(ValueError):
+    """A flag that cannot be read: no value, or one of the wrong kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One flag with all its spellings. `read` is None for a switch."""
+
+    names: tuple[str, ...]
+    off: tuple[str, ...] = ()
+    read: Callable[[str], Any] | None = None
+    env: str = ""
+
+
+def keys(text: str) -> tuple[str, ...]:
+    return tuple(key for key in text.split(",") if key)
+
+
+OPTIONS: Final[Mapping[str, Option]] = {
+    "model": Option(names=("-m", "--model"), read=Path, env="LLAMA_ARG_MODEL"),
+    "host": Option(names=("--host",), read=str, env="LLAMA_ARG_HOST"),
+    "port": Option(names=("--port",), read=int, env="LLAMA_ARG_PORT"),
+    "api_prefix": Option(names=("--api-prefix",), read=str, env="LLAMA_ARG_API_PREFIX"),
+    "n_parallel": Option(names=("-np", "--parallel"), read=int, env="LLAMA_ARG_N_PARALLEL"),
+    "n_ctx": Option(names=("-c", "--ctx-size"), read=int, env="LLAMA_ARG_CTX_SIZE"),
+    "n_batch": Option(names=("-b", "--batch-size"), read=int, env="LLAMA_ARG_BATCH"),
+    "n_ubatch": Option(names=("-ub", "--ubatch-size"), read=int, env="LLAMA_ARG_UBATCH"),
+    "cache_ram": Option(names=("-cram", "--cache-ram"), read=int, env="LLAMA_ARG_CACHE_RAM"),
+    "cache_idle_slots": Option(
+        names=("--cache-idle-slots",), off=("--no-cache-idle-slots",), env="LLAMA_ARG_CACHE_IDLE_SLOTS"
+    ),
+    "similarity": Option(names=("-sps", "--slot-prompt-similarity"), read=float),
+    "unified": Option(
+        names=("-kvu", "--kv-unified"), off=("-no-kvu", "--no-kv-unified"), env="LLAMA_ARG_KV_UNIFIED"
+    ),
+    "checkpoint_cap": Option(
+        names=("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), read=int, env="LLAMA_ARG_CTX_CHECKPOINTS"
+    ),
+    "checkpoint_min_step": Option(
+        names=("-cms", "--checkpoint-min-step"), read=int, env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"
+    ),
+    "swa_full": Option(names=("--swa-full",), env="LLAMA_ARG_SWA_FULL"),
+    "spec_type": Option(names=("--spec-type",), read=str, env="LLAMA_ARG_SPEC_TYPE"),
+    "draft_model": Option(
+        names=("-md", "--model-draft", "--spec-draft-model"), read=str, env="LLAMA_ARG_SPEC_DRAFT_MODEL"
+    ),
+    "slot_save_path": Option(names=("--slot-save-path",), read=Path),
+    "api_keys": Option(names=("--api-key",), read=keys, env="LLAMA_API_KEY"),
+    "api_key_file": Option(names=("--api-key-file",), read=Path, env="LLAMA_ARG_API_KEY_FILE"),
+    "slots": Option(names=("--slots",), off=("--no-slots",), env="LLAMA_ARG_ENDPOINT_SLOTS"),
+    "metrics": Option(names=("--metrics",), env="LLAMA_ARG_ENDPOINT_METRICS"),
+    "jinja": Option(names=("--jinja",), off=("--no-jinja",), env="LLAMA_ARG_JINJA"),
+    "sleep_idle_seconds": Option(names=("--sleep-idle-seconds",), read=int),
+    "models_dir": Option(names=("--models-dir",), read=str, env="LLAMA_ARG_MODELS_DIR"),
+    "models_preset": Option(names=("--models-preset",), read=str, env="LLAMA_ARG_MODELS_PRESET"),
+}
+
+BY_NAME: Final[Mapping[str, tuple[str, Option]]] = {
+    name: (key, option) for key, option in OPTIONS.items() for name in (*option.names, *option.off)
+}
+
+
+def spelled(word: str) -> str:
+    """The word as llama-server reads it: underscores in long flags are hyphens."""
+    return word.replace("_", "-") if word.startswith("--") else word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """The values behind one engine's command line; the defaults are those of a stock llama-server."""
+
+    model: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_prefix: str = ""
+    n_parallel: int | None = None  # None or negative = auto: four slots, unified KV (T6)
+    n_ctx: int = 0  # for all slots together; 0 = from the model
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    cache_ram: int = 8192  # MiB; -1 = no limit, 0 = off
+    cache_idle_slots: bool = True
+    similarity: float = 0.1
+    unified: bool = False
+    checkpoint_cap: int = 32
+    checkpoint_min_step: int = 8192
+    swa_full: bool = False
+    spec_type: str = "none"
+    draft_model: str = ""
+    slot_save_path: Path | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: Path | None = None
+    slots: bool = True
+    metrics: bool = False
+    jinja: bool = True
+    sleep_idle_seconds: int = -1
+    models_dir: str = ""
+    models_preset: str = ""
+
+    @classmethod
+    def parse(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Self:
+        """Read a command line; the environment counts where the line is silent. Raises FlagError."""
+        found: dict[str, Any] = {}
+        for key, option in OPTIONS.items():
+            if option.env and (text := (environ or {}).get(option.env)) is not None:
+                found[key] = convert(option.env, option, text)
+        words = iter(argv)
+        for word in words:
+            if (entry := BY_NAME.get(spelled(word))) is None:
+                continue
+            key, option = entry
+            if option.read is None:
+                found[key] = spelled(word) not in option.off
+            elif (text := next(words, None)) is None:
+                raise FlagError(f"{word} needs a value")
+            else:
+                found[key] = convert(word, option, text)
+        return cls(**found)
+
+    @property
+    def auto_slots(self) -> bool:
+        return self.n_parallel is None or self.n_parallel < 0
+
+    @property
+    def base(self) -> str:
+        """The URL at which this engine can be reached from this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - compared only
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return f"http://{host}:{self.port}{self.api_prefix.rstrip('/')}"
+
+    @property
+    def router(self) -> bool:
+        """Whether one process serves many models (engine.md 7)."""
+        return bool(self.models_dir or self.models_preset)
+
+    def traits_into(self, traits: EngineTraits) -> EngineTraits:
+        """The traits with everything that these flags decide written over them."""
+        return replace(
+            traits,
+            swa_full=self.swa_full,
+            n_batch=self.n_batch,
+            n_ubatch=min(self.n_ubatch, self.n_batch),
+            checkpoint_cap=self.checkpoint_cap,
+            checkpoint_min_step=self.checkpoint_min_step,
+            similarity=self.similarity,
+            ram_cache=self.cache_ram != 0,
+            idle_copy=self.cache_idle_slots and self.cache_ram != 0,
+            unified=self.unified or self.auto_slots,
+            speculative=self.spec_type not in {"", "none"} or bool(self.draft_model),
+        )
+
+
+def convert(name: str, option: Option, text: str) -> Any:
+    if option.read is None:
+        return text.lower() in ON
+    try:
+        return option.read(text)
+    except ValueError as error:
+        raise FlagError(f"{name}: {text!r} is not a value for this flag") from error
+
+
+def given(argv: Iterable[str]) -> frozenset[str]:
+    """Every spelling of every flag on this line, so that `recommended` never says a flag twice."""
+    words = {spelled(word) for word in argv}
+    same = [{*option.names, *option.off} for option in OPTIONS.values()]
+    return frozenset(words.union(*(names for names in same if names & words)))

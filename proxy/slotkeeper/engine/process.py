@@ -1,0 +1,173 @@
+"""One engine as a child process: apart from our terminal, with a bounded log, stopped for sure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from slotkeeper.engine.client import EngineClient, Health
+from slotkeeper.engine.launch import EngineBinary
+from slotkeeper.engine.xllama import PARENT
+
+POLL_SECONDS: Final = 0.1
+LOG_BYTES: Final = 8 << 20  # a day of an agent's work at the default verbosity
+TAIL_BYTES: Final = 4096
+# llama-server ends a running save and closes its sockets on SIGINT; a loading one ignores it until the
+# model is there, so the second signal must come while a user still believes that we are stopping.
+STOP_STEPS: Final = ((signal.SIGINT, 5.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0))
+PR_SET_PDEATHSIG: Final = 1
+
+Progress = Callable[[Health, str], None]
+
+
+class EngineDiedError(RuntimeError):
+    """The engine ended while we waited for it."""
+
+    def __init__(self, returncode: int, tail: str) -> None:
+        super().__init__(f"the engine ended with {returncode}; the end of its log:\n{tail}")
+        self.returncode = returncode
+        self.tail = tail
+
+
+class EngineProcess:
+    """One start of one engine. Not restartable: the supervisor makes a new one."""
+
+    def __init__(self, binary: EngineBinary, args: Sequence[str], *, base: str, log: Path) -> None:
+        self.base = base
+        self.log = log
+        self._command = binary.command(args)
+        self._env = binary.env | {PARENT: str(os.getpid())}
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<EngineProcess {self.base} pid={self.pid} returncode={self.returncode}>"
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    @property
+    def returncode(self) -> int | None:
+        """As subprocess has it: negative for a signal, None while it runs (or before the start)."""
+        return self._child.poll() if self._child else None
+
+    def start(self) -> None:
+        """Start it; blocks for the fork only. Call from the main thread (see `die_with_parent`)."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open_log(self.log) as log:
+            self._child = subprocess.Popen(  # noqa: S603 - the engine that the user named
+                self._command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and we stop it in order
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 - one prctl; no lock is taken between fork and exec
+            )
+
+    async def wait(self) -> int:
+        """Wait until it has ended; keeps the log small meanwhile."""
+        while (code := self.returncode) is None:
+            await asyncio.sleep(POLL_SECONDS)
+            trim(self.log)
+        return code
+
+    async def wait_ready(self, progress: Progress | None = None) -> None:
+        """Wait until it serves, however long the model loads. Raises EngineDiedError.
+
+        `progress` gets the state and the last line of the log, at every look.
+        """
+        async with EngineClient(self.base) as client:
+            while True:
+                if (code := self.returncode) is not None:
+                    raise EngineDiedError(code, self.tail())
+                health = await client.health()
+                if health in {Health.OK, Health.SLEEPING}:
+                    return
+                if progress:
+                    progress(health, self.tail().rpartition("\n")[2])
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def stop(self) -> int | None:
+        """End it, by asking first. Returns the exit status; if we are cancelled, it is killed at once."""
+        if self._child is None:
+            return None
+        try:
+            for number, seconds in STOP_STEPS:
+                self._send(number)
+                with contextlib.suppress(TimeoutError):
+                    return await asyncio.wait_for(self.wait(), seconds)
+        finally:
+            self.kill()
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it now, with whatever it started, and reap it."""
+        if self._child is None:
+            return
+        self._send(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)  # its own session: the group has the child's number
+        self._child.wait()
+
+    def tail(self) -> str:
+        """The last lines of the log, without the end of line."""
+        return tail(self.log)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._child and self._child.poll() is None:
+            self._child.send_signal(number)
+
+
+@contextlib.contextmanager
+def open_log(path: Path) -> Iterator[int]:
+    """The log, appended to: after `trim` the engine goes on at the new end of the file."""
+    number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # prompts may be in it
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def trim(path: Path, limit: int = LOG_BYTES) -> None:
+    """Keep a log that others append to below `limit` bytes: the older part moves to `NAME.1`."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > limit:
+            path.with_name(path.name + ".1").write_bytes(path.read_bytes())
+            os.truncate(path, 0)
+
+
+def tail(path: Path, size: int = TAIL_BYTES) -> str:
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - size))
+            return log.read().decode(errors="replace").rstrip()
+    except FileNotFoundError:
+        return ""
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What the child does before it becomes the engine: ask Linux to be killed when we die, even by SIGKILL.
+
+    The kernel counts the death of the thread that forked, so only the main thread may start engines.
+    Elsewhere than on Linux an engine can survive our violent death (the library one watches for it).
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # we died between fork and prctl
+            os._exit(1)
+
+    return before_exec

@@ -1,0 +1,122 @@
+"""Reading what kind of engine stands behind a URL: from its answers, its flags and its model's header."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
+from slotkeeper.engine.launch import LAZY_SINCE
+from slotkeeper.engine.openers import user_openers
+from slotkeeper.vocab.gguf import GgufHeader, read_header
+from slotkeeper.vocab.memory import memory_kind
+
+FIRST_BUILD: Final = 1000  # below that a number is a private build's own, such as b0-unknown and b1-7e4c0a9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One look at an engine. `notes` say what had to be guessed, for the log and `doctor`."""
+
+    traits: EngineTraits
+    props: dict[str, Any]
+    model_path: Path | None  # readable here, and the model that is served
+    build: str
+    notes: list[str]
+
+
+async def read_traits(
+    client: EngineClient,
+    flags: EngineFlags | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    headers: Headers | None = None,
+) -> Reading:
+    """Look at an engine that is awake: this asks for its slots, which would wake a sleeping one.
+
+    `flags` are those we started it with, None if others did; `overrides` are fields of EngineTraits that
+    the user knows better. Raises EngineError and EngineGoneError.
+    """
+    props = await client.props(headers=headers)
+    model = await client.models(headers=headers)
+    build, notes = str(props.get("build_info", "")), []
+    eager = thins_eagerly(build, model)
+    if eager is None:
+        notes.append(f"build {build!r} is unknown: taken to thin checkpoints at every task (engine.md T7)")
+    traits = EngineTraits(
+        n_slots=int(props.get("total_slots", 1)),
+        n_ctx=int(props.get("default_generation_settings", {}).get("n_ctx", 0)),
+        eager_thinning=eager is not False,
+        unified=looks_unified(props, model),
+        speculative=await speculates(client, headers),
+        user_start=await user_openers(client, str(props.get("chat_template") or ""), headers=headers),
+    )
+    if not traits.user_start:
+        notes.append("the chat template is of no known family: where user messages begin is not known")
+    path, header = await model_file(props, model)
+    if header is None:
+        notes.append(
+            "the model's file cannot be read here: its memory is taken for hybrid, the careful choice"
+        )
+    else:
+        memory, window = memory_kind(header)
+        traits = replace(traits, memory=memory, n_swa=window)
+    if flags is None:
+        notes.append("started by others: flags not shown by /props are taken to be llama-server's defaults")
+    else:
+        traits = flags.traits_into(traits)
+    traits = replace(traits, **(overrides or {}))
+    return Reading(traits=traits, props=props, model_path=path, build=build, notes=notes)
+
+
+def thins_eagerly(build: str, model: Mapping[str, Any]) -> bool | None:
+    """Whether the build drops close checkpoints at every task (engine.md T7); None = cannot be known.
+
+    1. By its number, where it is one of llama.cpp's own.
+    2. Else by what /v1/models says of the model: "architecture" is in b11549's answer, not in b10434's.
+    """
+    number = re.match(r"b(\d+)-", build)
+    if number and int(number[1]) >= FIRST_BUILD:  # (1)
+        return int(number[1]) < LAZY_SINCE
+    if not model:
+        return None
+    return "architecture" not in model  # (2)
+
+
+def looks_unified(props: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether this is a llama-server without -np: four slots with the model's full context each (T6)."""
+    context = props.get("default_generation_settings", {}).get("n_ctx", 0)
+    trained = model.get("meta", {}).get("n_ctx_train", 0)
+    return bool(props.get("total_slots") == AUTO_SLOTS and trained and context >= trained)
+
+
+async def speculates(client: EngineClient, headers: Headers | None) -> bool:
+    try:
+        return any(slot.speculative for slot in await client.slots(headers=headers))
+    except EngineError as error:
+        if error.status == 501:  # --no-slots
+            return False
+        raise
+
+
+async def model_file(
+    props: Mapping[str, Any], model: Mapping[str, Any]
+) -> tuple[Path | None, GgufHeader | None]:
+    """The model's file and header, if this machine has it: the engine may run on another one."""
+    path = Path(str(props.get("model_path") or ""))
+    if not await asyncio.to_thread(path.is_file):
+        return None, None
+    try:
+        header = await asyncio.to_thread(read_header, path)
+    except (OSError, ValueError):
+        return None, None
+    meta = model.get("meta") or {}
+    same = meta.get("n_vocab") in {None, header.vocab_size}
+    same = same and meta.get("n_ctx_train") in {None, header.context_length}
+    return (path, header) if same else (None, None)

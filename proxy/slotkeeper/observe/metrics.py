@@ -1,0 +1,129 @@
+"""The figures of design.md section 8. A hit is what the engine says it reused, never our own wish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from slotkeeper import __version__
+from slotkeeper.core.effects import Purpose, Report
+from slotkeeper.core.placement import Placement
+from slotkeeper.core.table import SlotState
+from slotkeeper.core.types import EngineId, Reason
+from slotkeeper.wire.routes import Api
+
+PREFILL: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+OWN: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+ERRORS: Final = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+OUTCOMES: Final = ("ok", "client_error", "upstream_error", "client_gone", "broken")
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """Every counter of the sidecar, in a registry of its own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"slotkeeper_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"slotkeeper_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests_total", "Requests answered.", "route", "outcome")
+        self.decisions = counter("decisions_total", "Where requests were sent, and why.", "reason")
+        self.prompt_tokens = counter(
+            "prompt_tokens_total", "Prompt tokens of client requests, by the engine's count.", "source"
+        )
+        self.prefill_tokens = counter(
+            "prefill_tokens_total", "Prompt tokens that the engine computed, by who wanted it.", "purpose"
+        )
+        self.oracle_tokens = counter(
+            "oracle_tokens_total", "Prompt tokens that a perfect cache would have computed."
+        )
+        self.fallbacks = counter("fallbacks_total", "Times that something of ours failed open.", "reason")
+        self.inexact = counter("inexact_prompts_total", "Prompts whose length we had counted wrongly.")
+        self.prediction_error = histogram(
+            "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS
+        )
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "From the request's arrival to its first token.", PREFILL
+        )
+        self.overhead = histogram("overhead_seconds", "Time spent in the sidecar itself.", OWN, "stage")
+        self.queue_wait = histogram("queue_wait_seconds", "Waiting for a free slot.", PREFILL)
+        self._up = Gauge("slotkeeper_engine_up", "Whether the engine answers.", ["engine"], registry=registry)
+        Info("slotkeeper_build", "The sidecar's own version.", registry=registry).info(
+            {"version": __version__}
+        )
+        self._touch_all()
+
+    def watch(self, placement: Callable[[], Placement]) -> None:
+        self.registry.register(_Slots(placement))
+
+    def decision(self, reason: Reason) -> None:
+        self.decisions.labels(reason=reason.value).inc()
+
+    def planted(self, purpose: Purpose, computed: int) -> None:  # noqa: ARG002 - one label for both for now
+        self.prefill_tokens.labels(purpose="plant").inc(computed)
+
+    def spent(self, stage: str, seconds: float) -> None:
+        self.overhead.labels(stage=stage).observe(seconds)
+
+    def waited(self, seconds: float) -> None:
+        self.queue_wait.observe(seconds)
+
+    def fallback(self, reason: str) -> None:
+        self.fallbacks.labels(reason=reason).inc()
+
+    def engine_up(self, engine: EngineId, *, up: bool) -> None:
+        self._up.labels(engine=engine).set(up)
+
+    def report(self, report: Report) -> None:
+        """Count one answered request, from the engine's figures."""
+        if report.prompt_tokens is None or report.cached is None:
+            return
+        computed = report.prompt_tokens - report.cached
+        self.prompt_tokens.labels(source="cached").inc(report.cached)
+        self.prompt_tokens.labels(source="computed").inc(computed)
+        self.prefill_tokens.labels(purpose="client").inc(computed)
+        if report.oracle is not None:
+            self.oracle_tokens.inc(report.oracle)
+        if report.predicted is not None:
+            self.prediction_error.observe(abs(report.predicted - report.cached))
+        if report.exact is False:
+            self.inexact.inc()
+
+    def _touch_all(self) -> None:
+        """Zeros are facts too: make every series exist from the start."""
+        for reason in Reason:
+            self.decisions.labels(reason=reason.value)
+        for source in ("cached", "computed"):
+            self.prompt_tokens.labels(source=source)
+        for purpose in ("client", "plant", "idle"):
+            self.prefill_tokens.labels(purpose=purpose)
+        for route in Api:
+            for outcome in OUTCOMES:
+                self.requests.labels(route=route.value, outcome=outcome)
+
+
+class _Slots(Collector):
+    """Read from the core when somebody asks, so that it is never stale."""
+
+    def __init__(self, placement: Callable[[], Placement]) -> None:
+        self._placement = placement
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        slots = GaugeMetricFamily("slotkeeper_slots", "Slots of all engines, by state.", labels=["state"])
+        tables = self._placement().tables.values()
+        for state in SlotState:
+            slots.add_metric([state.value], sum(len(table.in_state(state)) for table in tables if table.up))
+        yield slots
+        waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
+        waiting.add_metric([], self._placement().queued)
+        yield waiting

@@ -1,0 +1,147 @@
+"""The line to one engine: is it there, is it the same process as before, what are its traits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.core.types import EngineId
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.traits import read_traits
+from slotkeeper.observe.log import get_logger
+from slotkeeper.vocab.tokenizer import Tokenizer
+from slotkeeper.wire.document import Doc, Prompt
+
+CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
+EAGER: Final = 0.1  # seconds, while the engine is not there
+
+log = get_logger(__name__)
+
+
+class EngineLink:
+    """Watches one engine and speaks its control routes."""
+
+    def __init__(self, engine: EngineId, *, api_key: str | None, flags: EngineFlags | None = None) -> None:
+        self.engine = engine
+        self.client = EngineClient(engine, api_key=api_key)
+        self.flags = flags
+        self.tokenizer: Tokenizer | None = None
+        self.traits: EngineTraits | None = None
+        self.end_of_turn = -1  # the id that ends a reply
+        self.health = Health.DOWN
+        self.auth: dict[str, str] = {}  # of the last client whom the engine let in, for our own calls
+        self._own_key = api_key is not None
+        self._process = ""
+        self._kick = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        return self.health is Health.OK and self.tokenizer is not None
+
+    def kick(self) -> None:
+        """Look at once: a connection just failed."""
+        self._kick.set()
+
+    async def watch(
+        self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]
+    ) -> None:
+        """Runs for ever; tells when the engine comes, goes, or is another process than before."""
+        while True:
+            up = await self._look(on_up, on_lost)
+            try:
+                await asyncio.wait_for(self._kick.wait(), CALM if up else EAGER)
+                self._kick.clear()
+                await asyncio.sleep(EAGER / 4)  # a burst of failures is one look
+            except TimeoutError:
+                pass
+
+    async def _look(
+        self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]
+    ) -> bool:
+        was_up = self.health is Health.OK
+        self.health = await self.client.health()
+        process = await self._identity() if self.health is Health.OK else ""
+        if was_up and (self.health is not Health.OK or process != self._process):
+            log.warning("engine_lost", engine=self.engine, health=self.health.value)
+            on_lost(self)
+            was_up = False
+        self._process = process
+        if self.health is Health.OK and not was_up:
+            try:
+                await self._probe()
+            except (EngineError, EngineGoneError) as error:
+                log.warning("engine_probe_failed", engine=self.engine, error=str(error))
+                self.health = Health.DOWN
+                return False
+            on_up(self)
+        return self.health is Health.OK
+
+    async def _identity(self) -> str:
+        """Changes with every start of a llama-server: its media marker is random (both builds)."""
+        try:
+            return str((await self.client.props(headers=self.auth)).get("media_marker", "?"))
+        except (EngineError, EngineGoneError):
+            return self._process
+
+    async def _probe(self) -> None:
+        reading = await read_traits(self.client, self.flags)
+        self.traits = reading.traits
+        self.tokenizer = await self._open_tokenizer(reading.props, reading.model_path)
+        ending = await self.render_text(str(reading.props.get("eos_token") or ""))
+        self.end_of_turn = ending[0] if len(ending) == 1 else -1
+        log.info(
+            "engine_up",
+            engine=self.engine,
+            build=reading.build,
+            memory=reading.traits.memory.value,
+            slots=reading.traits.n_slots,
+            context=reading.traits.n_ctx,
+            tokenizer=self.tokenizer.mode,
+            tokenizer_why=self.tokenizer.why,
+            notes=reading.notes,
+        )
+
+    async def _open_tokenizer(self, props: Mapping[str, Any], model_path: Path | None) -> Tokenizer:
+        return await Tokenizer.open(
+            self.tokenize,
+            model_path=model_path,
+            chat_template=str(props.get("chat_template") or ""),
+            bos_token=str(props.get("bos_token") or ""),
+            eos_token=str(props.get("eos_token") or ""),
+        )
+
+    # -- what the renderer needs -------------------------------------------------------------------
+
+    async def tokenize(
+        self, content: str | list[int | str], *, add_special: bool, parse_special: bool
+    ) -> list[int]:
+        return await self.client.tokenize(
+            content, add_special=add_special, parse_special=parse_special, headers=self.auth
+        )
+
+    async def render_chat(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
+        """The exact prompt of a chat body (engine.md 1.4). Raises EngineError, EngineGoneError."""
+        text = await self.client.apply_template(chat, headers=self.auth or auth)
+        return await self._tokenizer().tokenize(text)
+
+    async def render_prompt(self, prompt: Prompt) -> Tokens:
+        return await self._tokenizer().tokenize_prompt(prompt)
+
+    async def render_text(self, text: str) -> Tokens:
+        """Plain text in the middle of a prompt."""
+        return await self._tokenizer().tokenize(text, add_special=False)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise EngineGoneError(f"{self.engine} has not been probed yet")
+        return self.tokenizer
+
+    def let_in(self, auth: dict[str, str]) -> None:
+        """The engine accepted a request with these credentials; ours, if any, come first."""
+        if not self._own_key and auth:
+            self.auth = auth

@@ -1,0 +1,111 @@
+"""The data port: every route of llama-server, byte for byte where nothing has to change."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Final
+
+from aiohttp import web
+
+from slotkeeper.observe.log import get_logger
+from slotkeeper.web.exchange import Exchange, Gate
+from slotkeeper.web.upstream import GONE, abort, copy, prepared
+from slotkeeper.wire import errors
+from slotkeeper.wire import headers as names
+from slotkeeper.wire.errors import ClientFault, Fault, OurFault, UpstreamFault
+from slotkeeper.wire.headers import request_id
+from slotkeeper.wire.routes import Api, classify
+
+TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
+
+log = get_logger(__name__)
+
+
+class DataPort:
+    """Answers every request, by an exchange or by copying it through."""
+
+    def __init__(self, gate: Gate, *, max_body_bytes: int, api_prefix: str = "") -> None:
+        self._gate = gate
+        self._max_body = max_body_bytes
+        self._prefix = api_prefix
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=self._max_body)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        return app
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        api = classify(request.method, request.rel_url.raw_path, self._prefix)
+        known_as = request_id(request.headers.get(names.REQUEST_ID), lambda: uuid.uuid4().hex)
+        try:
+            body = await self._read(request)
+            if api in TAKES_SLOT:
+                return await Exchange(self._gate, request, api, body or b"", known_as).run()
+            return await self._through(request, api, body, known_as)
+        except Fault as fault:
+            return self._failed(request, api, fault, known_as)
+        except GONE:
+            return web.Response(status=499)  # nobody reads it
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("exchange_failed", request_id=known_as)
+            self._gate.metrics.fallback("exchange")
+            ours = OurFault("slotkeeper failed; its log says why")
+            return self._failed(request, api, ours, known_as)
+
+    async def _read(self, request: web.Request) -> bytes | None:
+        if not request.body_exists:
+            return None
+        too_large = ClientFault(
+            f"the body is larger than {self._max_body} bytes; raise --max-body-bytes", status=413
+        )
+        if (request.content_length or 0) > self._max_body:
+            raise too_large
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise too_large from error
+
+    async def _through(
+        self, request: web.Request, api: Api, body: bytes | None, known_as: str
+    ) -> web.StreamResponse:
+        """A route without a slot: to the first engine that is there."""
+        links = self._gate.driver.links
+        link = next((link for link in links.values() if link.ready), next(iter(links.values())))
+        try:
+            answer = await self._gate.upstream.send(link.engine, request, body, known_as)
+        except UpstreamFault:
+            link.kick()
+            raise
+        async with answer:
+            response = prepared(answer, known_as)
+            await response.prepare(request)
+            outcome = "ok" if answer.status < 400 else "client_error"
+            try:
+                await copy(answer, response, lambda _: None)
+                await response.write_eof()
+            except UpstreamFault as fault:
+                log.warning("answer_broke_off", request_id=known_as, error=fault.message)
+                abort(request)
+                outcome = "broken"
+        if api is Api.CONTROL:
+            self._gate.driver.observe_soon(link.engine)
+        self._gate.metrics.requests.labels(route=api.value, outcome=outcome).inc()
+        return response
+
+    def _failed(self, request: web.Request, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
+        log.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
+        headers = {names.REQUEST_ID: known_as}
+        if fault.retry_after is not None:
+            headers["Retry-After"] = str(fault.retry_after)
+        response = web.Response(
+            status=fault.status,
+            body=errors.body(fault, api),
+            content_type="application/json",
+            headers=headers,
+        )
+        if fault.status == 413:
+            response.force_close()  # the rest of the body is not worth reading
+        return response

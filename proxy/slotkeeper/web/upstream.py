@@ -1,0 +1,128 @@
+"""Sending bytes to an engine and copying its answer back, chunk by chunk, changing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from slotkeeper.wire import headers as names
+from slotkeeper.wire.errors import UpstreamFault
+from slotkeeper.wire.headers import forwardable
+
+CONNECT_SECONDS: Final = 5.0
+RETRY_AFTER: Final = 2  # seconds: a llama-server that is starting or restarting
+CHUNK: Final = 64 * 1024
+PIECE: Final = 2**20  # bytes; aiohttp warns of larger ones written at once
+# Our own hints stay with us. aiohttp frames the body itself.
+NOT_SENT: Final = ("host", "content-length", "expect", names.BYPASS, names.CONVERSATION)
+GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenPipeError)
+BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class Upstream:
+    """The data plane's client. One connection for each request.
+
+    llama-server closes idle connections when it likes, and a POST that dies on a reused one may or
+    may not have begun: it could neither be sent again nor given up. A fresh connection, as nginx
+    makes by default, has no such doubt.
+    """
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=60),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            read_bufsize=CHUNK,
+            max_line_size=CHUNK,
+            max_field_size=CHUNK,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def send(
+        self, base: str, request: web.BaseRequest, body: bytes | None, request_id: str
+    ) -> aiohttp.ClientResponse:
+        """Forward a request. Raises UpstreamFault when the engine cannot be reached or hangs up."""
+        try:
+            return await self._session.request(
+                request.method,
+                URL(base + request.raw_path, encoded=True),
+                headers=outgoing(request, body, request_id),
+                data=_framed(body) if body else None,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError as error:
+            raise UpstreamFault(
+                f"the engine at {base} does not accept connections; is llama-server running there?",
+                status=503,
+                retry_after=RETRY_AFTER,
+            ) from error
+        except BROKEN as error:
+            raise UpstreamFault(f"the engine at {base} closed the connection without an answer") from error
+
+
+def _framed(body: bytes) -> bytes | AsyncIterator[memoryview]:
+    """Large bodies in pieces, so that one upload does not hold the loop."""
+    return body if len(body) <= PIECE else _pieces(memoryview(body))
+
+
+async def _pieces(body: memoryview) -> AsyncIterator[memoryview]:
+    for at in range(0, len(body), PIECE):
+        yield body[at : at + PIECE]
+
+
+def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> CIMultiDict[str]:
+    """The client's headers, less this hop's and our own, plus where it came from."""
+    headers = CIMultiDict(forwardable(request.headers.items(), drop=NOT_SENT))
+    headers[names.REQUEST_ID] = request_id
+    if body:
+        headers["Content-Length"] = str(len(body))
+    if request.remote:
+        known = headers.popall("X-Forwarded-For", [])
+        headers["X-Forwarded-For"] = ", ".join([*known, request.remote])
+    headers.setdefault("X-Forwarded-Proto", request.scheme)
+    headers.setdefault("X-Forwarded-Host", request.host)
+    return headers
+
+
+def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamResponse:
+    """The head of the client's answer: the engine's own, less this hop's headers."""
+    response = web.StreamResponse(status=answer.status, reason=answer.reason)
+    for name, value in forwardable(answer.headers.items()):
+        response.headers.add(name, value)
+    response.headers[names.REQUEST_ID] = request_id
+    return response
+
+
+async def copy(
+    answer: aiohttp.ClientResponse, response: web.StreamResponse, seen: Callable[[bytes], None]
+) -> None:
+    """Every chunk as it comes, shown to `seen` after it was written.
+
+    Raises UpstreamFault when the engine breaks off, and GONE errors when the client does.
+    """
+    chunks = answer.content.iter_any()
+    while True:
+        try:
+            chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except BROKEN as error:
+            raise UpstreamFault("the engine broke off in the middle of its answer") from error
+        await response.write(chunk)
+        seen(chunk)
+
+
+def abort(request: web.BaseRequest) -> None:
+    """Break the client's connection: a half answer must not look whole."""
+    if request.transport is not None:
+        request.transport.abort()
+

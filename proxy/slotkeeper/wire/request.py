@@ -1,0 +1,131 @@
+"""One generation request, parsed once: what it asks for, and the two ways to name its prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final
+
+import orjson
+
+from slotkeeper.wire import anthropic, llama, openai, responses
+from slotkeeper.wire.document import Doc, NotOurs, Prompt, Shape, integer, table
+from slotkeeper.wire.outline import outline
+from slotkeeper.wire.routes import Api
+
+__all__ = ["Ask", "NotOurs", "Prompt", "parse", "pin"]
+
+_BOM: Final = b"\xef\xbb\xbf"  # the engine skips one
+_SLOT_KEY: Final = b'"id_slot"'
+_INT32: Final = 2**31
+_CONVERSATION_LIMIT: Final = 512  # characters: longer is data, not a name
+_CONVERSATION_KEYS: Final = (
+    "conversation",
+    "conversation_id",
+    "session_id",
+    "thread_id",
+    "chat_id",
+    "prompt_cache_key",
+    "user_id",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One generation request."""
+
+    api: Api
+    stream: bool
+    id_slot: int | None  # the slot that the client chose, as the engine reads it (T8); None: it did not
+    copies: int  # slots it takes at once: `n`, times the number of prompts
+    cache_prompt: bool
+    chat: Doc | None  # a chat body for /apply-template; None for raw prompts and for media
+    prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
+    media: bool  # images or audio: the token ids cannot be known
+    outline: tuple[bytes, ...]  # chained digests: of what stands before the messages, then per message
+    conversation: str | None  # whatever the body offers as the name of its conversation
+
+
+def parse(api: Api, body: bytes) -> Ask:
+    """The request in `body`, sent to a route that generates.
+
+    Raises:
+        NotOurs: for anything that we cannot read, and nothing else.
+    """
+    doc = _load(body)
+    shape = _shape(api, doc)
+    pinned = api.pinnable  # /v1/messages drops everything that it does not know (T5)
+    count = (integer(doc.get("n_cmpl")) or integer(doc.get("n")) or 1) if pinned else 1
+    return Ask(
+        api=api,
+        stream=doc.get("stream") is True,
+        id_slot=_slot(doc.get("id_slot")) if pinned else None,
+        copies=max(1, count) * shape.prompts,
+        cache_prompt=not (pinned and doc.get("cache_prompt") is False),
+        chat=None if shape.media else shape.chat,
+        prompt=shape.prompt,
+        media=shape.media,
+        outline=() if shape.chat is None else outline(shape.chat, shape.lead),
+        conversation=_conversation(doc),
+    )
+
+
+def pin(body: bytes, slot: int) -> bytes:
+    """The bytes of `body` with `"id_slot":slot` spliced in, and nothing else changed.
+
+    It stands first; where the body names a slot itself (null, -1, a string: "any"), it stands last,
+    because of two equal keys the engine takes the last.
+    """
+    start = body.index(b"{") + 1
+    field = b'"id_slot":%d' % slot
+    if _SLOT_KEY in body:
+        end = body.rindex(b"}")
+        return body[:end] + b"," + field + body[end:]
+    empty = body[start:].lstrip().startswith(b"}")
+    return body[:start] + field + (b"" if empty else b",") + body[start:]
+
+
+def _load(body: bytes) -> Doc:
+    try:
+        doc = orjson.loads(body.removeprefix(_BOM))
+    except orjson.JSONDecodeError as error:
+        raise NotOurs("json") from error
+    if not isinstance(doc, dict):
+        raise NotOurs("object")
+    return doc
+
+
+def _shape(api: Api, doc: Doc) -> Shape:
+    match api:
+        case Api.CHAT:
+            return openai.shape(doc)
+        case Api.MESSAGES:
+            return anthropic.shape(doc)
+        case Api.RESPONSES:
+            return responses.shape(doc)
+        case Api.COMPLETION | Api.COMPLETIONS:
+            return llama.shape(doc)
+        case Api.INFILL:
+            return llama.infill(doc)
+        case _:
+            raise NotOurs("route")
+
+
+def _slot(value: Any) -> int | None:
+    """The slot that the engine would read: any number, also 1.7 and true. -1 means "any"."""
+    if not isinstance(value, int | float) or not isfinite(value):
+        return None
+    slot = int(value)
+    return slot if slot != -1 and abs(slot) < _INT32 else None
+
+
+def _conversation(doc: Doc) -> str | None:
+    """The most telling name that the body gives its conversation."""
+    for source in (doc, table(doc, "metadata")):
+        for key in _CONVERSATION_KEYS:
+            value = source.get(key)
+            if key == "conversation" and isinstance(value, dict):  # the Responses API's object
+                value = value.get("id")
+            if isinstance(value, str) and 0 < len(value) <= _CONVERSATION_LIMIT:
+                return value
+    return None

@@ -1,0 +1,83 @@
+"""Which of llama-server's routes a request is for, and what that lets us do with it (engine.md 1.1, 1.2)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+from urllib.parse import unquote
+
+
+class Api(StrEnum):
+    """What a route means to us. The value is the bounded label of metrics."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"  # OpenAI's text completions
+    COMPLETION = "completion"  # llama-server's own, which has two paths
+    INFILL = "infill"
+    RESPONSES = "responses"
+    MESSAGES = "messages"  # Anthropic's
+    TASK = "task"  # takes a slot, but nobody can choose which
+    CONTROL = "control"  # save, restore or erase a slot
+    OTHER = "other"
+
+    @property
+    def generates(self) -> bool:
+        """Whether an answer is generated, so that a prompt is prefilled."""
+        return self in _GENERATES
+
+    @property
+    def pinnable(self) -> bool:
+        """Whether the engine reads `id_slot` here; on /v1/messages it drops it (T5)."""
+        return self.generates and self is not Api.MESSAGES
+
+
+_GENERATES: Final = frozenset(
+    {Api.CHAT, Api.COMPLETIONS, Api.COMPLETION, Api.INFILL, Api.RESPONSES, Api.MESSAGES},
+)
+
+_ROUTES: Final[dict[str, Api]] = {
+    "/v1/chat/completions": Api.CHAT,
+    "/chat/completions": Api.CHAT,
+    "/v1/completions": Api.COMPLETIONS,
+    # Unlike /v1/completions this one answers in the native shape, on both builds.
+    "/completions": Api.COMPLETION,
+    "/completion": Api.COMPLETION,
+    "/infill": Api.INFILL,
+    "/v1/responses": Api.RESPONSES,
+    "/responses": Api.RESPONSES,
+    "/v1/messages": Api.MESSAGES,
+    "/embedding": Api.TASK,
+    "/embeddings": Api.TASK,
+    "/v1/embeddings": Api.TASK,
+    "/rerank": Api.TASK,
+    "/reranking": Api.TASK,
+    "/v1/rerank": Api.TASK,
+    "/v1/reranking": Api.TASK,
+    "/audio/transcriptions": Api.TASK,
+    "/v1/audio/transcriptions": Api.TASK,
+    "/v1/systemone": Api.TASK,  # newest build only
+}
+
+
+def classify(method: str, path: str, prefix: str = "") -> Api:
+    """The meaning of `path` (without its query); `prefix` is the engine's --api-prefix.
+
+    A trailing slash is another route to the engine (404), so it is to us. Percent escapes are not:
+    the engine decodes a path before it looks it up.
+    """
+    if method != "POST":
+        return Api.OTHER
+    if "%" in path:
+        path = unquote(path)
+    if not path.startswith(prefix):
+        return Api.OTHER
+    path = path[len(prefix) :]
+    head, _, slot = path.rpartition("/")
+    if head == "/slots" and "/" not in slot:
+        return Api.CONTROL
+    return _ROUTES.get(path, Api.OTHER)
+
+
+def route_label(api: Api) -> str:
+    """The label of this route in metrics."""
+    return api.value

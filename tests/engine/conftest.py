@@ -1,0 +1,167 @@
+"""Real engines for tests: both builds, the tiny models, stock flags.
+
+`engine`: one engine for all tests of a module that ask for the same model and build. Every test that uses
+it runs once for each build. The model is named by `parametrize`, else it is tiny-hybrid:
+
+    async def test_something(engine): ...                                    # tiny-hybrid, both builds
+
+    @pytest.mark.parametrize("engine", ["tiny-dense", "tiny-swa"], indirect=True)
+    async def test_other(engine): ...                                        # two models, both builds
+
+`engine_factory`: engines of your own with special flags, stopped after the test. Ask for `build` beside it
+to run on both builds:
+
+    async def test_third(engine_factory, build):
+        engine = engine_factory("tiny-dense", build, args=["-np", "3", "--cache-ram", "0"])
+
+An engine has `.base` (URL), `.build`, `.model` (path), `.flags` (EngineFlags), `.args`, `.process`
+(EngineProcess), `.slot_dir`. A module's engine is shared: slots hold what earlier tests left in them, so
+start prompts with something of your own, or take a factory engine.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+import pytest
+
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.models import build as build_model
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.launch import Kind, find_engine, free_port, skulk_can_exist
+from slotkeeper.engine.process import EngineProcess
+
+START_SECONDS: Final = 60
+BUILDS: Final = tuple(
+    pytest.param(
+        kind.value,
+        marks=pytest.mark.skipif(
+            kind is Kind.SKULK and not skulk_can_exist(), reason="this wheel is for Linux on x86-64 only"
+        ),
+    )
+    for kind in (Kind.SKULK, Kind.XLLAMACPP)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    base: str
+    build: str
+    model: Path
+    args: tuple[str, ...]
+    flags: EngineFlags
+    process: EngineProcess
+    slot_dir: Path
+
+
+class Factory(Protocol):
+    def __call__(
+        self, model: str = ..., build: str = ..., *, args: Sequence[str] = (), port: int | None = None
+    ) -> Engine: ...
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Multiply every test that uses an engine by the builds, and name the default model."""
+    if "build" in metafunc.fixturenames:
+        metafunc.parametrize("build", BUILDS, indirect=True, scope="module")
+    if "engine" in metafunc.fixturenames and not parametrized(metafunc, "engine"):
+        metafunc.parametrize("engine", [Tiny.HYBRID.value], indirect=True, scope="module")
+
+
+def parametrized(metafunc: pytest.Metafunc, name: str) -> bool:
+    marks = metafunc.definition.iter_markers("parametrize")
+    return any(name in str(mark.args[0]).replace(",", " ").split() for mark in marks)
+
+
+@pytest.fixture(scope="module")
+def build(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(
+    request: pytest.FixtureRequest, build: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    started = start(request.param, build, folder=tmp_path_factory.mktemp("engine"))
+    yield started
+    started.process.kill()
+
+
+@pytest.fixture
+def engine_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Factory]:
+    engines: list[Engine] = []
+
+    def make(
+        model: str = Tiny.HYBRID,
+        build: str = Kind.XLLAMACPP,
+        *,
+        args: Sequence[str] = (),
+        port: int | None = None,
+    ) -> Engine:
+        engines.append(start(model, build, args=args, port=port, folder=tmp_path_factory.mktemp("engine")))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.process.kill()
+
+
+def stock(model: str, folder: Path, port: int) -> list[str]:
+    """The flags of a user who read llama-server's manual, not ours."""
+    path, slot_dir = build_model(Tiny(model)), folder / "slots"
+    slot_dir.mkdir(exist_ok=True)
+    return (
+        f"-m {path} --host 127.0.0.1 --port {port} -c 131072 -np 2 --slots --metrics --jinja -t 2"
+        f" --device none --fit off --slot-save-path {slot_dir}"
+    ).split()
+
+
+def start(
+    model: str, build: str, *, args: Sequence[str] = (), port: int | None = None, folder: Path
+) -> Engine:
+    """Start and wait; of a flag given twice the later one counts, so `args` wins."""
+    line = (*stock(model, folder, port or free_port()), *args)
+    flags = EngineFlags.parse(line)
+    process = EngineProcess(find_engine(build), line, base=flags.base, log=folder / "engine.log")
+    process.start()
+    try:
+        wait_until(lambda: serves(process))
+    except BaseException:
+        process.kill()
+        raise
+    return Engine(
+        base=flags.base,
+        build=build,
+        model=flags.model or Path(),
+        args=line,
+        flags=flags,
+        process=process,
+        slot_dir=folder / "slots",
+    )
+
+
+def serves(process: EngineProcess) -> bool:
+    assert process.returncode is None, f"the engine ended with {process.returncode}:\n{process.tail()}"
+    address = urlsplit(process.base)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def wait_until(true: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+    """Blocks, so that fixtures of any scope can use it; in a test's own loop, wait asynchronously."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not so within {seconds} s"
+        time.sleep(0.05)

@@ -1,0 +1,123 @@
+"""The control calls, against both builds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import pytest
+
+from slotkeeper.core.types import SlotId
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+from slotkeeper.engine.launch import free_port
+
+CHAT = {"messages": [{"role": "user", "content": "Name the seven seas."}]}
+
+
+@pytest.fixture
+async def client(engine) -> AsyncIterator[EngineClient]:
+    async with EngineClient(engine.base) as client:
+        yield client
+
+
+async def until(true: Callable[[], object], seconds: float = 30) -> None:
+    """Wait until an async condition holds."""
+    async with asyncio.timeout(seconds):
+        while not await true():  # noqa: ASYNC110 - the engine tells nobody, it must be asked
+            await asyncio.sleep(0.02)
+
+
+async def ids_for(client: EngineClient, word: str, length: int) -> list[int]:
+    """A prompt of this many tokens, which shares no prefix with one for another word."""
+    ids = await client.tokenize(
+        f"{word} the quick brown fox " * length, add_special=False, parse_special=True
+    )
+    return ids[:length]
+
+
+async def test_an_engine_that_serves_is_healthy_and_nothing_is_down(client):
+    assert await client.health() is Health.OK
+    async with EngineClient(f"http://127.0.0.1:{free_port()}") as nobody:
+        assert await nobody.health() is Health.DOWN
+        with pytest.raises(EngineGoneError):
+            await nobody.props()
+
+
+async def test_props_tell_slots_context_and_model(client, engine):
+    props = await client.props()
+    assert props["total_slots"] == 2
+    assert props["default_generation_settings"]["n_ctx"] == 65536
+    assert props["model_path"] == str(engine.model)
+
+
+async def test_template_and_tokenizer_give_the_ids_that_the_chat_route_counts(client, engine):
+    text = await client.apply_template(CHAT)
+    ids = await client.tokenize(text, add_special=True, parse_special=True)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{engine.base}/v1/chat/completions", json=CHAT | {"max_tokens": 1}) as answer,
+    ):
+        usage = (await answer.json())["usage"]
+    assert usage["prompt_tokens"] == len(ids)
+
+
+async def test_a_prefill_leaves_exactly_its_tokens_in_the_slot(client):
+    ids = await ids_for(client, "exact", 300)
+    first = await client.prefill(ids, SlotId(1))
+    again = await client.prefill([*ids, *ids[:40]], SlotId(1))
+    assert (first.slot, first.computed + first.cached, first.held) == (1, 300, 300)
+    assert (again.cached, again.computed, again.held) == (300, 40, 340)
+    assert (await client.slots())[1].held == 340
+
+
+async def test_a_slot_is_busy_while_it_generates(client, engine):
+    body = {"prompt": "Count.", "n_predict": 4000, "id_slot": 0, "ignore_eos": True, "stream": True}
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{engine.base}/completion", json=body) as answer:
+            await answer.content.readany()
+            seen = await client.slots()
+            assert [slot.busy for slot in seen] == [True, False]
+            assert seen[0].task is not None
+
+        async def released() -> bool:
+            return not (await client.slots())[0].busy
+
+        await until(released)
+
+
+async def test_cancelling_a_prefill_frees_the_slot_before_it_is_done(client):
+    ids = await ids_for(client, "cancelled", 60000)
+
+    async def busy() -> bool:
+        return (await client.slots())[0].busy
+
+    async def idle() -> bool:
+        return not await busy()
+
+    async with asyncio.TaskGroup() as group:
+        prefill = group.create_task(client.prefill(ids, SlotId(0)))
+        await until(busy)
+        prefill.cancel()
+    await until(idle)
+    held = (await client.slots())[0].held
+    assert held is not None
+    assert held < len(ids)
+
+
+async def test_a_refusal_carries_the_engines_words(client):
+    with pytest.raises(EngineError, match="invalid tokens") as refused:
+        await client.prefill([1, 2, 1 << 30], SlotId(0))
+    assert refused.value.status == 400
+
+
+async def test_a_key_opens_what_is_closed_without_it(engine_factory, build):
+    locked = engine_factory(build=build, args=["--api-key", "secret"])
+    async with EngineClient(locked.base) as stranger, EngineClient(locked.base, api_key="secret") as friend:
+        assert await stranger.health() is Health.OK
+        with pytest.raises(EngineError) as refused:
+            await stranger.props()
+        assert refused.value.status == 401
+        assert (await friend.props())["total_slots"] == 2
+        assert (await stranger.props(headers={"X-Api-Key": "secret"}))["total_slots"] == 2
+        assert "secret" not in repr(friend)

@@ -1,0 +1,191 @@
+"""Starting, watching and stopping real engines, both builds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.models import build as build_model
+from slotkeeper.engine.client import EngineClient, Health
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.process import EngineDiedError, EngineProcess
+from slotkeeper.engine.recommend import private_folder, recommended
+from slotkeeper.engine.supervisor import Backoff, Supervisor
+
+PARENT = """
+import asyncio, json, sys
+from pathlib import Path
+from slotkeeper.engine.launch import find_engine
+from slotkeeper.engine.process import EngineProcess
+
+async def main():
+    build, base, log, *args = json.loads(sys.argv[1])
+    process = EngineProcess(find_engine(build), args, base=base, log=Path(log))
+    process.start()
+    await process.wait_ready()
+    print(process.pid, flush=True)
+    await process.wait()
+
+asyncio.run(main())
+"""
+
+
+def alive(pid: int | None) -> bool:
+    """Whether the process runs; one that waits to be reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def args(build, tmp_path) -> list[str]:
+    """What `up` gives an engine of this build."""
+    binary = find_engine(build)
+    flags = recommended(
+        binary.known,
+        port=free_port(),
+        slot_dir=private_folder(tmp_path / "slots"),
+        eager_thinning=binary.eager_thinning,
+    )
+    return [*flags, "-m", str(build_model(Tiny.HYBRID)), "-t", "2"]
+
+
+@pytest.fixture
+def launch(build, args, tmp_path):
+    """A maker of processes for one and the same command line; none survives the test."""
+    made: list[EngineProcess] = []
+
+    def make() -> EngineProcess:
+        base = EngineFlags.parse(args).base
+        made.append(EngineProcess(find_engine(build), args, base=base, log=tmp_path / "log" / "engine.log"))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.kill()
+
+
+async def test_an_engine_with_recommended_flags_serves_and_leaves_nothing_when_stopped(launch, args):
+    process = launch()
+    process.start()
+    seen: list[Health] = []
+    await process.wait_ready(lambda health, _line: seen.append(health))
+    async with EngineClient(process.base) as client:
+        assert await client.health() is Health.OK
+        assert len(await client.slots()) == 2
+        assert (await client.props())["default_generation_settings"]["n_ctx"] == 32768
+        assert "llamacpp:" in await client.metrics()
+    assert set(seen) <= {Health.DOWN, Health.LOADING}
+    assert os.getsid(process.pid) == process.pid != os.getsid(0)
+
+    assert await process.stop() == 0
+    assert not alive(process.pid)
+    async with EngineClient(process.base) as client:
+        assert await client.health() is Health.DOWN
+
+
+async def test_a_wrong_model_is_reported_with_the_end_of_the_log(launch, args):
+    args[args.index("-m") + 1] = "/nowhere/absent.gguf"
+    process = launch()
+    process.start()
+    with pytest.raises(EngineDiedError, match=r"absent\.gguf") as died:
+        await process.wait_ready()
+    assert died.value.returncode != 0
+
+
+async def test_an_unknown_flag_is_an_error_that_names_it(launch, args):
+    args.append("--no-such-flag")
+    process = launch()
+    process.start()
+    with pytest.raises(EngineDiedError, match="--no-such-flag"):
+        await process.wait_ready()
+
+
+async def test_a_dead_engine_comes_back_on_the_same_port(launch):
+    ups: asyncio.Queue[int | None] = asyncio.Queue()
+    downs: list[tuple[int, str]] = []
+    supervisor = Supervisor(
+        launch,
+        on_up=lambda: ups.put_nowait(supervisor.process.pid),
+        on_down=lambda code, tail: downs.append((code, tail)),
+        backoff=Backoff(first=0.01),
+    )
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        running = group.create_task(supervisor.run())
+        first = await ups.get()
+        base = supervisor.process.base
+        os.kill(first, signal.SIGKILL)
+        second = await ups.get()
+        async with EngineClient(base) as client:
+            assert await client.health() is Health.OK
+        running.cancel()
+    assert second != first
+    assert [code for code, _ in downs] == [-signal.SIGKILL]
+    assert "listening" in downs[0][1]
+    assert not alive(first)
+    assert not alive(second)
+
+
+async def test_an_engine_that_never_served_is_not_started_again(launch, args):
+    args[args.index("-m") + 1] = "/nowhere/absent.gguf"
+    supervisor = Supervisor(launch, on_up=lambda: None, on_down=lambda _code, _tail: None)
+    with pytest.raises(EngineDiedError):
+        await supervisor.run()
+    assert supervisor.starts == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child whose parent was killed")
+async def test_an_engine_does_not_survive_its_murdered_parent(build, args, tmp_path):
+    base = EngineFlags.parse(args).base
+    told = json.dumps([build, base, str(tmp_path / "engine.log"), *args])
+    parent = subprocess.Popen(  # noqa: ASYNC220 - blocks for the fork only
+        [sys.executable, "-c", PARENT, told], stdout=subprocess.PIPE, text=True
+    )
+    engine = 0
+    try:
+        engine = int(parent.stdout.readline())
+        assert alive(engine)
+        parent.kill()
+        async with asyncio.timeout(10):
+            while alive(engine):  # noqa: ASYNC110 - not our child, so nobody tells us
+                await asyncio.sleep(0.02)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            if engine:
+                os.kill(engine, signal.SIGKILL)
+
+
+async def test_stopping_is_prompt_while_a_prompt_is_computed(launch):
+    process = launch()
+    process.start()
+    await process.wait_ready()
+    async with EngineClient(process.base) as client, asyncio.TaskGroup() as group:
+        group.create_task(swallow(client.prefill([5] * 30000, 0)))
+        while not (await client.slots())[0].busy:  # noqa: ASYNC110 - the engine must be asked
+            await asyncio.sleep(0.01)
+        assert await process.stop() is not None
+    assert not alive(process.pid)
+
+
+async def swallow(call) -> None:
+    with contextlib.suppress(Exception):
+        await call
+
+
+def test_the_log_can_be_read_by_us_alone(engine):
+    assert Path(engine.process.log).stat().st_mode & 0o077 == 0

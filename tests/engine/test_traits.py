@@ -1,0 +1,81 @@
+"""What we read from real engines, against what they were started with."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.bench.models import Tiny
+from slotkeeper.core.traits import Memory
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.doctor import SaveSupport, Severity, examine, probe
+from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.traits import read_traits
+
+KINDS = {
+    Tiny.DENSE: (Memory.DENSE, 0),
+    Tiny.SWA: (Memory.SWA, 256),
+    Tiny.HYBRID: (Memory.HYBRID, 0),
+    Tiny.HYBRID_MTP: (Memory.HYBRID, 0),
+    Tiny.RECURRENT: (Memory.RECURRENT, 0),
+}
+
+
+@pytest.mark.parametrize("engine", [str(tiny) for tiny in Tiny], indirect=True)
+async def test_a_strange_engine_tells_memory_slots_and_age(engine):
+    async with EngineClient(engine.base) as client:
+        reading = await read_traits(client)
+        opener = await client.tokenize("<|im_start|>user", add_special=False, parse_special=True)
+    traits = reading.traits
+    assert (traits.memory, traits.n_swa) == KINDS[Tiny(engine.model.stem)]
+    assert (traits.n_slots, traits.n_ctx) == (2, 65536)
+    assert traits.eager_thinning is (engine.build == Kind.SKULK)
+    assert traits.user_start == (tuple(opener),)
+    assert not traits.unified
+    assert reading.model_path == engine.model
+    assert any("started by others" in note for note in reading.notes)
+
+
+async def test_our_own_flags_complete_the_picture_and_the_user_has_the_last_word(engine_factory, build):
+    args = ["-ctxcp", "7", "-cms", "3", "-sps", "0.5", "--spec-type", "draft-mtp"]
+    engine = engine_factory("tiny-hybrid-mtp", build, args=args)
+    async with EngineClient(engine.base) as client:
+        strange = (await read_traits(client)).traits
+        known = (await read_traits(client, engine.flags, {"n_swa": 99})).traits
+    assert strange.speculative
+    assert strange.checkpoint_cap == 32
+    assert known.speculative
+    assert (known.checkpoint_cap, known.checkpoint_min_step, known.similarity) == (7, 3, 0.5)
+    assert known.n_swa == 99
+
+
+async def test_automatic_slots_are_recognised_without_flags(engine_factory, build):
+    engine = engine_factory(build=build, args=["-np", "-1", "-c", "262144"])
+    async with EngineClient(engine.base) as client:
+        traits = (await read_traits(client)).traits
+        asked = await probe(client)
+    assert (traits.n_slots, traits.unified) == (4, True)
+    found = examine(
+        traits,
+        None,
+        asked.props,
+        slots_ok=asked.slots_ok,
+        metrics_ok=asked.metrics_ok,
+        slot_save=asked.slot_save,
+    )
+    assert found[0].trap == "T6"
+    assert found[0].severity is Severity.FAIL
+
+
+async def test_a_probe_finds_what_is_switched_off(engine_factory, build):
+    engine = engine_factory(build=build, args=["--no-slots"])
+    async with EngineClient(engine.base) as client:
+        asked = await probe(client)
+    assert (asked.slots_ok, asked.metrics_ok, asked.slot_save) == (False, True, SaveSupport.YES)
+
+
+async def test_a_probe_does_not_disturb_a_slot(engine):
+    async with EngineClient(engine.base) as client:
+        await client.prefill([5, 6, 7, 8, 9], 0)
+        before = await client.slots()
+        assert (await probe(client)).slot_save is SaveSupport.YES
+        assert await client.slots() == before

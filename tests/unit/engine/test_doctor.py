@@ -1,0 +1,101 @@
+"""One stock engine after another: what the doctor says, and that it is silent about what is well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.engine.doctor import SaveSupport, Severity, examine
+from slotkeeper.engine.flags import EngineFlags
+
+GOOD = EngineTraits(
+    n_slots=2,
+    n_ctx=32768,
+    memory=Memory.HYBRID,
+    checkpoint_cap=64,
+    eager_thinning=False,
+    user_start=((1, 2),),
+)
+PROPS = {"chat_template": "x"}
+LINE = EngineFlags.parse(["-np", "2"])
+
+
+def traps(traits=GOOD, flags=LINE, props=PROPS, *, slots=True, metrics=True, save=SaveSupport.YES):
+    found = examine(traits, flags, props, slots_ok=slots, metrics_ok=metrics, slot_save=save)
+    return {(finding.trap, finding.severity) for finding in found}
+
+
+def test_a_well_started_engine_gets_one_ok():
+    assert traps() == {("flags", Severity.OK)}
+
+
+@pytest.mark.parametrize(
+    ("change", "trap", "severity"),
+    [
+        ({"n_slots": 1}, "one-slot", Severity.WARN),
+        ({"unified": True}, "T6", Severity.FAIL),
+        ({"n_ctx": 4096}, "context", Severity.WARN),
+        ({"eager_thinning": True}, "T7", Severity.WARN),
+        ({"checkpoint_min_step": 0}, "T7", Severity.WARN),
+        ({"checkpoint_cap": 0}, "checkpoints", Severity.FAIL),
+        ({"checkpoint_cap": 4}, "checkpoints", Severity.WARN),
+        ({"memory": Memory.SWA}, "T4", Severity.NOTE),
+        ({"memory": Memory.SWA, "swa_full": True}, "T9", Severity.NOTE),
+        ({"memory": Memory.UNKNOWN}, "memory", Severity.NOTE),
+        ({"ram_cache": False, "idle_copy": False}, "ram-cache", Severity.NOTE),
+        ({"speculative": True}, "draft", Severity.NOTE),
+        ({"n_batch": 8192}, "batch", Severity.NOTE),
+        ({"n_ubatch": 2048}, "ubatch", Severity.NOTE),
+        ({"user_start": ()}, "template", Severity.NOTE),
+    ],
+)
+def test_a_trait_that_costs_tokens_is_named(change, trap, severity):
+    assert (trap, severity) in traps(replace(GOOD, **change))
+
+
+def test_a_dense_model_needs_no_checkpoints():
+    dense = replace(GOOD, memory=Memory.DENSE, checkpoint_cap=0, eager_thinning=True, user_start=())
+    assert traps(dense) == {("flags", Severity.OK)}
+
+
+def test_thinning_that_the_user_turned_off_is_no_finding():
+    assert traps(replace(GOOD, eager_thinning=True, checkpoint_min_step=0)) == {("flags", Severity.OK)}
+
+
+def test_missing_routes_are_named():
+    assert traps(slots=False, metrics=False, save=SaveSupport.NO) == {
+        ("slots", Severity.FAIL),
+        ("metrics", Severity.NOTE),
+        ("snapshots", Severity.WARN),
+    }
+    assert ("snapshots", Severity.NOTE) in traps(save=SaveSupport.UNKNOWN)
+    assert ("template", Severity.WARN) in traps(props={})
+
+
+def test_a_router_is_all_there_is_to_say():
+    assert traps(props={"role": "router"}, slots=False) == {("router", Severity.FAIL)}
+
+
+@pytest.mark.parametrize(
+    ("line", "trap"),
+    [("--sleep-idle-seconds 60", "sleep"), ("--api-key k", "key"), ("--host 0.0.0.0", "T1")],
+)
+def test_flags_with_a_price_are_named(line, trap):
+    assert trap in {name for name, _ in traps(flags=EngineFlags.parse(["-np", "2", *line.split()]))}
+
+
+def test_a_sleeping_engine_says_so():
+    assert ("sleep", Severity.WARN) in traps(flags=None, props=PROPS | {"is_sleeping": True})
+
+
+def test_four_slots_of_unknown_origin_are_worth_a_note():
+    assert ("T6", Severity.NOTE) in traps(replace(GOOD, n_slots=4), flags=None)
+    assert ("T6", Severity.NOTE) not in traps(replace(GOOD, n_slots=4), flags=LINE)
+
+
+def test_the_worst_comes_first():
+    bad = replace(GOOD, n_slots=1, checkpoint_cap=0, speculative=True)
+    found = examine(bad, LINE, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.YES)
+    assert [finding.severity for finding in found] == [Severity.FAIL, Severity.WARN, Severity.NOTE]

