@@ -17,6 +17,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.web.admin import AdminPort
 from slotkeeper.web.data import DataPort
 from slotkeeper.web.exchange import Gate
@@ -130,23 +131,30 @@ async def serve(
     flags: Mapping[EngineId, EngineFlags] | None = None,
     beside: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve until a signal. `beside` runs along (the supervised engine); its failure ends us too."""
+    """Serve until a signal. `beside` runs along (the supervised engine); its failure is raised here."""
     signals = Signals()
     signals.install()
-    async with running(settings, flags) as sidecar, asyncio.TaskGroup() as group:
-        companion = group.create_task(_run(beside))
-        ended = group.create_task(signals.asked.wait())
-        await asyncio.wait((companion, ended), return_when=asyncio.FIRST_COMPLETED)
-        if signals.asked.is_set():
+    tasks = Tasks(lambda _: None)  # whatever fails is raised below
+    async with running(settings, flags) as sidecar:
+        try:
+            companion = tasks.start(_run(beside))
+            await _first(companion, tasks.start(_wait(signals.asked)))
+            if companion.done():
+                companion.result()
             delay = 0.0 if signals.urgent else settings.drain_delay
-            draining = group.create_task(sidecar.drain(delay=delay))
-            hurried = group.create_task(signals.now.wait())
-            await asyncio.wait((draining, hurried), return_when=asyncio.FIRST_COMPLETED)
-            log.info("stopped", hurried=hurried.done() and not draining.done())
-            for task in (draining, hurried):
-                task.cancel()
-        for task in (companion, ended):
-            task.cancel()
+            draining = tasks.start(sidecar.drain(delay=delay))
+            await _first(draining, tasks.start(_wait(signals.now)))
+            log.info("stopped", hurried=not draining.done())
+        finally:
+            await tasks.close()
+
+
+async def _first(*tasks: asyncio.Task[None]) -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def _run(beside: Callable[[], Awaitable[None]] | None) -> None:

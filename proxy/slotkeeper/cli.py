@@ -195,15 +195,15 @@ def _replay(commands: Any) -> None:
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.jsonl", help="also .jsonl.xz")
     parser.add_argument("--base", required=True, metavar="URL", help="where to send them")
     parser.add_argument("--against", metavar="URL", help="send them there too, and compare")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="cap of each reply (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=64, metavar="N", help="cap of each reply (%(default)s)"
+    )
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.bench.replay import replay
 
         return int(
-            run_loop(
-                replay(args.traces, base=args.base, against=args.against, max_tokens=args.max_tokens)
-            )
+            run_loop(replay(args.traces, base=args.base, against=args.against, max_tokens=args.max_tokens))
         )
 
     parser.set_defaults(run=run)
@@ -215,7 +215,9 @@ def _replay(commands: Any) -> None:
 def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """A flag for every setting; only those that were given count (argparse.SUPPRESS)."""
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from a file")
-    parser.add_argument("--print-config", action="store_true", help="show every setting and its origin, then exit")
+    parser.add_argument(
+        "--print-config", action="store_true", help="show every setting and its origin, then exit"
+    )
     for name, field in Settings.model_fields.items():
         if name in without:
             continue

@@ -56,18 +56,19 @@ class Address:
 class Settings(BaseSettings):
     """Everything that `serve` can be told."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, arbitrary_types_allowed=True)
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=PREFIX, arbitrary_types_allowed=True
+    )
 
     upstream: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("http://127.0.0.1:8081",),
         description="URL of a llama-server; give it several times for several engines with the same model",
     )
     listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
-    admin_listen: str = Field(
-        default="127.0.0.1:9090", description="metrics, probes and state, HOST:PORT"
-    )
+    admin_listen: str = Field(default="127.0.0.1:9090", description="metrics, probes and state, HOST:PORT")
     slot_dir: Path | None = Field(
-        default=None, description="the engine's --slot-save-path; `up` passes it on, snapshots will live there"
+        default=None,
+        description="the engine's --slot-save-path; `up` passes it on, snapshots will live there",
     )
     cold_dir: Path | None = Field(
         default=None, description="second tier for snapshots (kept for the release that has them)"
@@ -121,7 +122,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _guarded(self) -> Settings:
         if not Address.parse(self.admin_listen).loopback and self.admin_token is None:
-            raise ValueError("the admin port is reachable from outside: set --admin-token, or listen on 127.0.0.1")
+            raise ValueError(
+                "the admin port is reachable from outside: set --admin-token, or listen on 127.0.0.1"
+            )
         return self
 
     @classmethod
@@ -150,7 +153,9 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
             if not config.is_file():
                 raise UsageError(f"--config: there is no file {config}")
             sources.append((f"file {config}", TomlConfigSettingsSource(Settings, config)()))
-        sources.append(("environment", {**_secret_files(), **EnvSettingsSource(Settings, env_prefix=PREFIX)()}))
+        sources.append(
+            ("environment", {**_secret_files(), **EnvSettingsSource(Settings, env_prefix=PREFIX)()})
+        )
         sources.append(("flag", flags))
         merged: dict[str, Any] = {}
         origins = dict.fromkeys(Settings.model_fields, "default")

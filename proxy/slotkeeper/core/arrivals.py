@@ -36,17 +36,18 @@ def rendered(state: State, event: Rendered) -> None:
 
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Serve whoever can be served now, then look at the engines on which something depends."""
-    yield from _bypass(state)
+    yield from _bypass(state, now)
     yield from _send_steered(state, now)
     if state.queue and not state.up:
-        yield from _fail_open(state)
-    if any(table.idle for table in state.up):
-        for request in tuple(state.queue):
-            pending = state.requests[request]
-            plan = _decide(state, pending, now)
-            if plan and not plan.wait:
-                state.queue.served(request)
-                yield _begin(pending, plan, now)
+        yield from _fail_open(state, now)
+    for request in tuple(state.queue):
+        if not any(table.idle for table in state.up):
+            break
+        pending = state.requests[request]
+        plan = _decide(state, pending, now)
+        if plan and not plan.wait:
+            state.queue.served(request)
+            yield _begin(pending, plan, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
@@ -67,7 +68,15 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     if not pending.rendered:
         return None
     if pending.prompt is not None and len(pending.prompt) > 0:
-        return cheapest(state.up, pending.prompt, pinnable=request.pinnable, now=now)  # 3
+        plants = not pending.plain
+        return cheapest(  # 3
+            state.up,
+            pending.prompt,
+            outline=request.outline,
+            pinnable=request.pinnable,
+            now=now,
+            plants=plants,
+        )
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
     return _named(blind(state.up, pinnable=request.pinnable, now=now), reason)  # 4
 
@@ -87,6 +96,14 @@ def _clients_own(state: State, id_slot: int, now: float) -> Plan | None:
         if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
             return Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE)
     return None
+
+
+def again(state: State, pending: Pending) -> None:
+    """Back into the line: its slot was lost on the way, with the engine or by a plant that failed."""
+    pending.stage = Stage.QUEUED
+    pending.plan = pending.slot = None
+    pending.plants_left = 0
+    state.queue.put_back(pending.arrived.request, pending.arrived.client)
 
 
 def _begin(pending: Pending, plan: Plan, now: float) -> Effect:
@@ -131,7 +148,7 @@ def forward(pending: Pending, now: float) -> Forward:
         pending.slot = None
         if slot is not None and table.owners[slot] == request:
             table.move(slot, SlotState.IDLE, None, now)
-        table.unsettled[request] = None
+        table.unsettled[request] = now
     pending.predict()
     return Forward(
         request=request,
@@ -153,7 +170,7 @@ def _look_now(table: EngineTable, slot: SlotId, pending: Pending) -> Look:
     return Look(slot=slot, reuse=0, source=Source.SLOT, base=held, parked=False)
 
 
-def _bypass(state: State) -> Iterator[Effect]:
+def _bypass(state: State, now: float) -> Iterator[Effect]:
     """0: unpinned, but never while a pinned task is on its way: the engine could give away its slot."""
     for request in tuple(state.bypassing):
         tables = state.up
@@ -161,32 +178,36 @@ def _bypass(state: State) -> Iterator[Effect]:
         if tables and not ready:
             continue
         state.bypassing.remove(request)
-        yield from _unplanned(state, state.requests[request], ready, Reason.BYPASS)
+        yield from _unplanned(state, state.requests[request], ready, Reason.BYPASS, now)
 
 
-def _fail_open(state: State) -> Iterator[Effect]:
+def _fail_open(state: State, now: float) -> Iterator[Effect]:
     """No engine is known to be up: let the first one speak for itself."""
     for request in tuple(state.queue):
         state.queue.served(request)
-        yield from _unplanned(state, state.requests[request], [], Reason.FAIL_OPEN)
+        yield from _unplanned(state, state.requests[request], [], Reason.FAIL_OPEN, now)
 
 
-def _unplanned(state: State, pending: Pending, ready: list[EngineTable], reason: Reason) -> Iterator[Effect]:
+def _unplanned(
+    state: State, pending: Pending, ready: list[EngineTable], reason: Reason, now: float
+) -> Iterator[Effect]:
     request = pending.arrived.request
     pending.stage = Stage.RUNNING
     table = min(ready, key=lambda t: t.load, default=None)
     if table:
         pending.plan = Plan(table=table, reason=reason, pinned=False)
-        table.unsettled[request] = None
+        table.unsettled[request] = now
     engine = table.engine if table else state.engines[0]
     yield Forward(request=request, engine=engine, slot=None, reason=reason, pin=False)
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:
     for request in tuple(state.steered):
-        pending = state.requests.get(request)
-        if pending is None or pending.plan is None:
+        pending = state.requests[request]
+        owned = state.slot_of(pending)
+        if owned is None:
             state.steered.remove(request)
-        elif pending.plan.table.open_for_unpinned(now) or not pending.plan.table.up:
+            again(state, pending)
+        elif owned[0].open_for_unpinned(now):
             state.steered.remove(request)
             yield forward(pending, now)

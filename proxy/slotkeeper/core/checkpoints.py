@@ -34,10 +34,9 @@ def survivors(checkpoints: Sequence[Checkpoint], reuse: int) -> tuple[Checkpoint
 
 def newest_usable(checkpoints: Sequence[Checkpoint], common: int, traits: EngineTraits) -> int:
     """Tokens the engine keeps when it must go back to a checkpoint at or below `common`; 0 if none."""
-    best = max((c.at for c in checkpoints if c.at <= common), default=0)
-    if best and traits.memory is Memory.SWA:
-        return best - 1  # one token less: the window's first position (engine.md 3, "Use")
-    return best
+    if traits.memory is Memory.SWA:  # the window's last token is computed again: one token less is kept
+        return max((c.at - 1 for c in checkpoints if c.at - 1 <= common), default=0)
+    return max((c.at for c in checkpoints if c.at <= common), default=0)
 
 
 def after_prefill(

@@ -6,12 +6,12 @@ Nothing here changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from slotkeeper.core.effects import Purpose
-from slotkeeper.core.held import Held, continues
+from slotkeeper.core.held import Held, continues, shared_messages, succeeds
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
@@ -37,31 +37,42 @@ class Plan:
     look: Look | None = None
     plants: tuple[tuple[Tokens, Purpose], ...] = ()
     price: float = 0.0
-    wait: bool = False  # the best place is about to be free
+    wait: bool = False  # the best place will be free in a moment
 
 
 def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: float) -> Plan | None:
-    """A free slot whose messages are the beginning of these: no tokens needed to see it."""
+    """A free slot whose messages are the beginning of these: no tokens needed to see it.
+
+    None where another slot has more of these messages, if only behind other tools: then tokens decide.
+    """
     best: Plan | None = None
-    length = 0
+    most = 0
     for table in tables:
-        if not table.open_for_pins(now):
-            continue
+        ready = table.open_for_pins(now)
         for slot, held in enumerate(table.shadow.slots):
-            if held and len(held.outline) > length and continues(outline, held):
-                best, length = None, len(held.outline)
-                if table.states[slot] is SlotState.IDLE:
+            shared = shared_messages(outline, held)
+            if shared > most:
+                best, most = None, shared
+                if ready and table.states[slot] is SlotState.IDLE and continues(outline, held):
                     best = Plan(table=table, slot=SlotId(slot), reason=Reason.CONTINUES)
     return best
 
 
-def cheapest(tables: Iterable[EngineTable], prompt: Tokens, *, pinnable: bool, now: float) -> Plan | None:
+def cheapest(
+    tables: Collection[EngineTable],
+    prompt: Tokens,
+    *,
+    outline: Sequence[bytes] = (),
+    pinnable: bool,
+    now: float,
+    plants: bool = True,
+) -> Plan | None:
     """The best place for an exact prompt; None when no slot can be had."""
-    plans = (
-        plan
-        for table in tables
-        for plan in (_pinned(table, prompt, now) if pinnable else _unpinnable(table, prompt, now))
-    )
+    if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
+        return None
+    offers = _pinned if pinnable else _unpinnable
+    want = _Want(prompt, outline, now)
+    plans = (plan for table in tables for plan in offers(table, want) if plants or not plan.plants)
     return min(plans, key=lambda plan: (plan.price, plan.table.load, plan.slot), default=None)
 
 
@@ -85,37 +96,48 @@ def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float) -> Plan 
     return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
 
 
-def _pinned(table: EngineTable, prompt: Tokens, now: float) -> Iterator[Plan]:
-    if not table.open_for_pins(now):
-        return
-    shadow, idle = table.shadow, table.idle
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """What is to be placed, and when."""
+
+    prompt: Tokens
+    outline: Sequence[bytes]
+    now: float
+
+
+def _pinned(table: EngineTable, want: _Want) -> Iterator[Plan]:
+    shadow, idle, prompt, now = table.shadow, table.idle, want.prompt, want.now
+    wait = not table.open_for_pins(now)  # for milliseconds: not worth being computed again elsewhere
     for slot in idle:
         look = shadow.look(slot, prompt)
-        yield _plan(table, look, _price(table, look, prompt, now))
+        yield _plan(table, look, _price(table, look, want), wait=wait)
         if len(prompt) > TOUCH_PRICE and shadow.traits.ram_cache:
             touched = shadow.look_touched(slot, prompt, idle)
             if touched.source is Source.RAM:
                 plants = ((_foreign_token(prompt), Purpose.TOUCH),)
-                yield _plan(table, touched, TOUCH_PRICE + _price(table, touched, prompt, now), plants=plants)
+                price = TOUCH_PRICE + _price(table, touched, want)
+                yield _plan(table, touched, price, plants=plants, wait=wait)
     for slot in table.in_state(SlotState.DRAINING):
         look = shadow.look(slot, prompt)
-        price = shadow.traits.n_ubatch + _price(table, look, prompt, now)
+        price = shadow.traits.n_ubatch + _price(table, look, want)
         yield _plan(table, look, price, wait=True)
     if table.open_for_unpinned(now) and (natural := shadow.engine_choice(prompt, idle)):
-        price = UNPINNED_PRICE + _price(table, natural, prompt, now)
+        price = UNPINNED_PRICE + _price(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False)
 
 
-def _unpinnable(table: EngineTable, prompt: Tokens, now: float) -> Iterator[Plan]:
+def _unpinnable(table: EngineTable, want: _Want) -> Iterator[Plan]:
     """A route without id_slot: leave it to the engine, or first put the prompt where we want it (T5)."""
-    if not table.open_for_unpinned(now):
-        return
+    prompt, now = want.prompt, want.now
+    wait = not table.open_for_unpinned(now)
     natural = table.shadow.engine_choice(prompt, table.idle)
     if natural:
-        price = _price(table, natural, prompt, now)
-        yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False)
-    for plan in _pinned(table, prompt, now):
-        if plan.pinned and plan.look and not plan.wait and len(prompt) > STEER_TAIL:
+        price = _price(table, natural, want)
+        yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
+    for plan in _pinned(table, want):
+        if plan.wait:
+            yield plan
+        elif plan.pinned and plan.look and len(prompt) > STEER_TAIL:
             steer = (prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
             yield _plan(
                 table,
@@ -124,6 +146,7 @@ def _unpinnable(table: EngineTable, prompt: Tokens, now: float) -> Iterator[Plan
                 reason=Reason.STEERED,
                 pinned=False,
                 plants=(*plan.plants, steer),
+                wait=wait,
             )
 
 
@@ -150,21 +173,21 @@ def _plan(
     )
 
 
-def _price(table: EngineTable, look: Look, prompt: Tokens, now: float) -> float:
+def _price(table: EngineTable, look: Look, want: _Want) -> float:
     """Tokens to compute now, and the tokens that will be missed later."""
     lost = 0.0
     victim = table.shadow.slots[look.slot]
-    if victim:
+    if victim and not succeeds(want.outline, victim):
         copied = look.parked or table.shadow.elsewhere(victim, look.slot)
-        lost += _missed(victim, prompt, now) * (IN_RAM if copied else 1.0)
+        lost += _missed(victim, want) * (IN_RAM if copied else 1.0)
     moved = look.base if look.source is Source.RAM else None
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
-        lost += _missed(moved, prompt, now)  # a loaded entry leaves the RAM cache
-    return len(prompt) - look.reuse + lost
+        lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
+    return len(want.prompt) - look.reuse + lost
 
 
-def _missed(held: Held, prompt: Tokens, now: float) -> float:
-    return (held.total - held.tokens.lcp(prompt)) * held.chance(now)
+def _missed(held: Held, want: _Want) -> float:
+    return (held.total - held.tokens.lcp(want.prompt)) * held.chance(want.now)
 
 
 def _same(one: Held, other: Held) -> bool:

@@ -29,6 +29,7 @@ class Held:
     request: RequestId | None = None  # who wrote it last
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the driver's clock
+    rough: bool = False  # how far its end got is not known: the engine's next count decides
 
     @property
     def total(self) -> int:
@@ -48,7 +49,7 @@ class Held:
         """The same state, when the engine says it holds `total` tokens."""
         known = self.tokens.cut(0, total)
         left = tuple(c for c in self.checkpoints if c.at <= total)
-        return replace(self, tokens=known, opaque=total - len(known), checkpoints=left)
+        return replace(self, tokens=known, opaque=total - len(known), checkpoints=left, rough=False)
 
 
 def reuse(held: Held | None, prompt: Tokens, traits: EngineTraits) -> int:
@@ -71,8 +72,22 @@ def _extends(held: Held, prompt: Tokens, common: int, traits: EngineTraits) -> b
 
 
 def continues(outline: Sequence[bytes], held: Held | None) -> bool:
-    """Whether a request's messages begin with all of those that wrote this state."""
+    """Whether a request begins with all that was sent to write this state: tools, system, messages."""
+    return succeeds(outline, held) and held is not None and outline[0] == held.outline[0]
+
+
+def succeeds(outline: Sequence[bytes], held: Held | None) -> bool:
+    """Whether its messages begin with all of this state's, whatever stands before them.
+
+    Then it is the next turn of the same conversation, and this state will hardly be asked for again.
+    """
     if held is None or len(held.outline) < 2:  # the first digest is what stands before the messages
         return False
     last = len(held.outline) - 1  # digests are chained: equal at one place, equal before it
     return last < len(outline) and outline[last] == held.outline[last]
+
+
+def shared_messages(outline: Sequence[bytes], held: Held | None) -> int:
+    """How many first messages a request has in common with those that wrote this state."""
+    pairs = zip(outline[1:], held.outline[1:] if held else (), strict=False)
+    return sum(1 for one, other in pairs if one == other)

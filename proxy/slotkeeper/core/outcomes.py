@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from slotkeeper.core.arrivals import forward, next_plant
-from slotkeeper.core.checkpoints import after_prefill
+from slotkeeper.core.arrivals import again, forward, next_plant
+from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import (
     EngineLost,
@@ -24,8 +24,8 @@ from slotkeeper.core.held import Held
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.shadow import EngineShadow, Source
 from slotkeeper.core.state import State, user_starts
-from slotkeeper.core.table import SHARED_FOR, EngineTable, Orphan, SlotState
-from slotkeeper.core.types import SlotId
+from slotkeeper.core.table import LINGER, SHARED_FOR, EngineTable, Orphan, SlotState
+from slotkeeper.core.types import Reason, SlotId
 
 SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
 
@@ -34,33 +34,38 @@ def planted(state: State, event: Planted) -> Iterator[Effect]:
     pending = state.requests.get(event.request)
     if pending is None or pending.plan is None or pending.stage is not Stage.PLANTING:
         return
-    table, slot = pending.plan.table, pending.plan.slot
-    if slot is None:
+    owned = state.slot_of(pending)
+    if owned is None:  # the engine was restarted
+        again(state, pending)
+        return
+    table, slot = owned
+    if event.computed is None:  # the request goes on without it; the engine may still be at work on it
+        pending.plain = True
+        table.shadow.slots[slot] = None
+        table.leave(slot, event.at)
+        again(state, pending)
         return
     tokens, purpose = pending.plan.plants[len(pending.plan.plants) - pending.plants_left]
-    if event.computed is None:  # the plant failed: the request goes on without it
-        table.shadow.slots[slot] = None
-        pending.plants_left = 0
+    pending.planted += event.computed
+    pending.plants_left -= 1
+    others = [s for s in table.idle if s != slot]
+    if purpose is Purpose.TOUCH:
+        table.shadow.touch(slot, others)
     else:
-        pending.planted += event.computed
-        pending.plants_left -= 1
-        others = [s for s in table.idle if s != slot]
-        if purpose is Purpose.TOUCH:
-            table.shadow.touch(slot, others)
-        else:
-            table.shadow.launch(table.shadow.look(slot, tokens), others)
-            table.shadow.finish(
-                slot,
-                prompt=tokens,
-                prompt_tokens=len(tokens),
-                cached=len(tokens) - event.computed,
-                generated=0,
-                user_starts=user_starts(tokens, table.traits),
-                outline=(),
-                request=event.request,
-                now=event.at,
-            )
+        table.shadow.launch(table.shadow.look(slot, tokens), others)
+        table.shadow.finish(
+            slot,
+            prompt=tokens,
+            prompt_tokens=len(tokens),
+            cached=len(tokens) - event.computed,
+            generated=0,
+            user_starts=user_starts(tokens, table.traits),
+            outline=(),
+            request=event.request,
+            now=event.at,
+        )
     if pending.plants_left:
+        table.move(slot, SlotState.LAUNCHED, event.request, event.at)
         yield next_plant(pending)
     elif pending.plan.pinned:
         yield forward(pending, event.at)
@@ -83,7 +88,8 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
     pending.finished = event
     pending.stage = Stage.ENDED
     if owned := state.slot_of(pending):
-        _release(pending, *owned, event)
+        pinned = pending.plan is not None and pending.plan.pinned
+        _release(pending, *owned, event, event.at, certain=pinned or event.slot == owned[1])
     elif pending.plan and event.request in pending.plan.table.unsettled:
         _end_unseen(pending, pending.plan.table, event)
     if event.prompt_tokens is not None:
@@ -104,23 +110,31 @@ def close(state: State, pending: Pending) -> Iterator[Effect]:
     del state.requests[request]
 
 
-def _release(pending: Pending, table: EngineTable, slot: SlotId, event: Finished) -> None:
+def _close_ended(state: State) -> Iterator[Effect]:
+    for pending in [p for p in state.requests.values() if p.stage is Stage.ENDED]:
+        yield from close(state, pending)
+
+
+def _release(
+    pending: Pending, table: EngineTable, slot: SlotId, event: Finished, now: float, *, certain: bool
+) -> None:
+    """The slot is free again. Where it was not `certain` to be the one, GET /slots must say so."""
     if event.prompt_tokens is None:  # an error answer: the slot is as it was, but is it free?
-        table.move(slot, SlotState.DRAINING, None, event.at)
+        table.leave(slot, now)
         return
     cached = event.cached if event.cached is not None else pending.predicted or 0
-    table.shadow.finish(
+    held = table.shadow.finish(
         slot,
         prompt=pending.prompt,
         prompt_tokens=event.prompt_tokens,
         cached=cached,
-        generated=event.generated or 0,
+        generated=event.generated,
         user_starts=user_starts(pending.prompt, table.traits),
         outline=pending.arrived.outline,
         request=event.request,
-        now=event.at,
+        now=now,
     )
-    table.move(slot, SlotState.IDLE, None, event.at)
+    table.move(slot, SlotState.IDLE if certain and not held.rough else SlotState.DRAINING, None, now)
     if not table.proven and any(table.shadow.slots[s] for s in table.idle if s != slot):
         table.look_again = True
 
@@ -131,12 +145,12 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> None:
     if event.slot is not None and event.slot < len(table.states):
         pending.slot = SlotId(event.slot)
         table.move(pending.slot, SlotState.RUNNING, event.request, event.at)
-        _release(pending, table, pending.slot, event)
+        _release(pending, table, pending.slot, event, event.at, certain=True)
     else:
         total = None
         if event.prompt_tokens is not None:
             total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
-        table.orphans.append(Orphan(event.request, total))
+        table.orphans.append(Orphan(event.request, total, event.at))
 
 
 def _learn(pending: Pending, event: Finished) -> None:
@@ -160,14 +174,12 @@ def gone(state: State, event: Gone) -> None:
             line.remove(event.request)
     if owned := state.slot_of(pending):
         table, slot = owned
-        if pending.stage is Stage.RUNNING:
-            table.shadow.slots[slot] = _broken_off(pending, table)
+        table.shadow.slots[slot] = _broken_off(pending, table) if pending.stage is Stage.RUNNING else None
         # A resumable stream goes on without its client (field-notes 0.10): not ours to wait for.
-        state_after = SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING
-        table.move(slot, state_after, None, event.at)
+        table.leave(slot, event.at, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
     elif pending.plan and event.request in pending.plan.table.unsettled:
         del pending.plan.table.unsettled[event.request]
-        pending.plan.table.orphans.append(Orphan(event.request, None))
+        pending.plan.table.orphans.append(Orphan(event.request, None, event.at + LINGER))
 
 
 def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
@@ -175,13 +187,11 @@ def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
     if pending.prompt is None:
         return None
     base = pending.base
-    checkpoints = after_prefill(
-        base.checkpoints if base else (),
+    checkpoints = table.shadow.checkpoints_after(
+        base,
         reuse=pending.predicted or 0,
         end=len(pending.prompt),
         user_starts=user_starts(pending.prompt, table.traits),
-        task=0,
-        traits=table.traits,
     )
     return Held(
         tokens=pending.prompt,
@@ -189,6 +199,7 @@ def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
         outline=pending.arrived.outline,
         turns=base.turns if base else 1,
         used=pending.arrived.at,
+        rough=True,
     )
 
 
@@ -214,16 +225,14 @@ def observed(state: State, event: Observed) -> Iterator[Effect]:
             pending.predicted = None
             pending.predict()
         if pending.finished:
-            table.move(slot, SlotState.RUNNING, request, event.at)
-            _release(pending, table, slot, pending.finished)
-    for pending in [p for p in state.requests.values() if p.stage is Stage.ENDED]:
-        yield from close(state, pending)
+            _release(pending, table, slot, pending.finished, event.at, certain=True)
+    yield from _close_ended(state)
 
 
 def observe_failed(state: State, event: ObserveFailed) -> None:
     if table := state.tables.get(event.engine):
         table.observing = False
-        table.patience += 1
+        table.failures += 1
 
 
 def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
@@ -240,17 +249,32 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
     yield from close(state, pending)
 
 
-def engine_up(state: State, event: EngineUp) -> None:
+def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table = state.tables.get(event.engine)
     if table is None:
         table = state.tables[event.engine] = EngineTable(event.engine, EngineShadow(event.traits))
     table.up = True
-    table.reset(event.traits)
+    table.reset(event.traits, event.at)
+    _still_out(state, table, event.at)
     if not event.fresh:
         table.shared_until = event.at + SHARED_FOR
+    yield from _close_ended(state)
 
 
-def engine_lost(state: State, event: EngineLost) -> None:
+def _still_out(state: State, table: EngineTable, now: float) -> None:
+    """What was sent before may have reached this very engine: no slot is sure until it ends or is seen."""
+    for request, pending in state.requests.items():
+        sent_open = pending.plan is None and table.engine == state.engines[0]
+        if pending.stage is Stage.RUNNING and sent_open:
+            reason = Reason.BYPASS if pending.arrived.bypass else Reason.FAIL_OPEN
+            pending.plan = Plan(table=table, reason=reason, pinned=False)
+        if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
+            pending.slot = None
+            table.unsettled[request] = now
+
+
+def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
     if table := state.tables.get(event.engine):
         table.up = False
-        table.reset(table.traits)
+        table.reset(table.traits, event.at)
+    yield from _close_ended(state)

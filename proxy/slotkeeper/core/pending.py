@@ -34,11 +34,14 @@ class Pending:
     known_before: int = 0  # longest prefix of the prompt that was ever computed
     planted: int = 0
     plants_left: int = 0
+    plain: bool = False  # a plant failed for it: no more of them
     finished: Finished | None = None
 
     def predict(self) -> None:
         """Say what `cached` will be, once both the prompt and the slot's content are known."""
-        if self.plan and self.prompt is not None and self.predicted is None:
+        if self.plan is None or (self.slot is None and self.plan.slot is None):
+            return
+        if self.prompt is not None and self.predicted is None:
             self.predicted = reuse(self.base, self.prompt, self.plan.table.traits)
 
     def report(self) -> Report | None:
@@ -61,10 +64,13 @@ class Pending:
         )
 
     def _oracle(self, tokens: int | None, cached: int | None) -> int | None:
-        """What a perfect cache would have computed: never more than the engine did, at least one token."""
+        """What a perfect cache would have computed: at least one token, and never more than was computed.
+
+        What our own plants put there for this request was not known before it came.
+        """
         if tokens is None or self.prompt is None:
             return None
-        return max(1, tokens - max(self.known_before, cached or 0))
+        return max(1, tokens - max(self.known_before, (cached or 0) - self.planted))
 
     def remember(self, tree: PromptTree) -> None:
         if self.prompt is not None:

@@ -94,8 +94,8 @@ class Placement:
             case ObserveFailed():
                 outcomes.observe_failed(state, event)
             case EngineUp():
-                outcomes.engine_up(state, event)
+                yield from outcomes.engine_up(state, event)
             case EngineLost():
-                outcomes.engine_lost(state, event)
+                yield from outcomes.engine_lost(state, event)
             case _:
                 assert_never(event)

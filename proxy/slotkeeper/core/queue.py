@@ -36,6 +36,12 @@ class FairQueue:
         self._lines.setdefault(client, OrderedDict())[request] = None
         self._client[request] = client
 
+    def put_back(self, request: RequestId, client: ClientId) -> None:
+        """It was served in vain, and is the next to be served."""
+        self.add(request, client)
+        self._lines[client].move_to_end(request, last=False)
+        self._lines.move_to_end(client, last=False)
+
     def served(self, request: RequestId) -> None:
         """It leaves the line, and its client goes to the end of the turn order."""
         client = self._client.get(request)

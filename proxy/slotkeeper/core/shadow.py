@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from slotkeeper.core.checkpoints import after_prefill
+from slotkeeper.core.checkpoints import Checkpoint, after_prefill
 from slotkeeper.core.held import Held, reuse
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import RequestId, SlotId
 
@@ -125,7 +125,7 @@ class EngineShadow:
         prompt: Tokens | None,
         prompt_tokens: int,
         cached: int,
-        generated: int,
+        generated: int | None,
         user_starts: Sequence[int],
         outline: tuple[bytes, ...],
         request: RequestId | None,
@@ -133,29 +133,37 @@ class EngineShadow:
     ) -> Held:
         """A task ended in `slot`. The slot holds the prompt and all but the last sampled token."""
         base = self.slots[slot]
-        self._tasks += 1
-        checkpoints = after_prefill(
-            base.checkpoints if base else (),
-            reuse=cached,
-            end=prompt_tokens,
-            user_starts=user_starts,
-            task=self._tasks,
-            traits=self.traits,
-        )
-        tokens = prompt or Tokens()
-        extra = prompt_tokens - len(tokens) + max(0, generated - 1)
+        checkpoints = self.checkpoints_after(base, reuse=cached, end=prompt_tokens, user_starts=user_starts)
+        total = prompt_tokens + max(0, (generated or 0) - 1)
+        tokens = prompt.cut(0, total) if prompt else EMPTY
+        kept_most = base is not None and cached >= base.total * KEEP
         held = Held(
             tokens=tokens,
-            opaque=max(0, extra),
+            opaque=total - len(tokens),
             checkpoints=checkpoints,
             slack=self.traits.n_ubatch if self.traits.memory is Memory.SWA else 0,
             outline=outline,
             request=request,
-            turns=(base.turns if base and cached else 0) + 1,
+            turns=(base.turns if base and kept_most else 0) + 1,
             used=now,
+            rough=generated is None,
         )
         self.slots[slot] = held
         return held
+
+    def checkpoints_after(
+        self, base: Held | None, *, reuse: int, end: int, user_starts: Sequence[int]
+    ) -> tuple[Checkpoint, ...]:
+        """The checkpoints of a state after one more task prefilled it up to `end`."""
+        self._tasks += 1
+        return after_prefill(
+            base.checkpoints if base else (),
+            reuse=reuse,
+            end=end,
+            user_starts=user_starts,
+            task=self._tasks,
+            traits=self.traits,
+        )
 
     def forget_ram(self) -> None:
         """What we believed to be in the RAM cache was not."""
@@ -227,7 +235,7 @@ class EngineShadow:
 
 
 def _contains(outer: Held, inner: Held) -> bool:
-    return outer.tokens.lcp(inner.tokens) == len(inner.tokens) and outer.total >= inner.total
+    return outer.total >= inner.total and outer.tokens.begins_with(inner.tokens)
 
 
 def _publish(ram: list[Held], held: Held) -> None:

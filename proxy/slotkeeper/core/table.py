@@ -6,6 +6,7 @@ really released it. Two tasks in one slot corrupt a running answer (engine.md T1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -18,6 +19,7 @@ from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, RequestId, SlotId
 
 SHARED_FOR: Final = 60.0  # seconds for which we expect more of another client's tasks, once seen
+LINGER: Final = 0.1  # seconds in which a task may still begin after its client left (engine.md 7)
 STALE: Final = 0.05  # seconds: an older look at a shared engine is no proof that a slot is free
 RAM_STRIKES: Final = 2  # misses in a row until we stop counting on the engine's RAM cache
 COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ without our ids being wrong
@@ -36,7 +38,8 @@ class Orphan:
     """An unpinned request that ended before we saw where it ran."""
 
     request: RequestId
-    total: int | None  # tokens its slot holds now
+    total: int | None  # tokens its slot holds now; None: its client left, it may be running
+    since: float  # a look that was asked for earlier says nothing about it
 
 
 @dataclass(slots=True)
@@ -47,12 +50,14 @@ class EngineTable:
     states: list[SlotState] = field(init=False)
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
-    unsettled: dict[RequestId, None] = field(default_factory=dict)  # unpinned, slot not yet seen
+    begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
+    unsettled: dict[RequestId, float] = field(default_factory=dict)  # unpinned, not yet seen; when sent
     orphans: list[Orphan] = field(default_factory=list)
     shared_until: float = 0.0
     observed_at: float = -1.0
     observing: bool = False
     patience: int = 0  # looks in a row that changed nothing
+    failures: int = 0  # looks in a row that failed
     proven: bool = False  # whether idle slots were seen to keep their content (T6)
     look_again: bool = False  # something was not as predicted
     ram_misses: int = 0  # loads in a row from the RAM cache that were not there
@@ -68,14 +73,17 @@ class EngineTable:
         slots = " ".join(f"{s}:{state}" for s, state in enumerate(self.states))
         return f"<{self.engine} {'up' if self.up else 'down'} | {slots} | {len(self.unsettled)} unsettled>"
 
-    def reset(self, traits: EngineTraits) -> None:
+    def reset(self, traits: EngineTraits, now: float = -1.0) -> None:
         """The engine is new, or was restarted: every slot is empty."""
         self.shadow = EngineShadow(traits)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.owners = [None] * traits.n_slots
-        self.changed = [-1.0] * traits.n_slots
+        self.changed = [now] * traits.n_slots
+        self.begun = [now] * traits.n_slots
         self.unsettled.clear()
         self.orphans.clear()
+        self.observed_at = -1.0
+        self.ram_misses = 0
         self.proven = False
 
     # -- questions ---------------------------------------------------------------------------------
@@ -109,8 +117,12 @@ class EngineTable:
 
     def watch(self, *, waiting: bool, now: float) -> float | None:
         """Seconds until the next look at GET /slots; None when nothing depends on it."""
-        if not self.up or self.observing:
-            return None
+        delay = None if not self.up or self.observing else self._next_look(waiting, now)
+        if delay is None or not self.failures:
+            return delay
+        return max(delay, 0.05 * 2.0 ** min(self.failures, 5))
+
+    def _next_look(self, waiting: bool, now: float) -> float | None:
         if self.unsettled or self.orphans or (waiting and SlotState.LAUNCHED in self.states):
             return min(0.5, 0.004 * 1.5 ** min(self.patience, 20))
         if self.look_again:
@@ -124,10 +136,19 @@ class EngineTable:
     # -- changes -----------------------------------------------------------------------------------
 
     def move(self, slot: SlotId, state: SlotState, owner: RequestId | None, now: float) -> None:
+        was_idle = self.states[slot] is SlotState.IDLE
+        if state is SlotState.LAUNCHED or (was_idle and state is not SlotState.IDLE):
+            self.begun[slot] = now
         self.states[slot] = state
         self.owners[slot] = owner
         self.changed[slot] = now
         self.patience = 0
+
+    def leave(self, slot: SlotId, now: float, state: SlotState = SlotState.DRAINING) -> None:
+        """Its request is over for us. If that was still on its way, a free slot may yet be taken by it."""
+        late = LINGER if self.states[slot] is SlotState.LAUNCHED else 0.0
+        self.move(slot, state, None, now)
+        self.changed[slot] = now + late
 
     def ram_loaded(self, *, hit: bool) -> None:
         """Whether the RAM cache held what we expected of it."""
@@ -140,50 +161,57 @@ class EngineTable:
     def observe(self, seen: Observed) -> dict[RequestId, SlotId]:
         """Take in GET /slots. Returns the unsettled requests whose slot is now known."""
         self.observing = self.look_again = False
+        self.failures = 0
         self.observed_at = seen.at
         self.patience += 1
         settled: dict[RequestId, SlotId] = {}
         if self._wiped(seen):
             return settled
-        for view in seen.slots:
+        for view in sorted(seen.slots, key=_age):
             if view.slot < len(self.states) and self.changed[view.slot] <= seen.asked:
-                self._merge(view, seen.at, settled)
+                self._merge(view, seen, settled)
         self._adopt(seen, settled)
         return settled
 
-    def _merge(self, view: SlotView, now: float, settled: dict[RequestId, SlotId]) -> None:
+    def _merge(self, view: SlotView, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
         state, slot = self.states[view.slot], view.slot
         if view.busy:
             if state is SlotState.LAUNCHED:
-                self.move(slot, SlotState.RUNNING, self.owners[slot], now)
-            elif state is SlotState.IDLE and self.unsettled:
-                request = next(iter(self.unsettled))
-                del self.unsettled[request]
-                settled[request] = slot
-                self.move(slot, SlotState.RUNNING, request, now)
+                self.move(slot, SlotState.RUNNING, self.owners[slot], seen.at)
             elif state is SlotState.IDLE:
-                self.shared_until = now + SHARED_FOR
-                self.move(slot, SlotState.FOREIGN, None, now)
-        elif state is SlotState.DRAINING:
-            held = self.shadow.slots[slot]
-            self.shadow.slots[slot] = held.shrunk(view.held) if held and view.held else None
-            self.move(slot, SlotState.IDLE, None, now)
-        elif state is SlotState.FOREIGN:
-            self.shadow.slots[slot] = Held(opaque=view.held or 0, used=now)
-            self.move(slot, SlotState.IDLE, None, now)
+                self._whose(slot, seen, settled)
+        elif state in (SlotState.DRAINING, SlotState.FOREIGN):
+            self._correct(view, seen.at)
+            self.move(slot, SlotState.IDLE, None, seen.at)
         elif state is SlotState.IDLE and not self.orphans:
-            self._correct(view, now)
+            self._correct(view, seen.at)
+
+    def _whose(self, slot: SlotId, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
+        """A slot that we thought idle is busy: with one of ours that went unpinned, or another's task."""
+        ours = next((r for r, sent in self.unsettled.items() if sent <= seen.asked), None)
+        left = next((o for o in self.orphans if o.total is None), None)
+        if ours:
+            del self.unsettled[ours]
+            settled[ours] = slot
+            self.move(slot, SlotState.RUNNING, ours, seen.at)
+        elif left:
+            self.orphans.remove(left)
+            self.shadow.slots[slot] = None
+            self.move(slot, SlotState.DRAINING, None, seen.at)
+        elif all(orphan.since <= seen.asked for orphan in self.orphans):
+            self.shared_until = seen.at + SHARED_FOR
+            self.shadow.slots[slot] = None
+            self.move(slot, SlotState.FOREIGN, None, seen.at)
 
     def _correct(self, view: SlotView, now: float) -> None:
-        """Believe the engine's count of an idle slot more than ours."""
+        """Believe the engine's count of a free slot more than ours."""
         held = self.shadow.slots[view.slot]
         count, ours = view.held or 0, held.total if held else 0
-        if count == ours or held is None:
-            if held is None and count:
-                self.shadow.slots[view.slot] = Held(opaque=count, used=now)
+        if held is None:
+            self.shadow.slots[view.slot] = Held(opaque=count, used=now) if count else None
         elif count == 0:
             self.shadow.slots[view.slot] = None
-        elif abs(count - ours) <= COUNT_SLIP or count < ours:
+        elif held.rough or count <= ours + COUNT_SLIP:
             self.shadow.slots[view.slot] = held.shrunk(count)
         else:  # longer than we left it: somebody else wrote there
             self.shadow.slots[view.slot] = Held(opaque=count, used=now)
@@ -191,29 +219,31 @@ class EngineTable:
 
     def _adopt(self, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
         """Find the slots of requests that ended before they were seen: by what they left there."""
-        for orphan in self.orphans:
-            fitting = [
-                view
-                for view in seen.slots
-                if view.slot < len(self.states)
-                and not view.busy
-                and self.states[view.slot] is SlotState.IDLE
-                and orphan.total is not None
-                and abs((view.held or 0) - orphan.total) <= COUNT_SLIP
-            ]
+        due = [orphan for orphan in self.orphans if orphan.since <= seen.asked]
+        if not due:
+            return
+        free = [
+            view
+            for view in seen.slots
+            if view.slot < len(self.states)
+            and not view.busy
+            and self.states[view.slot] is SlotState.IDLE
+            and self.changed[view.slot] <= seen.asked
+        ]
+        for orphan in due:
+            self.orphans.remove(orphan)
+            total = orphan.total
+            fitting = [v for v in free if total and abs((v.held or 0) - total) <= COUNT_SLIP]
             if fitting:
-                newest = max(fitting, key=lambda view: -1 if view.task is None else view.task)
+                newest = max(fitting, key=_age)
                 settled[orphan.request] = newest.slot
-        if self.orphans:
-            self.orphans.clear()
-            taken = set(settled.values())
-            for view in seen.slots:
-                free = view.slot < len(self.states) and self.states[view.slot] is SlotState.IDLE
-                if free and not view.busy and view.slot not in taken:
-                    self._correct(view, seen.at)
+                free.remove(newest)
+        if not self.orphans:
+            for view in free:
+                self._correct(view, seen.at)
 
     def _wiped(self, seen: Observed) -> bool:
-        """Whether slots lost what we left there: all of them (restart), or all but one (T6)."""
+        """Whether slots lost what we left there: all of them (restart), or all but the last to run (T6)."""
         views = {v.slot: v for v in seen.slots}
         believed = [
             slot
@@ -221,19 +251,37 @@ class EngineTable:
             if self.shadow.slots[slot] and self.changed[slot] <= seen.asked and slot in views
         ]
         empty = [slot for slot in believed if not views[slot].busy and not views[slot].held]
-        if not believed or len(empty) < len(believed):
-            self.proven = self.proven or bool(believed)
+        kept = [slot for slot in believed if slot not in empty]
+        if any(self._outlived_a_task(slot, views) for slot in kept):
+            self.proven = True
+        if not empty or (kept and kept != [max(believed, key=lambda slot: self.changed[slot])]):
             return False
         if any(v.held or v.busy for v in seen.slots):
             self._learn_unified(empty)
             return False
         if all(state is SlotState.IDLE for state in self.states):
-            self.reset(self.traits)
+            sent = dict(self.unsettled)  # perhaps to the new engine already
+            self.reset(self.traits, seen.asked)
+            self.unsettled.update(sent)
             return True
         return False
+
+    def _outlived_a_task(self, kept: SlotId, views: Mapping[SlotId, SlotView]) -> bool:
+        """Whether another slot began a task after this one got its content."""
+        return any(
+            self.begun[slot] > self.changed[kept]
+            and (self.states[slot] is not SlotState.LAUNCHED or views[slot].busy)
+            for slot in views
+            if slot != kept and slot < len(self.states)
+        )
 
     def _learn_unified(self, wiped: list[SlotId]) -> None:
         """Idle slots are saved to the RAM cache and cleared at each task: what was there is there now."""
         if self.proven or self.traits.unified:
             return
         self.shadow.assume_unified(wiped)
+
+
+def _age(view: SlotView) -> int:
+    """Tasks are numbered as they come in: the order in which slots were last taken."""
+    return -1 if view.task is None else view.task

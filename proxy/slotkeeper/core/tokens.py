@@ -75,6 +75,9 @@ class Tokens:
                 high = middle
         return low
 
+    def begins_with(self, other: Tokens) -> bool:
+        return self.packed.startswith(other.packed)
+
     def find_all(self, needle: Tokens) -> list[int]:
         """Every index at which `needle` begins, in order."""
         found: list[int] = []

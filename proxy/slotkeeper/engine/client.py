@@ -81,11 +81,11 @@ class EngineClient:
         if self._session is not None:
             await self._session.close()
 
-    async def health(self) -> Health:
+    async def health(self, *, headers: Headers | None = None) -> Health:
         """Never raises. Does not wake a sleeping engine."""
         try:
             await self._json("GET", "/health", limits=QUICK)
-            return Health.SLEEPING if (await self.props()).get("is_sleeping") else Health.OK
+            return Health.SLEEPING if (await self.props(headers=headers)).get("is_sleeping") else Health.OK
         except EngineError as error:
             # /health needs no key, /props does: a 401 comes from an engine that is up.
             return Health.LOADING if error.status == 503 else Health.OK

@@ -25,7 +25,7 @@ from slotkeeper.core.events import (
 )
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason, RequestId
-from slotkeeper.engine.client import EngineError, EngineGoneError, Health
+from slotkeeper.engine.client import EngineGoneError, Health
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
@@ -99,7 +99,11 @@ class Driver:
             self._release_all()
             return
         for effect in effects:
-            self._perform(effect)
+            try:
+                self._perform(effect)
+            except Exception:
+                log.exception("effect_failed", effect=type(effect).__name__)
+                self.metrics.fallback("effect")
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -124,7 +128,7 @@ class Driver:
             result = await link.client.prefill(plant.tokens.ids(), plant.place.slot, headers=link.auth)
             computed = result.computed
             self.metrics.planted(plant.purpose, computed)
-        except (EngineError, EngineGoneError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it
             log.warning("plant_failed", purpose=plant.purpose.value, place=str(plant.place), error=str(error))
             self.metrics.fallback("plant")
         self._plants.pop(plant.request, None)
@@ -136,7 +140,8 @@ class Driver:
         link, asked = self.links[look.engine], self.now()
         try:
             slots = await link.client.slots(headers=link.auth)
-        except (EngineError, EngineGoneError) as error:
+        except Exception as error:  # noqa: BLE001 - without an answer to it the core would never look again
+            log.debug("slots_unseen", engine=look.engine, error=str(error))
             if isinstance(error, EngineGoneError):
                 link.kick()
             self.post(ObserveFailed(at=self.now(), engine=look.engine))
@@ -160,9 +165,10 @@ class Driver:
             if link.traits and link.health is Health.OK:
                 up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=False)
                 self._events.append(up)
+        engine = next((link.engine for link in self.links.values() if link.ready), next(iter(self.links)))
         for request, grant in waiting.items():
             if not grant.done():
-                engine = next(iter(self.links))
+                self.metrics.decision(Reason.FAIL_OPEN)
                 grant.set_result(
                     Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN, pin=False)
                 )
@@ -170,7 +176,8 @@ class Driver:
     def _engine_up(self, link: EngineLink) -> None:
         if link.traits:
             self.metrics.engine_up(link.engine, up=True)
-            self.post(EngineUp(at=self.now(), engine=link.engine, traits=link.traits))
+            up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=link.fresh)
+            self.post(up)
 
     def _engine_lost(self, link: EngineLink) -> None:
         self.metrics.engine_up(link.engine, up=False)
@@ -179,5 +186,3 @@ class Driver:
     def _task_failed(self, error: BaseException) -> None:
         log.error("task_failed", exc_info=error)
         self.metrics.fallback("task")
-
-

@@ -38,6 +38,8 @@ class EngineLink:
         self._own_key = api_key is not None
         self._process = ""
         self._kick = asyncio.Event()
+        self._looked = asyncio.Event()  # the look that is under way, or comes next
+        self.fresh = False  # at its last start no slot had been used
 
     @property
     def ready(self) -> bool:
@@ -47,12 +49,25 @@ class EngineLink:
         """Look at once: a connection just failed."""
         self._kick.set()
 
-    async def watch(
-        self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]
-    ) -> None:
+    async def is_gone(self) -> bool:
+        """Look at once. The look that is under way may have begun before the failure, so the next counts."""
+        for _ in range(2):
+            self.kick()
+            await self._looked.wait()
+            if not self.ready:
+                return True
+        return False
+
+    async def watch(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
         """Runs for ever; tells when the engine comes, goes, or is another process than before."""
         while True:
-            up = await self._look(on_up, on_lost)
+            try:
+                up = await self._look(on_up, on_lost)
+            except Exception:  # an answer of a shape nobody foresaw must not end the watch
+                log.exception("engine_look_failed", engine=self.engine)
+                self.health, up = Health.DOWN, False
+            self._looked.set()
+            self._looked = asyncio.Event()
             try:
                 await asyncio.wait_for(self._kick.wait(), CALM if up else EAGER)
                 self._kick.clear()
@@ -60,14 +75,13 @@ class EngineLink:
             except TimeoutError:
                 pass
 
-    async def _look(
-        self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]
-    ) -> bool:
+    async def _look(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> bool:
         was_up = self.health is Health.OK
         self.health = await self.client.health()
         process = await self._identity() if self.health is Health.OK else ""
         if was_up and (self.health is not Health.OK or process != self._process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
+            self.tokenizer = None  # the next one may serve another model
             on_lost(self)
             was_up = False
         self._process = process
@@ -91,6 +105,7 @@ class EngineLink:
     async def _probe(self) -> None:
         reading = await read_traits(self.client, self.flags)
         self.traits = reading.traits
+        self.fresh = await self._unused()
         self.tokenizer = await self._open_tokenizer(reading.props, reading.model_path)
         ending = await self.render_text(str(reading.props.get("eos_token") or ""))
         self.end_of_turn = ending[0] if len(ending) == 1 else -1
@@ -105,6 +120,14 @@ class EngineLink:
             tokenizer_why=self.tokenizer.why,
             notes=reading.notes,
         )
+
+    async def _unused(self) -> bool:
+        """Whether its slots are as at its start. Those of an engine that was only silent for a while,
+        or that had other clients before us, may be at work: that must be looked at (engine.md T1)."""
+        try:
+            return not any(slot.busy or slot.held for slot in await self.client.slots(headers=self.auth))
+        except EngineError:  # --no-slots: nobody can look
+            return True
 
     async def _open_tokenizer(self, props: Mapping[str, Any], model_path: Path | None) -> Tokenizer:
         return await Tokenizer.open(

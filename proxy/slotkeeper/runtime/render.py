@@ -8,10 +8,12 @@ from typing import Final
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.vocab.remote import TokenizeError
 from slotkeeper.wire.document import Doc
 from slotkeeper.wire.request import Ask
 
-FAILURES: Final = (EngineError, EngineGoneError)
+# ValueError and TokenizeError: a prompt that the tokenizer refuses (ids that are none, several prompts).
+FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueError)
 
 # What is put behind a reply so that the template renders it as history. A tool's answer leaves the
 # reasoning before it in place, as it was sampled; a user's message may strip it.

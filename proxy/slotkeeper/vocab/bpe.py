@@ -57,6 +57,14 @@ _ALWAYS_SPECIAL: Final = frozenset(
 # The pattern's `\s+(?!\S)` backtracks over all of a run of blanks; tiktoken panics at about a million.
 MAX_BLANKS: Final = 100_000
 _LONG_RUN: Final = re.compile(rf"\s{{{MAX_BLANKS}}}")
+# Letters, marks and numbers since Unicode 16: tiktoken knows them, llama.cpp's tables (15) do not. Found by
+# comparing every code point on both builds; a newer tiktoken will know more (test_pre_tokenizers says so).
+_SINCE_UNICODE_16: Final = re.compile(
+    "[\u0897\u1c89\u1c8a\ua7cb-\ua7cd\ua7da-\ua7dc\U000105c0-\U000105ff\U00010d40-\U00010d8f"
+    "\U00010ec2-\U00010ec7\U00010efa-\U00010efc\U00011380-\U000113ff\U000116d0-\U000116ff"
+    "\U00011bc0-\U00011bff\U00011f5a\U00013460-\U000143ff\U00016100-\U0001613f"
+    "\U00016d40-\U00016d7f\U00018cff\U0001cc00-\U0001cebf\U0001e5d0-\U0001e5ff]"
+)
 
 
 class UnsupportedError(ValueError):
@@ -89,9 +97,11 @@ class LocalVocab:
         )
 
     def tokenize(self, text: str, *, add_special: bool = False) -> Tokens:
-        """Ids of the whole text; raises UnsupportedError for texts that tiktoken cannot take."""
+        """Ids of the whole text; raises UnsupportedError for the rare text that would differ."""
         if len(text) >= MAX_BLANKS and _LONG_RUN.search(text):
             raise UnsupportedError(f"a run of {MAX_BLANKS} blanks")
+        if not text.isascii() and _SINCE_UNICODE_16.search(text):
+            raise UnsupportedError("characters newer than the engine's Unicode tables")
         out = array("i")
         to_id = self._ids.__getitem__
         for part in self._splitter.split(text):

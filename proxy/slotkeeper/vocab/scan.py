@@ -113,11 +113,9 @@ class _Scanner:
         kind = self._count("I", _LAST_KIND)
         length = self._lengths[key] = self._count("Q", MAX_ITEMS)
         if kind == _STRING:
+            strings = self._strings(length, keep=key in self._wanted)
             if key in self._wanted:
-                self._values[key] = [self._take(self._string_length()) for _ in range(length)]
-            else:
-                for _ in range(length):
-                    self._skip(self._string_length())
+                self._values[key] = strings
         elif code := _FIXED.get(kind):
             size = length * struct.calcsize("<" + code)
             if key in self._wanted or length <= SHORT_ARRAY:
@@ -126,6 +124,21 @@ class _Scanner:
                 self._skip(size)
         else:  # an array of arrays is legal; no file that llama.cpp loads has one
             raise GgufError(f"{key}: array of type {kind}")
+
+    def _strings(self, length: int, *, keep: bool) -> list[bytes]:
+        """Half a million strings are ordinary: hence no helper, and no call but read, in the loop."""
+        read, left, kept = self._file.read, self._left, list[bytes]()
+        for _ in range(length):
+            head = read(8)
+            size = int.from_bytes(head, "little")
+            left -= 8 + size
+            if left < 0 or size > MAX_STRING or len(head) < 8:
+                raise GgufError("a string ends after the header")
+            item = read(size)
+            if keep:
+                kept.append(item)
+        self._left = left
+        return kept
 
     def _tensor(self) -> None:
         self._skip(self._string_length())

@@ -7,6 +7,7 @@ import uuid
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.observe.log import get_logger
 from slotkeeper.web.exchange import Exchange, Gate
@@ -52,6 +53,9 @@ class DataPort:
         except Exception:
             log.exception("exchange_failed", request_id=known_as)
             self._gate.metrics.fallback("exchange")
+            if request.writer.output_size:  # a second head would land in the middle of a body
+                abort(request)
+                return web.Response(status=499)
             ours = OurFault("slotkeeper failed; its log says why")
             return self._failed(request, api, ours, known_as)
 
@@ -67,6 +71,8 @@ class DataPort:
             return await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             raise too_large from error
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise ClientFault("the body is not framed as HTTP says") from error
 
     async def _through(
         self, request: web.Request, api: Api, body: bytes | None, known_as: str
@@ -90,14 +96,15 @@ class DataPort:
                 log.warning("answer_broke_off", request_id=known_as, error=fault.message)
                 abort(request)
                 outcome = "broken"
-        if api is Api.CONTROL:
-            self._gate.driver.observe_soon(link.engine)
+            finally:
+                if api is Api.CONTROL:  # also when the client left: the engine has done it all the same
+                    self._gate.driver.observe_soon(link.engine)
         self._gate.metrics.requests.labels(route=api.value, outcome=outcome).inc()
         return response
 
     def _failed(self, request: web.Request, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
         log.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
-        headers = {names.REQUEST_ID: known_as}
+        headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
         if fault.retry_after is not None:
             headers["Retry-After"] = str(fault.retry_after)
         response = web.Response(

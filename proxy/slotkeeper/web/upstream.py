@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -11,7 +13,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from slotkeeper.wire import headers as names
-from slotkeeper.wire.errors import UpstreamFault
+from slotkeeper.wire.errors import ClientFault, UpstreamFault
 from slotkeeper.wire.headers import forwardable
 
 CONNECT_SECONDS: Final = 5.0
@@ -22,6 +24,11 @@ PIECE: Final = 2**20  # bytes; aiohttp warns of larger ones written at once
 NOT_SENT: Final = ("host", "content-length", "expect", names.BYPASS, names.CONVERSATION)
 GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenPipeError)
 BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
+RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
+
+
+class NotSent(UpstreamFault):  # noqa: N818 (one of the family of faults)
+    """No connection, so no byte reached the engine: another one may have the request."""
 
 
 class Upstream:
@@ -51,22 +58,38 @@ class Upstream:
         self, base: str, request: web.BaseRequest, body: bytes | None, request_id: str
     ) -> aiohttp.ClientResponse:
         """Forward a request. Raises UpstreamFault when the engine cannot be reached or hangs up."""
+        url = URL(base + target(request), encoded=True)
         try:
             return await self._session.request(
                 request.method,
-                URL(base + request.raw_path, encoded=True),
+                url,
                 headers=outgoing(request, body, request_id),
                 data=_framed(body) if body else None,
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
-            raise UpstreamFault(
+            raise NotSent(
                 f"the engine at {base} does not accept connections; is llama-server running there?",
                 status=503,
                 retry_after=RETRY_AFTER,
             ) from error
         except BROKEN as error:
-            raise UpstreamFault(f"the engine at {base} closed the connection without an answer") from error
+            raise UpstreamFault(
+                f"the engine at {base} closed the connection without an answer", retry_after=RETRY_AFTER
+            ) from error
+
+
+def target(request: web.BaseRequest) -> str:
+    """Path and query as the client wrote them, byte for byte.
+
+    They are put behind the engine's address, so a target such as "@elsewhere/" must not get there.
+    """
+    path = request.raw_path
+    if not path.startswith("/"):  # the absolute form, http://host/path, as one writes to a proxy
+        path = str(request.rel_url)
+    if not path.startswith("/"):
+        raise ClientFault(f"{request.raw_path!r} is not a path")
+    return path
 
 
 def _framed(body: bytes) -> bytes | AsyncIterator[memoryview]:
@@ -122,7 +145,13 @@ async def copy(
 
 
 def abort(request: web.BaseRequest) -> None:
-    """Break the client's connection: a half answer must not look whole."""
-    if request.transport is not None:
-        request.transport.abort()
+    """Break the client's connection: a half answer must not look whole.
 
+    With a reset, because an HTTP/1.0 client takes an ordinary end for the end of the body.
+    """
+    if request.transport is None:
+        return
+    plug = request.transport.get_extra_info("socket")
+    if plug is not None:
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    request.transport.abort()

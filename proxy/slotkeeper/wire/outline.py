@@ -15,6 +15,7 @@ from slotkeeper.wire.document import Doc, NotOurs, pick, rows
 from slotkeeper.wire.openai import HEAD
 
 DIGEST_BYTES: Final = 16
+_SAMPLING: Final = frozenset({"tool_choice", "parallel_tool_calls", "grammar", "reasoning_format"})
 _SPOKEN: Final = ("role", "name", "content", "reasoning_content", "tool_calls", "tool_call_id")
 
 
@@ -22,14 +23,22 @@ def outline(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
     """Digests of a chat body: first of all before the messages, then one per message, each over the last.
 
     `lead` messages (an Anthropic system prompt, Responses instructions) belong to what comes before.
+    The chain of the messages does not include the first digest: that two requests have the same
+    messages can be seen when their tools differ.
     """
     messages = chat["messages"]
-    digest = _chain(b"", [pick(chat, HEAD), [_spoken(message) for message in messages[:lead]]])
-    digests = [digest]
+    before = {key: value for key, value in pick(chat, HEAD).items() if _renders(key, value)}
+    digests = [_chain(b"", [before, [_spoken(message) for message in messages[:lead]]])]
+    digest = b""
     for message in messages[lead:]:
         digest = _chain(digest, _spoken(message))
         digests.append(digest)
     return tuple(digests)
+
+
+def _renders(key: str, value: Any) -> bool:
+    """Whether it can change the prompt. An agent's `tool_choice` comes and goes: only `none` hides tools."""
+    return key not in _SAMPLING or (key == "tool_choice" and value == "none")
 
 
 def _chain(before: bytes, value: Any) -> bytes:

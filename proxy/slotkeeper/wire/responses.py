@@ -57,18 +57,11 @@ def _add(messages: list[Doc], item: Any) -> None:
         messages.append(_input_message(item))
     elif item.get("role") == "assistant" and kind == "message":
         _add_output(messages, item, last)
-    elif kind == "function_call" and all(
-        isinstance(item.get(k), str) for k in ("arguments", "call_id", "name")
-    ):
-        call = {"id": item["call_id"], "type": "function", "function": pick(item, ("name", "arguments"))}
-        if last is None:
-            messages.append({"role": "assistant", "tool_calls": [call]})
-        else:
-            last.setdefault("tool_calls", []).append(call)
+    elif kind == "function_call":
+        _add_call(messages, item, last)
     elif kind == "function_call_output" and isinstance(item.get("call_id"), str):
-        messages.append(
-            {"role": "tool", "tool_call_id": item["call_id"], "content": _output(item.get("output"))}
-        )
+        output = _output(item.get("output"))
+        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
     elif kind == "reasoning" and isinstance(item.get("summary"), list):
         _add_reasoning(messages, item, last)
     else:

@@ -283,6 +283,17 @@ def test_a_responses_stream_that_breaks_off_leaves_its_deltas():
     assert read(Api.RESPONSES, *RESPONSES_DELTAS).reply == REPLY
 
 
+def test_an_event_of_a_later_version_says_nothing():
+    answer = read(Api.MESSAGES, typed("content_block_seal", index=0), *MESSAGES_STREAM)
+    assert (answer.reply, answer.complete) == (REPLY, True)
+
+
+def test_a_stream_without_its_last_empty_line_is_complete():
+    whole = "".join(CHAT_STREAM)
+    assert read(Api.CHAT, whole.rstrip("\n")).complete
+    assert read(Api.CHAT, whole.removesuffix("\n")).complete
+
+
 def test_usage_alone_and_timings_alone_are_enough():
     def figures(**fields):
         return read(Api.CHAT, event({"choices": [], **fields})).figures

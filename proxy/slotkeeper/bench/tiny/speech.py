@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from slotkeeper.bench.tiny.vocabulary import byte_alphabet
 from slotkeeper.bench.tiny.weights import N_FLAGS, D, Sheet
+from slotkeeper.vocab.bpe import byte_alphabet
 
 if TYPE_CHECKING:
     from slotkeeper.bench.tiny.vocabulary import Vocabulary

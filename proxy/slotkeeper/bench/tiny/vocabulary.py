@@ -12,6 +12,8 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Final
 
+from slotkeeper.vocab.bpe import byte_alphabet
+
 N_VOCAB: Final = 3072
 CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # The two that carry white space let the weights tell "<think>\n" from "assistant\n"; the text on
@@ -30,13 +32,6 @@ class Kind(IntEnum):
     CONTROL = 3
     USER_DEFINED = 4
     UNUSED = 5
-
-
-def byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-in for each byte 0..255."""
-    keep = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in keep else chr(next(others)) for byte in range(256)]
 
 
 def chat_template() -> str:

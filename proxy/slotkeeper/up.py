@@ -1,0 +1,146 @@
+"""`slotkeeper up`: an engine with the right flags, kept alive, and the sidecar in front of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from slotkeeper.app import serve
+from slotkeeper.bench.models import MissingExtraError, Tiny, build
+from slotkeeper.config import Settings, UsageError
+from slotkeeper.core.types import EngineId
+from slotkeeper.engine.client import Health
+from slotkeeper.engine.flags import EngineFlags, FlagError, given
+from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine, free_port
+from slotkeeper.engine.process import EngineDiedError, EngineProcess
+from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, private_folder, recommended
+from slotkeeper.engine.supervisor import Supervisor
+from slotkeeper.observe.log import get_logger
+from slotkeeper.vocab.gguf import GgufError, read_header
+
+MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
+LOG_NAME: Final = "llama-server.log"
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will be started."""
+
+    binary: EngineBinary
+    args: list[str]
+    flags: EngineFlags
+    log_path: Path
+
+
+def up(
+    settings: Settings,
+    *,
+    model: Path | None,
+    engine: str | None,
+    slots: int | None,
+    context_tokens: int | None,
+    extra: Sequence[str],
+    run_loop: Callable[[Awaitable[Any]], Any],
+) -> int:
+    """Run until a signal. Returns the exit code: 1 when the engine cannot be started."""
+    try:
+        plan = _plan(settings, model, engine, slots or SLOTS, context_tokens or CONTEXT_TOKENS, extra)
+    except (NoEngineError, MissingExtraError, FlagError) as error:
+        raise UsageError(str(error)) from None
+    base = plan.flags.base
+    front = settings.model_copy(update={"upstream": (base,)})
+    try:
+        run_loop(serve(front, {EngineId(base): plan.flags}, beside=lambda: _supervise(plan)))
+    except EngineDiedError as died:
+        print(f"slotkeeper up: {died}", file=sys.stderr)  # noqa: T201
+        return 1
+    except OSError as error:
+        raise UsageError(f"cannot listen: {error.strerror or error}") from None
+    return 0
+
+
+def _plan(
+    settings: Settings,
+    model: Path | None,
+    engine: str | None,
+    slots: int,
+    context_tokens: int,
+    extra: Sequence[str],
+) -> Plan:
+    binary = find_engine(engine)
+    words = list(extra)
+    trained = 0
+    if not MODEL_FLAGS & {*given(words), *words}:
+        path = model or build(Tiny.HYBRID)
+        trained = _trained_context(path)
+        words = ["--model", str(path), *words]
+    elif model is not None:
+        raise UsageError("the model is named twice: by --model and after --")
+    folder = settings.slot_dir or _state_folder()
+    args = [
+        *recommended(
+            binary.known,
+            words,
+            port=free_port(),
+            slot_dir=private_folder(settings.slot_dir or folder / "slots"),
+            slots=slots,
+            context_tokens=context_tokens,
+            trained_tokens=trained,
+            eager_thinning=binary.eager_thinning,
+        ),
+        *words,
+    ]
+    return Plan(binary=binary, args=args, flags=EngineFlags.parse(args), log_path=folder / LOG_NAME)
+
+
+def _state_folder() -> Path:
+    """Where slot files and the engine's log go by default: a place of this user, or of this run."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "slotkeeper"
+    try:
+        return private_folder(home)
+    except OSError:  # a read-only home, as in a container
+        return Path(tempfile.mkdtemp(prefix="slotkeeper-"))
+
+
+def _trained_context(path: Path) -> int:
+    """Tokens, 0 if unknown. A missing file is the user's mistake and said at once."""
+    if not path.is_file():
+        raise UsageError(f"--model: there is no file {path}")
+    try:
+        return read_header(path).context_length
+    except GgufError as error:
+        raise UsageError(f"--model: {path} is not a GGUF file: {error}") from None
+
+
+async def _supervise(plan: Plan) -> None:
+    base = plan.flags.base
+    log.info(
+        "engine_start",
+        engine=plan.binary.kind.value,
+        command=" ".join(plan.binary.command(plan.args)),
+        log=str(plan.log_path),
+    )
+    last = ""
+
+    def progress(health: Health, line: str) -> None:
+        nonlocal last
+        if health.value != last:
+            last = health.value
+            log.info("engine_loading", state=health.value, line=line[:200])
+
+    def down(code: int, tail: str) -> None:
+        log.error("engine_died", returncode=code, log=str(plan.log_path), tail=tail[-2000:])
+
+    await Supervisor(
+        lambda: EngineProcess(plan.binary, plan.args, base=base, log=plan.log_path),
+        on_up=lambda: log.info("engine_serves", engine=base),
+        on_down=down,
+        progress=progress,
+    ).run()

@@ -1,0 +1,184 @@
+"""What the driver and the metrics learn of one request: its prompt, its answer, its end, its reply.
+
+The bytes of the answer are already with the client when they are read here, so nothing in this file
+may hurt them: what fails is counted and left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Final
+
+import aiohttp
+
+from slotkeeper.core.effects import Forward
+from slotkeeper.core.events import Finished, Gone, Rendered, ReplyKnown
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import RequestId
+from slotkeeper.observe.log import get_logger
+from slotkeeper.runtime import render
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.wire.answer import Answer, AnswerReader, Figures
+from slotkeeper.wire.request import Ask, NotOurs, parse
+from slotkeeper.wire.routes import Api
+
+UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
+
+log = get_logger(__name__)
+_numbers = itertools.count(1)
+
+
+class Account:
+    """Exactly one of Finished and Gone is posted for every key that was handed out."""
+
+    def __init__(self, driver: Driver, api: Api, request_id: str, auth: dict[str, str]) -> None:
+        self._driver = driver
+        self._metrics = driver.metrics
+        self._api = api
+        self._auth = auth
+        self._reader: AnswerReader | None = None
+        self._first_token: float | None = None
+        self._open = False  # the driver waits to hear how it ended
+        self.id = request_id
+        self.key = RequestId("")
+        self.ask: Ask | None = None
+        self.prompt: Tokens | None = None
+        self.rendered = asyncio.Event()
+        self.arrived = driver.now()
+        self.outcome = "broken"
+
+    # -- its prompt --------------------------------------------------------------------------------
+
+    def parse(self, body: bytes) -> None:
+        """A body that we cannot read goes through as it came."""
+        try:
+            self.ask = parse(self._api, body)
+        except NotOurs as why:
+            log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)
+        except Exception:
+            log.exception("parse_failed", request_id=self.id)
+            self._metrics.fallback("parse")
+        self._metrics.spent("parse", self._driver.now() - self.arrived)
+
+    def open(self) -> bool:
+        """A new key, under which the driver will know it. Returns whether `Rendered` will follow."""
+        self.key = RequestId(f"{next(_numbers)}:{self.id}")  # a client may send one id twice
+        self._open = True
+        ask = self.ask
+        if ask is None or (ask.chat is None and ask.prompt is None):
+            return False
+        self.rendered = asyncio.Event()
+        self._driver.tasks.start(self._render(ask))
+        return True
+
+    async def _render(self, ask: Ask) -> None:
+        driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
+        link = next((link for link in driver.links.values() if link.ready), None)
+        try:
+            self.prompt = await render.prompt_of(link, ask, self._auth) if link else None
+        except render.FAILURES as error:
+            log.info("not_rendered", request_id=self.id, error=str(error))
+            self._metrics.fallback("render")
+        finally:
+            rendered.set()
+            driver.post(Rendered(at=driver.now(), request=key, prompt=self.prompt))
+        self._metrics.spent("render", driver.now() - started)
+
+    # -- its answer --------------------------------------------------------------------------------
+
+    def listen(self, answer: aiohttp.ClientResponse) -> None:
+        """Read along, from here on. What is compressed is not read."""
+        if "Content-Encoding" not in answer.headers:
+            streamed = answer.content_type == "text/event-stream"
+            self._reader = AnswerReader(self._api, stream=streamed, status=answer.status)
+
+    def heard(self, chunk: bytes) -> None:
+        if self._reader is None:
+            return
+        try:
+            self._reader.feed(chunk)
+            if self._first_token is None and self._reader.first_token():
+                self._first_token = self._driver.now() - self.arrived
+        except Exception:
+            log.exception("answer_not_read", request_id=self.id)
+            self._metrics.fallback("read")
+            self._reader = None
+
+    # -- its end -----------------------------------------------------------------------------------
+
+    def finished(self, forward: Forward, link: EngineLink, status: int) -> None:
+        """The answer came to its own end."""
+        answer = self._read()
+        figures, driver = answer.figures, self._driver
+        self.outcome = "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"
+        self._open = False
+        driver.post(
+            Finished(
+                at=driver.now(),
+                request=self.key,
+                prompt_tokens=figures.prompt_tokens,
+                cached=figures.cached,
+                generated=figures.generated,
+                slot=figures.slot,
+            )
+        )
+        if self._first_token is not None:
+            self._metrics.first_token.observe(self._first_token)
+        self._log(answer, forward, status)
+        known = self.ask is not None and figures.generated and answer.complete and status < 400
+        if known and answer.reply is not None:
+            driver.tasks.start(self._learn_reply(answer, link))
+
+    def gone(self) -> None:
+        """The client left or the answer broke off, unless it has ended."""
+        if self._open:
+            self._open = False
+            self._driver.post(Gone(at=self._driver.now(), request=self.key))
+
+    def close(self) -> None:
+        self.gone()
+        self._metrics.requests.labels(route=self._api.value, outcome=self.outcome).inc()
+
+    def _read(self) -> Answer:
+        try:
+            return self._reader.close() if self._reader else UNREAD
+        except Exception:
+            log.exception("answer_not_read", request_id=self.id)
+            self._metrics.fallback("read")
+            return UNREAD
+
+    async def _learn_reply(self, answer: Answer, link: EngineLink) -> None:
+        """Find the ids of the reply: the next turn's prompt will begin with them."""
+        await self.rendered.wait()
+        if self.ask is None or self.prompt is None or answer.reply is None:
+            return
+        generated = answer.figures.generated or 0
+        try:
+            tokens = await render.with_reply(link, self.ask, self.prompt, answer.reply, generated, self._auth)
+        except render.FAILURES as error:
+            log.debug("reply_not_rendered", request_id=self.id, error=str(error))
+            return
+        if tokens is not None:
+            driver = self._driver
+            driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
+
+    def _log(self, answer: Answer, forward: Forward, status: int) -> None:
+        figures = answer.figures
+        log.info(
+            "request",
+            request_id=self.id,
+            route=self._api.value,
+            status=status,
+            engine=forward.engine,
+            slot=forward.slot,
+            decision=forward.reason.value,
+            prompt_tokens=figures.prompt_tokens,
+            cached=figures.cached,
+            generated=figures.generated,
+            complete=answer.complete,
+            error=answer.error,
+            seconds=round(self._driver.now() - self.arrived, 4),
+            first_token_seconds=round(self._first_token, 4) if self._first_token is not None else None,
+        )

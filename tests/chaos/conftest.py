@@ -1,0 +1,44 @@
+"""A fake engine with a sidecar in front of it, and the real engines of `tests/engine`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from chaos.fake_engine import FakeEngine
+from chaos.raw import until
+from engine.conftest import build, engine, engine_factory, pytest_generate_tests
+
+from slotkeeper.app import Sidecar, running
+from slotkeeper.config import Settings
+
+__all__ = ["build", "engine", "engine_factory", "pytest_generate_tests"]
+
+
+def settings(*upstream: str, **more: Any) -> Settings:
+    return Settings(upstream=upstream, listen="127.0.0.1:0", admin_listen="127.0.0.1:0", **more)
+
+
+async def ready(sidecar: Sidecar) -> None:
+    """Wait until every engine has been probed."""
+    await until(lambda: all(link.ready for link in sidecar.driver.links.values()), "the engines are up")
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def sidecar(fake: FakeEngine) -> AsyncIterator[Sidecar]:
+    async with running(settings(fake.base, drain_timeout=1.0)) as sidecar:
+        await ready(sidecar)
+        yield sidecar
+
+
+@pytest.fixture
+def data(sidecar: Sidecar) -> str:
+    """host:port of the data port."""
+    return sidecar.addresses[0]

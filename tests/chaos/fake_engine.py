@@ -1,0 +1,255 @@
+"""A tiny llama-server made of raw sockets: it answers plausibly, and fails on command.
+
+`script` says what happens to the next generating requests, one entry each; an empty script means well.
+`broken` maps control routes to the status with which they fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Final, Self
+
+import orjson
+from chaos.fake_answers import WORDS, answer_body, answer_events
+from chaos.fake_control import FakeControl, error, loads
+
+from slotkeeper.wire.routes import Api, classify
+
+TICK: Final = 0.005
+FLOOD_BYTES: Final = 512 * 2**20
+PIECE: Final = b"data: " + b"x" * 65536 + b"\n\n"
+STREAM_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+class Fault(StrEnum):
+    NONE = "none"
+    HANG = "hang"  # takes the request, says nothing until the client is gone
+    DIE_BEFORE_HEAD = "die_before_head"
+    DIE_IN_BODY = "die_in_body"  # half of a body with Content-Length
+    DIE_IN_CHUNKS = "die_in_chunks"  # half of a chunked body
+    DIE_IN_STREAM = "die_in_stream"  # between two events
+    CUT_A_CHUNK = "cut_a_chunk"  # within one
+    LOADING = "loading"
+    TRICKLE = "trickle"  # an event for each `go`
+    FLOOD = "flood"  # far more than any buffer
+    GARBAGE = "garbage"  # bytes that are no events
+    CUSTOM = "custom"  # the bytes of `custom`
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One request as it came over the wire."""
+
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name.lower()]
+
+
+class Hangup(Exception):  # noqa: N818 - an order, not an error
+    """Close this connection without another byte."""
+
+
+class FakeEngine:
+    """Use as an async context manager; `base` is its URL."""
+
+    def __init__(self, slots: int = 2) -> None:
+        self.script: deque[Fault] = deque()
+        self.broken: dict[str, int] = {}
+        self.custom = b""
+        self.ran: list[Heard] = []  # generating requests that began, each once for each time
+        self.heard: list[Heard] = []  # all others
+        self.control = FakeControl([None] * slots, [0] * slots)
+        self.collisions = 0  # a pinned request came to a busy slot (engine.md T1)
+        self.left = 0  # clients that went away from an answer
+        self.sent = 0  # bytes of a flood
+        self.go = asyncio.Semaphore(0)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._idle: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=2**26)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.die()
+
+    def close_idle(self) -> None:
+        """Close every connection on which no request runs, as llama-server does after five seconds."""
+        for writer in tuple(self._idle):
+            writer.close()
+
+    async def die(self) -> None:
+        """End as a killed process does; the port refuses connections from now on."""
+        if self._server is not None:
+            self._server.close()
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+        while self._writers:  # noqa: ASYNC110 - a fake may poll
+            await asyncio.sleep(TICK)
+
+    # -- the wire ----------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            self._idle.add(writer)
+            while heard := await _request(reader):
+                self._idle.discard(writer)
+                await self._answer(heard, reader, writer)
+                self._idle.add(writer)
+        except (Hangup, ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.transport.abort()
+            self._writers.discard(writer)
+            self._idle.discard(writer)
+
+    async def _answer(self, heard: Heard, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = heard.path.partition("?")[0]
+        api = classify(heard.method, path)
+        if api.generates and path not in self.broken:
+            self.ran.append(heard)
+            fault = self.script.popleft() if self.script else Fault.NONE
+            slot = await self._enter(loads(heard.body).get("id_slot"))
+            try:
+                await self._generate(api, heard, slot, fault, reader, writer)
+                self.control.held[slot] = self.control.prompt_tokens(heard.body) + len(WORDS) - 1
+            finally:
+                self.control.slots[slot] = None
+            return
+        self.heard.append(heard)
+        status = self.broken.get(path, 200)
+        value = self.control.answer(path, heard.body) if status == 200 else error(status)
+        _send(writer, status if value is not None else 404, value or error(404))
+        await writer.drain()
+
+    async def _enter(self, wanted: Any) -> int:
+        slots = self.control.slots
+        if isinstance(wanted, int) and slots[wanted] is not None:
+            self.collisions += 1
+        while True:
+            free = [slot for slot, task in enumerate(slots) if task is None]
+            if chosen := [slot for slot in free if wanted in (None, slot)]:
+                slots[chosen[0]] = len(self.ran)
+                return chosen[0]
+            await asyncio.sleep(TICK)
+
+    # -- generation --------------------------------------------------------------------------------
+
+    async def _generate(
+        self,
+        api: Api,
+        heard: Heard,
+        slot: int,
+        fault: Fault,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        doc, tokens = loads(heard.body), self.control.prompt_tokens(heard.body)
+        events = answer_events(api, tokens, slot)
+        body = answer_body(api, tokens, slot)
+        match fault:
+            case Fault.HANG:
+                await self._wait(reader, lambda: False)
+            case Fault.DIE_BEFORE_HEAD:
+                raise Hangup
+            case Fault.LOADING:
+                _send(writer, 503, error(503))
+            case Fault.DIE_IN_BODY:
+                writer.write(_head(200, len(body)) + body[: len(body) // 2])
+            case Fault.DIE_IN_CHUNKS:
+                head = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
+                writer.write(head + _chunk(body[: len(body) // 2]))
+            case Fault.DIE_IN_STREAM:
+                writer.write(STREAM_HEAD + b"".join(_chunk(event) for event in events[:2]))
+            case Fault.CUT_A_CHUNK:
+                writer.write(STREAM_HEAD + _chunk(events[0]) + _chunk(events[1])[:-9])
+            case Fault.GARBAGE:
+                writer.write(STREAM_HEAD + _chunk(self.custom) + b"0\r\n\r\n")
+            case Fault.CUSTOM:
+                writer.write(self.custom)
+            case Fault.FLOOD:
+                await self._flood(reader, writer)
+            case Fault.TRICKLE:
+                await self._trickle(events, reader, writer)
+            case Fault.NONE if doc.get("stream"):
+                writer.write(STREAM_HEAD + b"".join(map(_chunk, events)) + b"0\r\n\r\n")
+            case Fault.NONE:
+                _send(writer, 200, body)
+        await writer.drain()
+        if fault.startswith(("die", "cut")):
+            await asyncio.sleep(TICK)  # what was written is on its way before the end is
+            raise Hangup
+
+    async def _trickle(
+        self, events: list[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(STREAM_HEAD)
+        for event in events:
+            await self._wait(reader, lambda: not self.go.locked())
+            await self.go.acquire()
+            writer.write(_chunk(event))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async def _flood(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        while self.sent < FLOOD_BYTES:
+            writer.write(_chunk(PIECE))
+            await writer.drain()
+            self.sent += len(PIECE)
+            if reader.at_eof():
+                self.left += 1
+                raise Hangup
+
+    async def _wait(self, reader: asyncio.StreamReader, done: Callable[[], bool]) -> None:
+        while not done():
+            if reader.at_eof():
+                self.left += 1
+                raise Hangup
+            await asyncio.sleep(TICK)
+
+
+async def _request(reader: asyncio.StreamReader) -> Heard | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    method, path, _ = first.split(" ")
+    headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+    length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
+    return Heard(method, path, headers, await reader.readexactly(length))
+
+
+def _head(status: int, length: int) -> bytes:
+    return f"HTTP/1.1 {status} Status\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+def _send(writer: asyncio.StreamWriter, status: int, value: Any) -> None:
+    body = value if isinstance(value, bytes) else orjson.dumps(value)
+    writer.write(_head(status, len(body)) + body)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)

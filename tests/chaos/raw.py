@@ -1,0 +1,105 @@
+"""A client made of a socket, for what proper HTTP clients do not do: stall, break off, speak HTTP/1.0."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+PATIENCE: Final = 30.0  # seconds until a wait counts as failed
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    status: int
+    headers: list[tuple[str, str]]  # with duplicates, in order
+
+    def all(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name.lower()]
+
+    def __getitem__(self, name: str) -> str:
+        (value,) = self.all(name)
+        return value
+
+
+class Wire:
+    """One connection to a server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> None:
+        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        lines = {"Host": "x", "Content-Type": "application/json", **(headers or {})}
+        lines["Content-Length"] = str(len(data))
+        text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        await self.send(f"POST {path} HTTP/1.1\r\n{text}\r\n".encode("latin-1") + data)
+
+    async def head(self) -> Head:
+        async with asyncio.timeout(PATIENCE):
+            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        pairs = [line.partition(":") for line in lines[1:-2]]
+        return Head(int(lines[0].split(" ")[1]), [(name, value.strip()) for name, _, value in pairs])
+
+    async def body(self, head: Head) -> bytes:
+        """The whole body. Raises IncompleteReadError or ConnectionError where it is cut short."""
+        async with asyncio.timeout(PATIENCE):
+            if head.all("Transfer-Encoding"):
+                return b"".join([chunk async for chunk in self.chunks()])
+            if head.all("Content-Length"):
+                return await self.reader.readexactly(int(head["Content-Length"]))
+            return await self.reader.read()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            yield (await self.reader.readexactly(size + 2))[:-2]
+        await self.reader.readexactly(2)
+
+    async def rest(self) -> tuple[bytes, bool]:
+        """All bytes to the end of the connection, and whether it ended by a reset."""
+        data = b""
+        async with asyncio.timeout(PATIENCE):
+            try:
+                while piece := await self.reader.read(65536):
+                    data += piece
+            except ConnectionError:
+                return data, True
+        return data, False
+
+    def leave(self) -> None:
+        self.writer.transport.abort()
+
+
+@asynccontextmanager
+async def dial(address: str, *, window: int | None = None) -> AsyncIterator[Wire]:
+    """A connection to host:port; `window` makes the receive buffer small."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    plug = socket.socket()
+    if window is not None:
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    plug.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plug, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=plug, limit=window or 2**16)
+    wire = Wire(reader, writer)
+    try:
+        yield wire
+    finally:
+        wire.leave()
+
+
+async def until(true: Callable[[], object], why: str = "") -> None:
+    """Wait for a condition that nobody announces."""
+    async with asyncio.timeout(PATIENCE):
+        while not true():  # noqa: ASYNC110 - polling is the point
+            await asyncio.sleep(0.005)
+    assert true(), why

@@ -1,0 +1,153 @@
+"""An engine that fails: half an answer never looks whole, and nothing runs twice."""
+
+import asyncio
+
+import aiohttp
+import orjson
+import pytest
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, looks_whole, request_body
+from chaos.fake_engine import FakeEngine, Fault
+from chaos.raw import dial, until
+
+from slotkeeper.app import running
+from slotkeeper.engine.launch import free_port
+from slotkeeper.wire.routes import Api
+
+SHAPES = pytest.mark.parametrize("api", PATHS)
+CHAT = PATHS[Api.CHAT]
+
+
+def message(api: Api, body: bytes) -> str:
+    """The text of an error in the API's own shape; KeyError for another shape."""
+    doc = orjson.loads(body)
+    if api is Api.MESSAGES:
+        assert doc["type"] == "error"
+        assert set(doc["error"]) == {"type", "message"}
+    else:
+        assert set(doc["error"]) == {"code", "message", "type", "param"}
+    return doc["error"]["message"]
+
+
+@SHAPES
+@pytest.mark.parametrize("fault", [Fault.DIE_IN_STREAM, Fault.CUT_A_CHUNK])
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(fake, data, api, fault):
+    fake.script.append(fault)
+    async with dial(data) as wire:
+        await wire.post(PATHS[api], request_body(api, stream=True))
+        stream = await wire.body(await wire.head())
+    assert not looks_whole(api, stream)
+    assert message(api, stream.rpartition(b"data: ")[2]) if api is not Api.RESPONSES else True
+    assert stream.endswith(b"\n\n")
+    assert b"broke off" in stream
+    assert len(fake.ran) == 1
+
+
+@SHAPES
+@pytest.mark.parametrize("fault", [Fault.DIE_IN_BODY, Fault.DIE_IN_CHUNKS])
+async def test_a_body_that_breaks_off_breaks_the_connection(fake, data, api, fault):
+    fake.script.append(fault)
+    async with dial(data) as wire:
+        await wire.post(PATHS[api], request_body(api, stream=False))
+        head = await wire.head()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await wire.body(head)
+    assert len(fake.ran) == 1
+
+
+@pytest.mark.parametrize("fault", [Fault.DIE_IN_CHUNKS, Fault.DIE_IN_STREAM])
+async def test_a_half_answer_looks_broken_to_a_client_that_waits_for_the_end_of_the_connection(
+    fake, data, fault
+):
+    """HTTP/1.0 has no other end of a body than the connection's: only a reset tells the difference."""
+    fake.script.append(fault)
+    body = orjson.dumps(request_body(Api.CHAT, stream=fault is Fault.DIE_IN_STREAM))
+    async with dial(data) as wire:
+        head = f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        await wire.send(head + body)
+        assert (await wire.head()).status == 200
+        rest, reset = await wire.rest()
+    assert reset or b'"error"' in rest
+
+
+@SHAPES
+async def test_death_before_the_head_is_told_in_the_shape_of_the_api(fake, data, api):
+    fake.script.append(Fault.DIE_BEFORE_HEAD)
+    async with dial(data) as wire:
+        await wire.post(PATHS[api], request_body(api, stream=True))
+        head = await wire.head()
+        body = await wire.body(head)
+    assert head.status == 502
+    assert int(head["Retry-After"]) > 0
+    assert head["Content-Type"].startswith("application/json")
+    assert "closed the connection" in message(api, body)
+    assert len(fake.ran) == 1, "it may have run: it must not run again"
+
+
+@SHAPES
+async def test_an_engine_that_is_not_there_is_told_in_the_shape_of_the_api(api):
+    async with running(settings(f"http://127.0.0.1:{free_port()}")) as lonely:
+        async with dial(lonely.addresses[0]) as wire:
+            await wire.post(PATHS[api], request_body(api, stream=True))
+            head = await wire.head()
+            body = await wire.body(head)
+        assert head.status == 503
+        assert int(head["Retry-After"]) > 0
+        assert "does not accept connections" in message(api, body)
+
+
+async def test_a_loading_engine_speaks_for_itself(fake, data):
+    fake.script.append(Fault.LOADING)
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        head = await wire.head()
+        assert head.status == 503
+        assert b"so the script says" in await wire.body(head)
+
+
+async def test_idle_connections_that_the_engine_closes_never_surface(fake, sidecar, data):
+    """llama-server closes kept connections when it likes: no POST may meet that, and none run twice."""
+    body = request_body(Api.CHAT, stream=False)
+    async with aiohttp.ClientSession(f"http://{data}") as client:
+        for _ in range(20):
+            async with client.post(CHAT, json=body) as answer:
+                assert answer.status == 200
+            fake.close_idle()
+            async with client.post("/tokenize", json={"content": "x"}) as answer:
+                assert answer.status == 200
+            fake.close_idle()
+    assert len(fake.ran) == 20
+    assert sidecar.driver.placement.tables[fake.base].up
+
+
+async def test_after_every_fault_the_slots_are_free_again(fake, sidecar, data):
+    async with aiohttp.ClientSession(f"http://{data}") as client:
+        for fault in set(Fault) - {Fault.HANG, Fault.TRICKLE, Fault.FLOOD, Fault.CUSTOM}:
+            fake.script.append(fault)
+            body = request_body(Api.CHAT, stream="stream" in fault or "chunk" in fault)
+            try:
+                async with client.post(CHAT, json=body) as answer:
+                    await answer.read()
+            except aiohttp.ClientError:
+                pass
+    table = sidecar.driver.placement.tables[fake.base]
+    await until(lambda: len(table.idle) == 2, f"all slots are idle: {table}")
+    assert fake.collisions == 0
+
+
+async def test_one_of_two_engines_dying_is_not_seen_by_the_next_request():
+    async with FakeEngine() as first, FakeEngine() as second:
+        async with running(settings(first.base, second.base, drain_timeout=1.0)) as sidecar:
+            await ready(sidecar)
+            await first.die()
+            url = f"http://{sidecar.addresses[0]}"
+            async with aiohttp.ClientSession(url) as client, asyncio.TaskGroup() as group:
+                for number in range(6):
+                    body = request_body(Api.CHAT, stream=False, text=f"{number} bottles of beer")
+                    group.create_task(_served(client, body))
+            assert len(second.ran) == 6
+
+
+async def _served(client: aiohttp.ClientSession, body: object) -> None:
+    async with client.post(CHAT, json=body) as answer:
+        assert answer.status == 200, await answer.text()

@@ -1,0 +1,30 @@
+"""The fake engine must deserve the trust of the tests that stand on it."""
+
+import pytest
+from chaos.fake_answers import PATHS, looks_whole, request_body
+from chaos.fake_engine import Fault
+from chaos.raw import dial
+
+from slotkeeper.wire.routes import Api
+
+
+@pytest.mark.parametrize("api", PATHS)
+async def test_a_healthy_answer_is_whole_and_counted_once(fake, api):
+    async with dial(fake.base) as wire:
+        await wire.post(PATHS[api], request_body(api, stream=True))
+        head = await wire.head()
+        assert head.status == 200
+        assert looks_whole(api, await wire.body(head))
+    assert len(fake.ran) == 1
+    assert fake.control.slots == [None, None]
+
+
+async def test_a_pinned_request_to_a_busy_slot_is_noticed(fake):
+    fake.script.append(Fault.HANG)
+    pinned = request_body(Api.CHAT, stream=False, id_slot=1)
+    async with dial(fake.base) as first, dial(fake.base) as second:
+        await first.post(PATHS[Api.CHAT], pinned)
+        await second.post(PATHS[Api.CHAT], pinned)
+        first.leave()
+        assert (await second.head()).status == 200
+    assert fake.collisions == 1

@@ -1,0 +1,379 @@
+"""Placement against a simulated engine, in every order of events that the network allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import ClassVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from properties.simulated import SimulatedEngine, Task
+
+from slotkeeper.core.effects import Effect, Forward, Observe, Plant, Report
+from slotkeeper.core.events import (
+    Arrived,
+    EngineLost,
+    EngineUp,
+    Event,
+    Finished,
+    Gone,
+    Observed,
+    ObserveFailed,
+    Planted,
+    Rendered,
+    ReplyKnown,
+    Started,
+)
+from slotkeeper.core.placement import Placement
+from slotkeeper.core.table import LINGER, SlotState
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.types import ClientId, EngineId, RequestId
+
+SETTINGS = settings(
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+KINDS = ("chat", "chat", "chat", "messages", "bypass", "own slot", "two copies", "embeddings", "resumable")
+
+
+class Quiet(RuleBasedStateMachine):
+    """Everything that happens to us alone: nobody else uses the engines."""
+
+    foreign_tasks: ClassVar[bool] = False
+
+    # -- the world -----------------------------------------------------------------------------------
+
+    @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=2), ram=st.booleans())
+    def build(self, slots: list[int], ram: bool) -> None:
+        names = [EngineId(f"e{n}") for n in range(len(slots))]
+        self.engines = {name: SimulatedEngine(n) for name, n in zip(names, slots, strict=True)}
+        self.traits = {
+            name: EngineTraits(n_slots=n, memory=Memory.DENSE, ram_cache=ram)
+            for name, n in zip(names, slots, strict=True)
+        }
+        self.up = dict.fromkeys(names, True)
+        self.placement = Placement(*names)
+        self.clock = 100.0
+        self.transit: list[tuple[float, EngineId, Task]] = []  # on the way to an engine
+        self.inbox: list[Event] = []  # on the way to us
+        self.looks: list[Observe] = []
+        self.answers: list[Event] = []
+        self.prompts: dict[RequestId, Tokens] = {}
+        self.unrendered: list[RequestId] = []
+        self.alive: set[RequestId] = set()  # arrived, neither finished nor gone
+        self.forwards: Counter[RequestId] = Counter()
+        self.reports: Counter[RequestId] = Counter()
+        self.kinds: dict[RequestId, str] = {}
+        self.started: set[RequestId] = set()
+        for name in names:
+            self.post(EngineUp(at=self.clock, engine=name, traits=self.traits[name]))
+
+    def post(self, event: Event) -> None:
+        for effect in self.placement.on(event):
+            self.perform(effect)
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case Forward():
+                assert effect.request in self.alive, "forwarded, but its client is gone"
+                self.forwards[effect.request] += 1
+                assert self.forwards[effect.request] == 1, "forwarded twice"
+                prompt = self.prompts[effect.request]
+                copies = 2 if self.kinds[effect.request] == "two copies" else 1
+                task = Task(effect.request, prompt, effect.slot, 1 + len(prompt) % 5, copies=copies)
+                self.transit.append((self.clock, effect.engine, task))
+            case Plant():
+                assert effect.request in self.alive, "planted, but its client is gone"
+                task = Task(effect.request, effect.tokens, effect.place.slot, plant=True)
+                self.transit.append((self.clock, effect.place.engine, task))
+            case Observe():
+                self.looks.append(effect)
+            case Report():
+                self.account(effect)
+
+    def account(self, report: Report) -> None:
+        self.reports[report.request] += 1
+        prompt = self.prompts[report.request]
+        if report.predicted is not None:
+            assert report.predicted <= len(prompt) - 1
+        if report.oracle is not None and report.prompt_tokens is not None and report.cached is not None:
+            assert 1 <= report.oracle <= report.prompt_tokens - report.cached + report.planted
+
+    def later(self, seconds: float) -> None:
+        """Time passes. A request whose client left reaches the engine soon or never."""
+        self.clock += seconds
+        for item in list(self.transit):
+            if item[2].left and self.clock - item[0] >= LINGER:
+                self.transit.remove(item)
+                self.arrive_at_engine(item)
+
+    def arrive_at_engine(self, item: tuple[float, EngineId, Task]) -> None:
+        _, name, task = item
+        if not self.up[name]:
+            self.broken(task)
+            return
+        self.engines[name].submit(task)
+        for _ in range(task.copies - 1):  # children take further slots and answer through their parent
+            if any(slot.task is None for slot in self.engines[name].slots):
+                self.engines[name].submit(Task(task.owner, task.prompt, left=True))
+
+    def broken(self, task: Task) -> None:
+        """The connection of a task broke."""
+        if task.owner is None or task.left:
+            return
+        request = RequestId(task.owner)
+        task.left = True
+        if task.plant:
+            self.inbox.append(Planted(at=0.0, request=request, computed=None))
+        else:
+            self.inbox.append(Gone(at=0.0, request=request))
+
+    def over(self, task: Task, slot: int) -> None:
+        if task.owner is None or task.left:
+            return
+        request = RequestId(task.owner)
+        computed = len(task.prompt) - task.cached
+        if task.plant:
+            self.inbox.append(Planted(at=0.0, request=request, computed=computed))
+            return
+        named = slot if len(task.prompt) % 2 else None
+        self.inbox.append(
+            Finished(
+                at=0.0,
+                request=request,
+                prompt_tokens=len(task.prompt),
+                cached=task.cached,
+                generated=task.generate,
+                slot=named,
+            )
+        )
+
+    # -- what may happen -------------------------------------------------------------------------------
+
+    @rule(
+        client=st.sampled_from("abc"),
+        kind=st.sampled_from(KINDS),
+        talk=st.integers(1, 4),
+        turn=st.integers(1, 4),
+        renders=st.booleans(),
+    )
+    def arrive(self, client: str, kind: str, talk: int, turn: int, renders: bool) -> None:
+        request = RequestId(f"r{len(self.prompts)}")
+        self.prompts[request] = Tokens([7] * 10 + [talk] * 20 * turn + [1000 + len(self.prompts)] * 6)
+        self.kinds[request] = kind
+        self.alive.add(request)
+        rendered = renders or kind == "chat"
+        if rendered:
+            self.unrendered.append(request)
+        self.post(
+            Arrived(
+                at=self.clock,
+                request=request,
+                client=ClientId(client),
+                pinnable=kind not in ("messages", "embeddings", "two copies"),
+                rendered=rendered and kind != "embeddings",
+                id_slot=turn * 3 - 7 if kind == "own slot" else None,
+                copies=2 if kind == "two copies" else 1,
+                outline=tuple(b"%d/%d" % (talk, n) for n in range(turn + 1)) if kind == "chat" else (),
+                resumable=kind == "resumable",
+                bypass=kind == "bypass",
+            )
+        )
+
+    @precondition(lambda self: self.unrendered)
+    @rule(data=st.data(), known=st.sampled_from([True, True, True, False]))
+    def render(self, data: st.DataObject, known: bool) -> None:
+        request = data.draw(st.sampled_from(self.unrendered))
+        self.unrendered.remove(request)
+        prompt = self.prompts[request] if known else None
+        self.post(Rendered(at=self.clock, request=request, prompt=prompt))
+
+    @precondition(lambda self: self.transit)
+    @rule(data=st.data())
+    def reach(self, data: st.DataObject) -> None:
+        item = data.draw(st.sampled_from(self.transit))
+        self.transit.remove(item)
+        self.arrive_at_engine(item)
+
+    @rule(data=st.data())
+    def end_task(self, data: st.DataObject) -> None:
+        tasks = [(name, n) for name, engine in self.engines.items() for n, _ in engine.running()]
+        if tasks:
+            name, slot = data.draw(st.sampled_from(tasks))
+            task = self.engines[name].slots[slot].task
+            assert task is not None
+            cut = data.draw(st.integers(0, len(task.prompt))) if task.left else None
+            self.over(self.engines[name].end(slot, evaluated=cut), slot)
+
+    @rule()
+    def first_bytes(self) -> None:
+        for engine in self.engines.values():
+            for _, task in engine.running():
+                if task.owner and not task.left and not task.plant and task.owner not in self.started:
+                    self.started.add(RequestId(task.owner))
+                    self.inbox.append(Started(at=0.0, request=RequestId(task.owner)))
+                    return
+
+    @precondition(lambda self: self.inbox)
+    @rule(data=st.data())
+    def hear(self, data: st.DataObject) -> None:
+        self.take(data.draw(st.sampled_from(self.inbox)))
+
+    def take(self, event: Event) -> None:
+        self.inbox.remove(event)
+        request = event.request
+        if request not in self.alive:
+            self.post(with_time(event, self.clock))  # too late: the core must not mind
+            return
+        if isinstance(event, Finished | Gone):
+            self.alive.discard(request)
+        self.post(with_time(event, self.clock))
+        if isinstance(event, Finished):
+            reply = self.prompts[request] + Tokens([9_999_999] * 4)
+            self.post(ReplyKnown(at=self.clock, request=request, tokens=reply))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def client_leaves(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.alive)))
+        self.alive.discard(request)
+        for n, (_, name, task) in enumerate(self.transit):
+            if task.owner == request:
+                task.left = True
+                self.transit[n] = (self.clock, name, task)
+        for engine in self.engines.values():
+            for task in [*engine.deferred, *(task for _, task in engine.running())]:
+                if task.owner == request:
+                    task.left = True
+        self.post(Gone(at=self.clock, request=request))
+
+    @precondition(lambda self: self.looks)
+    @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
+    def ask(self, data: st.DataObject, fails: bool) -> None:
+        look = data.draw(st.sampled_from(self.looks))
+        self.looks.remove(look)
+        self.later(look.delay)
+        if fails or not self.up[look.engine]:
+            self.answers.append(ObserveFailed(at=0.0, engine=look.engine))
+        else:
+            views = self.engines[look.engine].views()
+            self.answers.append(Observed(at=0.0, asked=self.clock, engine=look.engine, slots=views))
+
+    @precondition(lambda self: self.answers)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        event = data.draw(st.sampled_from(self.answers))
+        self.answers.remove(event)
+        self.post(with_time(event, self.clock))
+
+    @rule(seconds=st.sampled_from([0.001, 0.01, 0.06, 0.5, 70.0]))
+    def wait(self, seconds: float) -> None:
+        self.later(seconds)
+
+    @rule(data=st.data())
+    def engine_dies(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from([*self.engines, *[None] * 6]))  # seldom
+        if name and self.up[name]:
+            engine = self.engines[name]
+            for task in [*engine.deferred, *(task for _, task in engine.running())]:
+                self.broken(task)
+            for item in [item for item in self.transit if item[1] == name]:
+                self.transit.remove(item)
+                self.broken(item[2])
+            engine.restart()
+            self.up[name] = False
+            self.post(EngineLost(at=self.clock, engine=name))
+
+    @rule()
+    def engine_returns(self) -> None:
+        for name, up in self.up.items():
+            if not up:
+                self.up[name] = True
+                self.post(EngineUp(at=self.clock, engine=name, traits=self.traits[name]))
+
+    # -- what must always hold ---------------------------------------------------------------------------
+
+    @invariant()
+    def no_pinned_task_meets_a_busy_slot(self) -> None:
+        for engine in self.engines.values():
+            assert not [(new, old) for new, old in engine.collisions if not self.foreign_tasks]
+
+    @invariant()
+    def a_request_is_reported_once_at_most(self) -> None:
+        assert all(count == 1 for count in self.reports.values())
+
+    def teardown(self) -> None:
+        """Let everything come to its end; then nothing may be left over."""
+        if not hasattr(self, "engines"):
+            return
+        self.engine_returns()
+        for _ in range(600):
+            if not self.one_step_to_rest():
+                break
+        else:
+            raise AssertionError(f"never comes to rest: {self.placement!r} {self.looks} {self.alive}")
+        state = self.placement._state
+        assert not self.alive, f"never served: {self.alive} {self.placement!r}"
+        assert not state.requests, f"leaked: {state.requests}"
+        assert not state.queue
+        assert not state.bypassing
+        assert not state.steered
+        for table in state.tables.values():
+            assert set(table.states) == {SlotState.IDLE}, repr(table)
+            assert not table.unsettled
+            assert not table.orphans
+
+    def one_step_to_rest(self) -> bool:
+        self.first_bytes()
+        if self.unrendered:
+            request = self.unrendered.pop()
+            self.post(Rendered(at=self.clock, request=request, prompt=self.prompts[request]))
+        elif self.transit:
+            self.arrive_at_engine(self.transit.pop(0))
+        elif self.inbox:
+            self.take(self.inbox[0])
+        elif self.answers:
+            self.post(with_time(self.answers.pop(0), self.clock))
+        elif self.looks or any(engine.running() for engine in self.engines.values()):
+            self.end_every_task()
+            self.look_everywhere()
+        else:
+            return False
+        return True
+
+    def end_every_task(self) -> None:
+        for engine in self.engines.values():
+            for slot, _ in engine.running():
+                self.over(engine.end(slot), slot)
+
+    def look_everywhere(self) -> None:
+        looks, self.looks = self.looks, []
+        for look in looks:
+            self.later(max(look.delay, 0.001))
+            views = self.engines[look.engine].views()
+            self.answers.append(Observed(at=0.0, asked=self.clock, engine=look.engine, slots=views))
+
+
+class Shared(Quiet):
+    """The same, with somebody else's tasks on the engines."""
+
+    foreign_tasks = True
+
+    @rule(data=st.data(), wanted=st.sampled_from([None, 0, 1]), length=st.integers(1, 90))
+    def foreign_task(self, data: st.DataObject, wanted: int | None, length: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.engines)))
+        if self.up[name]:
+            self.engines[name].submit(Task(None, Tokens([5] * length), wanted))
+
+
+def with_time(event: Event, now: float) -> Event:
+    from dataclasses import replace
+
+    return replace(event, at=now)
+
+
+TestQuiet = Quiet.TestCase
+TestQuiet.settings = SETTINGS
+TestShared = Shared.TestCase
+TestShared.settings = SETTINGS

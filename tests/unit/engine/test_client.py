@@ -1,0 +1,112 @@
+"""What the client makes of answers that a healthy engine seldom gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+
+LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator:
+    """A maker of a server with these routes, and a client for it."""
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+
+        async def start(**routes) -> EngineClient:
+            app = web.Application()
+            for name, handler in routes.items():
+                app.router.add_route("*", f"/{name}", handler)
+            server = await stack.enter_async_context(TestServer(app))
+            return await stack.enter_async_context(EngineClient(str(server.make_url(""))))
+
+        yield start
+
+
+def answer(body, status: int = 200):
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response(body, status=status)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("health", "props", "state"),
+    [
+        (answer(LOADING, 503), answer(LOADING, 503), Health.LOADING),
+        (answer({"status": "ok"}), answer({"is_sleeping": True}), Health.SLEEPING),
+        (answer({"status": "ok"}), answer({"is_sleeping": False}), Health.OK),
+        (answer({"status": "ok"}), answer({"error": {"message": "Invalid API Key"}}, 401), Health.OK),
+    ],
+)
+async def test_health_is_what_both_routes_say(serve, health, props, state):
+    assert await (await serve(health=health, props=props)).health() is state
+
+
+async def test_a_connection_that_the_engine_had_closed_is_opened_again(serve):
+    seen = 0
+
+    async def tokenize(request: web.Request) -> web.Response:
+        nonlocal seen
+        seen += 1
+        if seen == 2:  # as an engine does whose idle time ran out: gone without a word
+            request.transport.abort()
+        return web.json_response({"tokens": [seen]})
+
+    client = await serve(tokenize=tokenize)
+    assert await client.tokenize("a", add_special=True, parse_special=True) == [1]
+    assert await client.tokenize("a", add_special=True, parse_special=True) == [3]
+
+
+async def test_an_engine_that_dies_at_every_call_is_gone(serve):
+    async def tokenize(request: web.Request) -> web.Response:
+        request.transport.abort()
+        return web.Response()
+
+    client = await serve(tokenize=tokenize)
+    with pytest.raises(EngineGoneError, match="/tokenize"):
+        await client.tokenize("a", add_special=True, parse_special=True)
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (b'data: {"error":{"code":500,"message":"Context size has been exceeded."}}\n\n', "Context size"),
+        (
+            b'data: {"index":0,"prompt_progress":{"total":9,"cache":0,"processed":3,"time_ms":1}}\n\n',
+            "progress",
+        ),
+    ],
+)
+async def test_a_prefill_that_ends_early_is_an_error(serve, event, error):
+    async def completion(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await stream.write(event)
+        return stream
+
+    client = await serve(completion=completion)
+    with pytest.raises(EngineError, match=error):
+        await client.prefill([1, 2, 3], 0)
+
+
+async def test_what_is_not_json_is_an_error_and_not_a_crash(serve):
+    async def props(_request: web.Request) -> web.Response:
+        return web.Response(text="<html>")
+
+    with pytest.raises(EngineError, match="not JSON"):
+        await (await serve(props=props)).props()
+
+
+async def test_a_refusal_in_any_shape_is_told(serve):
+    client = await serve(slots=answer(["no"], 502))
+    with pytest.raises(EngineError, match="no") as refused:
+        await client.slots()
+    assert refused.value.status == 502
