@@ -1,16 +1,16 @@
 """The command line: one parser, one function for each command. Exit codes: 0, 1 failure, 2 usage."""
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help stays quick
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from slotkeeper import __version__
 from slotkeeper.config import Loaded, Settings, UsageError, load, shown
@@ -20,7 +20,8 @@ EPILOG: Final = """\
 Every flag is also a variable (SLOTKEEPER_LISTEN=...), or a line in the file of --config (listen = "...").
 Flag beats variable beats file beats default; --print-config shows the outcome.
 """
-Command = Callable[[argparse.Namespace], int]
+METAVARS: Final = {"upstream": "URL", "listen": "HOST:PORT", "admin_listen": "HOST:PORT"}
+OF_UP: Final = ("upstream",)  # `up` knows its engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# -- commands: each imports what it needs, so that --help stays quick ----------------------------------
+# -- commands ------------------------------------------------------------------------------------------
 
 
 def _serve(commands: Any) -> None:
@@ -116,7 +117,7 @@ def _up(commands: Any) -> None:
             "Start a llama-server with the flags that let its cache work, keep it alive, and serve in "
             "front of it. Without --model a tiny model is built, to try things out."
         ),
-        epilog="Arguments after -- go to llama-server and win over ours: slotkeeper up --model M.gguf -- -ngl 99",
+        epilog="Arguments after -- go to llama-server and win: slotkeeper up --model M.gguf -- -ngl 99",
     )
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="the model (default: a tiny one)")
     parser.add_argument(
@@ -124,16 +125,21 @@ def _up(commands: Any) -> None:
         metavar="PATH",
         help="the llama-server to run (default: the one on PATH, else an installed one of extra `engine`)",
     )
-    parser.add_argument("--slots", type=int, default=None, metavar="N", help="conversations kept at once")
-    parser.add_argument("--context", type=int, default=None, metavar="TOKENS", help="context of each slot")
-    add_settings(parser, without=("upstream",))
+    parser.add_argument("--slots", type=positive, metavar="N", help="conversations kept at once (default: 2)")
+    parser.add_argument(
+        "--context",
+        type=positive,
+        metavar="TOKENS",
+        help="context of each slot (default: 32768, or the model's)",
+    )
+    add_settings(parser, without=OF_UP)
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.up import up
 
         loaded = settings_of(args)
         if args.print_config:
-            return print_config(loaded)
+            return print_config(loaded, without=OF_UP)
         configure(loaded.settings.log_level, loaded.settings.log_format)
         code: int = up(
             loaded.settings,
@@ -153,6 +159,8 @@ def _demo(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="see it work: a tiny model, a real engine, an agent's session with and without the sidecar",
+        description="Send one session of two agents to a stock engine, directly and through the sidecar.",
+        epilog="No model and no GPU needed: a tiny one is built. What counts is the engine's own count.",
     )
     parser.add_argument("--engine", metavar="PATH", help="the llama-server to run")
     parser.add_argument("--model", default="tiny-hybrid", help="which tiny model (default: %(default)s)")
@@ -171,9 +179,10 @@ def _doctor(commands: Any) -> None:
         "doctor",
         help="what an engine can and cannot do, and which flags to change",
         description="Look at a running llama-server. Exit code 1 when something makes the sidecar useless.",
+        epilog="slotkeeper doctor --upstream http://127.0.0.1:8081",
     )
     parser.add_argument("--upstream", required=True, metavar="URL", help="the llama-server to look at")
-    parser.add_argument("--engine-api-key", default=None, help="its --api-key, if it has one")
+    parser.add_argument("--engine-api-key", metavar="KEY", help="its --api-key, if it has one")
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.doctor import doctor
@@ -191,6 +200,7 @@ def _replay(commands: Any) -> None:
             "Send recorded requests and compare the prompt tokens that were computed, by the engine's "
             "own count, with what a perfect cache would have computed."
         ),
+        epilog="slotkeeper replay day.jsonl --base http://127.0.0.1:8081 --against http://127.0.0.1:8080",
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.jsonl", help="also .jsonl.xz")
     parser.add_argument("--base", required=True, metavar="URL", help="where to send them")
@@ -227,8 +237,8 @@ def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -
             dest=f"set_{name}",
             action="append" if name == "upstream" else "store",
             default=argparse.SUPPRESS,
-            metavar=name.rpartition("_")[2].upper(),
-            help=f"{field.description}" + (f" (default: {default})" if default is not None else ""),
+            metavar=METAVARS.get(name, name.rpartition("_")[2].upper()),
+            help=f"{field.description}" + (f" (default: {default})" if default not in {None, ""} else ""),
         )
 
 
@@ -237,11 +247,19 @@ def settings_of(args: argparse.Namespace) -> Loaded:
     return load(flags, args.config)
 
 
-def print_config(loaded: Loaded) -> int:
-    table = Table("setting", "value", "from", box=None, pad_edge=False)
-    for row in shown(loaded):
-        table.add_row(*row)
-    Console(soft_wrap=True).print(table)
+def positive(text: str) -> int:
+    number = int(text)
+    if number <= 0:
+        raise ValueError(text)
+    return number
+
+
+def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:
+    """As columns of plain text: a table would cut long paths where the terminal ends."""
+    rows = [("setting", "value", "from"), *(row for row in shown(loaded) if row[0] not in without)]
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, value, origin in rows:
+        print(f"{name:{names}}  {value:{values}}  {origin}")  # noqa: T201
     return 0
 
 

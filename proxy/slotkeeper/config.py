@@ -119,6 +119,11 @@ class Settings(BaseSettings):
     def _address(cls, value: str) -> str:
         return str(Address.parse(value))
 
+    @field_validator(*SECRETS)
+    @classmethod
+    def _unset(cls, value: SecretStr | None) -> SecretStr | None:
+        return value if value and value.get_secret_value() else None  # an empty variable is no secret
+
     @model_validator(mode="after")
     def _guarded(self) -> Settings:
         if not Address.parse(self.admin_listen).loopback and self.admin_token is None:
@@ -176,13 +181,15 @@ def _secret_files() -> dict[str, str]:
         if path := os.environ.get(f"{PREFIX}{name.upper()}_FILE"):
             try:
                 found[name] = Path(path).read_text("utf-8").strip()
-            except OSError as error:
-                raise UsageError(f"{PREFIX}{name.upper()}_FILE: {error}") from None
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"{PREFIX}{name.upper()}_FILE: {path}: {error}") from None
     return found
 
 
 def _line(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":  # only a file can name what is no flag
+        return f"{name}: there is no such setting; --print-config lists them"
     flag = f"--{name.replace('_', '-')}: " if name else ""
     return f"{flag}{error['msg'].removeprefix('Value error, ')}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
@@ -26,11 +27,11 @@ async def doctor(upstream: str, api_key: str | None, console: Console) -> int:
             seen = await probe(client)
             reading = await read_traits(client) if health is Health.OK else None
         except EngineGoneError as error:
-            console.print(f"[red]{error}[/]")
+            console.print(f"[red]{escape(str(error))}[/]")
             return 1
         except EngineError as error:
             hint = " Give its key with --engine-api-key." if error.status == 401 else ""
-            console.print(f"[red]{upstream} refused: {error}.[/]{hint}")
+            console.print(f"[red]{upstream} refused: {escape(str(error))}.[/]{hint}")
             return 1
     if reading is None:
         console.print("The engine sleeps; looking closer would wake it. Run doctor again when it is awake.")
@@ -57,7 +58,7 @@ def _traits(reading: Reading) -> Table:
     table.add_row("one KV buffer for all slots", "yes" if traits.unified else "no")
     table.add_row("speculative decoding", "yes" if traits.speculative else "no")
     for note in reading.notes:
-        table.add_row("note", note)
+        table.add_row("note", escape(note))
     return table
 
 
@@ -65,5 +66,7 @@ def _findings(findings: list[Finding]) -> Table:
     table = Table("", "trap", "what", "what to do", title="Findings", title_justify="left")
     for finding in findings:
         colour = COLOURS[finding.severity]
-        table.add_row(f"[{colour}]{finding.severity.value}[/]", finding.trap, finding.what, finding.do)
+        table.add_row(
+            f"[{colour}]{finding.severity.value}[/]", finding.trap, escape(finding.what), finding.do
+        )
     return table

@@ -7,8 +7,11 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import SecretStr
 
 from slotkeeper.app import serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
@@ -16,7 +19,7 @@ from slotkeeper.config import Settings, UsageError
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import Health
 from slotkeeper.engine.flags import EngineFlags, FlagError, given
-from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine, free_port
+from slotkeeper.engine.launch import EngineBinary, Kind, NoEngineError, find_engine, free_port
 from slotkeeper.engine.process import EngineDiedError, EngineProcess
 from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, private_folder, recommended
 from slotkeeper.engine.supervisor import Supervisor
@@ -51,11 +54,19 @@ def up(
 ) -> int:
     """Run until a signal. Returns the exit code: 1 when the engine cannot be started."""
     try:
-        plan = _plan(settings, model, engine, slots or SLOTS, context_tokens or CONTEXT_TOKENS, extra)
+        plan = _plan(
+            settings,
+            model,
+            engine,
+            slots=slots or SLOTS,
+            context_tokens=context_tokens or CONTEXT_TOKENS,
+            extra=extra,
+        )
     except (NoEngineError, MissingExtraError, FlagError) as error:
         raise UsageError(str(error)) from None
-    base = plan.flags.base
-    front = settings.model_copy(update={"upstream": (base,)})
+    base, keys = plan.flags.base, plan.flags.api_keys
+    key = settings.engine_api_key or (SecretStr(keys[0]) if keys else None)
+    front = settings.model_copy(update={"upstream": (base,), "engine_api_key": key})
     try:
         run_loop(serve(front, {EngineId(base): plan.flags}, beside=lambda: _supervise(plan)))
     except EngineDiedError as died:
@@ -70,6 +81,7 @@ def _plan(
     settings: Settings,
     model: Path | None,
     engine: str | None,
+    *,
     slots: int,
     context_tokens: int,
     extra: Sequence[str],
@@ -89,7 +101,7 @@ def _plan(
             binary.known,
             words,
             port=free_port(),
-            slot_dir=private_folder(settings.slot_dir or folder / "slots"),
+            slot_dir=_slot_folder(settings.slot_dir or folder / "slots"),
             slots=slots,
             context_tokens=context_tokens,
             trained_tokens=trained,
@@ -97,7 +109,8 @@ def _plan(
         ),
         *words,
     ]
-    return Plan(binary=binary, args=args, flags=EngineFlags.parse(args), log_path=folder / LOG_NAME)
+    environ = None if binary.kind is Kind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
+    return Plan(binary=binary, args=args, flags=EngineFlags.parse(args, environ), log_path=folder / LOG_NAME)
 
 
 def _state_folder() -> Path:
@@ -107,6 +120,13 @@ def _state_folder() -> Path:
         return private_folder(home)
     except OSError:  # a read-only home, as in a container
         return Path(tempfile.mkdtemp(prefix="slotkeeper-"))
+
+
+def _slot_folder(path: Path) -> Path:
+    try:
+        return private_folder(path)
+    except OSError as error:
+        raise UsageError(f"--slot-dir: {error}; name a folder that this user can write to") from None
 
 
 def _trained_context(path: Path) -> int:
@@ -119,12 +139,17 @@ def _trained_context(path: Path) -> int:
         raise UsageError(f"--model: {path} is not a GGUF file: {error}") from None
 
 
+def _without_keys(words: Sequence[str]) -> list[str]:
+    """A command line that may stand in a log."""
+    return ["***" if before == "--api-key" else word for before, word in pairwise(("", *words))]
+
+
 async def _supervise(plan: Plan) -> None:
     base = plan.flags.base
     log.info(
         "engine_start",
         engine=plan.binary.kind.value,
-        command=" ".join(plan.binary.command(plan.args)),
+        command=" ".join(_without_keys(plan.binary.command(plan.args))),
         log=str(plan.log_path),
     )
     last = ""

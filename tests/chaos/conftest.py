@@ -6,14 +6,21 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+
 from chaos.fake_engine import FakeEngine
 from chaos.raw import until
 from engine.conftest import build, engine, engine_factory, pytest_generate_tests
-
 from slotkeeper.app import Sidecar, running
 from slotkeeper.config import Settings
+from slotkeeper.observe.log import configure
 
 __all__ = ["build", "engine", "engine_factory", "pytest_generate_tests"]
+
+
+@pytest.fixture(autouse=True)
+def _log() -> None:
+    """As the commands do it: what structlog does by itself with an exception takes seconds."""
+    configure("info", "console")
 
 
 def settings(*upstream: str, **more: Any) -> Settings:

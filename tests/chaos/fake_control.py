@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from slotkeeper.wire.document import rows
+
 
 @dataclass(slots=True)
 class FakeControl:
@@ -61,11 +63,12 @@ def error(status: int) -> dict[str, Any]:
 
 def _rendered(doc: dict[str, Any]) -> str:
     messages = doc.get("messages") or [{"role": "user", "content": doc.get("input")}]
-    return "".join(f"<{m.get('role')}>{m.get('content')}<e>" for m in messages)
+    return "".join(f"<{m.get('role')}>{m.get('content')}<e>" for m in rows(messages))
 
 
 def _ids(content: Any) -> list[int]:
     if isinstance(content, str):
         return list(content.encode())
-    parts = ([part] if isinstance(part, int) else _ids(part) for part in content or ())
+    listed = content if isinstance(content, list) else []
+    parts = ([part] if isinstance(part, int) else _ids(part) for part in listed)
     return [number for part in parts for number in part]

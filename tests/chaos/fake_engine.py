@@ -15,14 +15,15 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import orjson
+
 from chaos.fake_answers import WORDS, answer_body, answer_events
 from chaos.fake_control import FakeControl, error, loads
-
 from slotkeeper.wire.routes import Api, classify
 
 TICK: Final = 0.005
 FLOOD_BYTES: Final = 512 * 2**20
 PIECE: Final = b"data: " + b"x" * 65536 + b"\n\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
 STREAM_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
@@ -39,8 +40,7 @@ class Fault(StrEnum):
     LOADING = "loading"
     TRICKLE = "trickle"  # an event for each `go`
     FLOOD = "flood"  # far more than any buffer
-    GARBAGE = "garbage"  # bytes that are no events
-    CUSTOM = "custom"  # the bytes of `custom`
+    CUSTOM = "custom"  # the bytes of `custom`, head and all
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,43 @@ class Heard:
 
     def header(self, name: str) -> list[str]:
         return [value for key, value in self.headers if key.lower() == name.lower()]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One generating request at work."""
+
+    api: Api
+    heard: Heard
+    slot: int
+    tokens: int
+    fault: Fault
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @property
+    def events(self) -> list[bytes]:
+        return answer_events(self.api, self.tokens, self.slot)
+
+    def bytes(self) -> bytes:
+        """The answer, or what its fault leaves of it."""
+        body = answer_body(self.api, self.tokens, self.slot)
+        match self.fault:
+            case Fault.LOADING:
+                return _whole(503, error(503))
+            case Fault.DIE_IN_BODY:
+                return _head(200, len(body)) + body[: len(body) // 2]
+            case Fault.DIE_IN_CHUNKS:
+                head = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
+                return head + _chunk(body[: len(body) // 2])
+            case Fault.DIE_IN_STREAM:
+                return STREAM_HEAD + b"".join(map(_chunk, self.events[:2]))
+            case Fault.CUT_A_CHUNK:
+                return STREAM_HEAD + _chunk(self.events[0]) + _chunk(self.events[1])[:-9]
+            case _ if loads(self.heard.body).get("stream"):
+                return STREAM_HEAD + b"".join(map(_chunk, self.events)) + LAST_CHUNK
+            case _:
+                return _whole(200, body)
 
 
 class Hangup(Exception):  # noqa: N818 - an order, not an error
@@ -131,16 +168,17 @@ class FakeEngine:
             self.ran.append(heard)
             fault = self.script.popleft() if self.script else Fault.NONE
             slot = await self._enter(loads(heard.body).get("id_slot"))
+            tokens = self.control.prompt_tokens(heard.body)
             try:
-                await self._generate(api, heard, slot, fault, reader, writer)
-                self.control.held[slot] = self.control.prompt_tokens(heard.body) + len(WORDS) - 1
+                await self._generate(Job(api, heard, slot, tokens, fault, reader, writer))
+                self.control.held[slot] = tokens + len(WORDS) - 1
             finally:
                 self.control.slots[slot] = None
             return
         self.heard.append(heard)
         status = self.broken.get(path, 200)
         value = self.control.answer(path, heard.body) if status == 200 else error(status)
-        _send(writer, status if value is not None else 404, value or error(404))
+        writer.write(_whole(404, error(404)) if value is None else _whole(status, value))
         await writer.drain()
 
     async def _enter(self, wanted: Any) -> int:
@@ -156,75 +194,44 @@ class FakeEngine:
 
     # -- generation --------------------------------------------------------------------------------
 
-    async def _generate(
-        self,
-        api: Api,
-        heard: Heard,
-        slot: int,
-        fault: Fault,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        doc, tokens = loads(heard.body), self.control.prompt_tokens(heard.body)
-        events = answer_events(api, tokens, slot)
-        body = answer_body(api, tokens, slot)
-        match fault:
+    async def _generate(self, job: Job) -> None:
+        match job.fault:
             case Fault.HANG:
-                await self._wait(reader, lambda: False)
+                await self._wait(job, lambda: False)
             case Fault.DIE_BEFORE_HEAD:
                 raise Hangup
-            case Fault.LOADING:
-                _send(writer, 503, error(503))
-            case Fault.DIE_IN_BODY:
-                writer.write(_head(200, len(body)) + body[: len(body) // 2])
-            case Fault.DIE_IN_CHUNKS:
-                head = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
-                writer.write(head + _chunk(body[: len(body) // 2]))
-            case Fault.DIE_IN_STREAM:
-                writer.write(STREAM_HEAD + b"".join(_chunk(event) for event in events[:2]))
-            case Fault.CUT_A_CHUNK:
-                writer.write(STREAM_HEAD + _chunk(events[0]) + _chunk(events[1])[:-9])
-            case Fault.GARBAGE:
-                writer.write(STREAM_HEAD + _chunk(self.custom) + b"0\r\n\r\n")
-            case Fault.CUSTOM:
-                writer.write(self.custom)
             case Fault.FLOOD:
-                await self._flood(reader, writer)
+                await self._flood(job)
             case Fault.TRICKLE:
-                await self._trickle(events, reader, writer)
-            case Fault.NONE if doc.get("stream"):
-                writer.write(STREAM_HEAD + b"".join(map(_chunk, events)) + b"0\r\n\r\n")
-            case Fault.NONE:
-                _send(writer, 200, body)
-        await writer.drain()
-        if fault.startswith(("die", "cut")):
+                await self._trickle(job)
+            case Fault.CUSTOM:
+                job.writer.write(self.custom)
+            case _:
+                job.writer.write(job.bytes())
+        await job.writer.drain()
+        if job.fault.startswith(("die", "cut")):
             await asyncio.sleep(TICK)  # what was written is on its way before the end is
             raise Hangup
 
-    async def _trickle(
-        self, events: list[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        writer.write(STREAM_HEAD)
-        for event in events:
-            await self._wait(reader, lambda: not self.go.locked())
+    async def _trickle(self, job: Job) -> None:
+        job.writer.write(STREAM_HEAD)
+        for event in job.events:
+            await self._wait(job, lambda: not self.go.locked())
             await self.go.acquire()
-            writer.write(_chunk(event))
-            await writer.drain()
-        writer.write(b"0\r\n\r\n")
+            job.writer.write(_chunk(event))
+            await job.writer.drain()
+        job.writer.write(LAST_CHUNK)
 
-    async def _flood(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD)
+    async def _flood(self, job: Job) -> None:
+        job.writer.write(STREAM_HEAD)
         while self.sent < FLOOD_BYTES:
-            writer.write(_chunk(PIECE))
-            await writer.drain()
+            job.writer.write(_chunk(PIECE))
+            await job.writer.drain()
             self.sent += len(PIECE)
-            if reader.at_eof():
-                self.left += 1
-                raise Hangup
 
-    async def _wait(self, reader: asyncio.StreamReader, done: Callable[[], bool]) -> None:
+    async def _wait(self, job: Job, done: Callable[[], bool]) -> None:
         while not done():
-            if reader.at_eof():
+            if job.reader.at_eof():
                 self.left += 1
                 raise Hangup
             await asyncio.sleep(TICK)
@@ -243,12 +250,13 @@ async def _request(reader: asyncio.StreamReader) -> Heard | None:
 
 
 def _head(status: int, length: int) -> bytes:
-    return f"HTTP/1.1 {status} Status\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+    lines = (f"HTTP/1.1 {status} Status", "Content-Type: application/json", f"Content-Length: {length}")
+    return "\r\n".join((*lines, "", "")).encode()
 
 
-def _send(writer: asyncio.StreamWriter, status: int, value: Any) -> None:
+def _whole(status: int, value: Any) -> bytes:
     body = value if isinstance(value, bytes) else orjson.dumps(value)
-    writer.write(_head(status, len(body)) + body)
+    return _head(status, len(body)) + body
 
 
 def _chunk(data: bytes) -> bytes:

@@ -5,11 +5,11 @@ import asyncio
 import aiohttp
 import orjson
 import pytest
+
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.raw import dial, until
-
 from slotkeeper.app import running
 from slotkeeper.engine.launch import free_port
 from slotkeeper.wire.routes import Api
@@ -136,16 +136,19 @@ async def test_after_every_fault_the_slots_are_free_again(fake, sidecar, data):
 
 
 async def test_one_of_two_engines_dying_is_not_seen_by_the_next_request():
-    async with FakeEngine() as first, FakeEngine() as second:
-        async with running(settings(first.base, second.base, drain_timeout=1.0)) as sidecar:
-            await ready(sidecar)
-            await first.die()
-            url = f"http://{sidecar.addresses[0]}"
-            async with aiohttp.ClientSession(url) as client, asyncio.TaskGroup() as group:
-                for number in range(6):
-                    body = request_body(Api.CHAT, stream=False, text=f"{number} bottles of beer")
-                    group.create_task(_served(client, body))
-            assert len(second.ran) == 6
+    async with (
+        FakeEngine() as first,
+        FakeEngine() as second,
+        running(settings(first.base, second.base, drain_timeout=1.0)) as sidecar,
+    ):
+        await ready(sidecar)
+        await first.die()
+        url = f"http://{sidecar.addresses[0]}"
+        async with aiohttp.ClientSession(url) as client, asyncio.TaskGroup() as group:
+            for number in range(6):
+                body = request_body(Api.CHAT, stream=False, text=f"{number} bottles of beer")
+                group.create_task(_served(client, body))
+        assert len(second.ran) == 6
 
 
 async def _served(client: aiohttp.ClientSession, body: object) -> None:

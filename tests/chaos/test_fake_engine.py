@@ -1,10 +1,10 @@
 """The fake engine must deserve the trust of the tests that stand on it."""
 
 import pytest
+
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import Fault
 from chaos.raw import dial
-
 from slotkeeper.wire.routes import Api
 
 

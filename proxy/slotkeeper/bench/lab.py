@@ -21,17 +21,19 @@ ANY_PORT: Final = "127.0.0.1:0"
 
 
 def stock_flags(
-    binary: EngineBinary, model: Path, folder: Path, *, slots: int = 2, context_tokens: int = 131072
+    binary: EngineBinary, model: Path, folder: Path, *, slots: int = 2, context_tokens: int = 65536
 ) -> list[str]:
-    """The flags of a user who read llama-server's manual, not ours; two threads, no accelerator."""
+    """The flags of a user who read llama-server's manual, not ours. `context_tokens` is that of each slot.
+
+    One thread: the models are so small that a second gains nothing, and on a machine that also does
+    something else two threads wait for each other (b11549: a hundred times slower).
+    """
     words = (
-        f"--host 127.0.0.1 --port {free_port()} -c {context_tokens} -np {slots} -t 2 --jinja --slots --metrics"
-        f" --fit off --no-webui"
+        f"-m {model} --host 127.0.0.1 --port {free_port()} -c {context_tokens * slots} -np {slots} -t 1"
+        f" --jinja --slots --metrics --fit off --slot-save-path {folder}"
     ).split()
-    none = [] if binary.kind is Kind.LLAMA_SERVER else ["--device", "none"]  # an own build may know no devices
-    known = binary.known
-    wanted = [*words, *none, "-m", str(model), "--slot-save-path", str(folder)]
-    return [word for word in wanted if word != "--no-webui" or word in known]
+    # A user's own build keeps its devices; the packaged ones have none, or a software one.
+    return words if binary.kind is Kind.LLAMA_SERVER else [*words, "--device", "none"]
 
 
 @asynccontextmanager
@@ -49,7 +51,9 @@ async def engine(binary: EngineBinary, flags: Sequence[str], log: Path) -> Async
 @asynccontextmanager
 async def sidecar(base: str, flags: EngineFlags | None = None) -> AsyncIterator[str]:
     """The URL of a sidecar's data port, once it knows the engine at `base`."""
-    settings = Settings(upstream=(base,), listen=ANY_PORT, admin_listen=ANY_PORT, drain_delay=0, drain_timeout=5)
+    settings = Settings(
+        upstream=(base,), listen=ANY_PORT, admin_listen=ANY_PORT, drain_delay=0, drain_timeout=5
+    )
     async with running(settings, {EngineId(base): flags} if flags else None) as started:
         await _ready(started)
         yield f"http://{started.addresses[0]}"

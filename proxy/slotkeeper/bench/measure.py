@@ -5,7 +5,7 @@ Tokens are the engine's own count, always; only the oracle is ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slotkeeper.core.tokens import Tokens

@@ -65,14 +65,20 @@ def edited(history: Sequence[Doc], at: int, text: str) -> tuple[Doc, ...]:
     return tuple(changed)
 
 
-def chat(turns: int, max_tokens: int = 64, fields: Mapping[str, Any] = PLAIN) -> Generator[Turn, Doc, list[Doc]]:
+def chat(
+    turns: int, max_tokens: int = 64, fields: Mapping[str, Any] = PLAIN
+) -> Generator[Turn, Doc, list[Doc]]:
     """Question and answer, always at the end. Returns the whole history."""
     history = [system()]
     for number in range(turns):
         history.append(user(number))
-        history.append((yield Turn(
-            label=f"turn {number + 1}", messages=tuple(history), max_tokens=max_tokens, fields=fields
-        )))
+        history.append(
+            (
+                yield Turn(
+                    label=f"turn {number + 1}", messages=tuple(history), max_tokens=max_tokens, fields=fields
+                )
+            )
+        )
     return history
 
 

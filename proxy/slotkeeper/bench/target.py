@@ -69,7 +69,10 @@ class Target:
         await self._exits.aclose()
 
     async def process(self) -> str:
-        """Tells engines apart: their media marker is random (both builds). Raises EngineError, EngineGoneError."""
+        """Tells engines apart: their media marker is random (both builds).
+
+        Raises EngineError, EngineGoneError.
+        """
         return str((await self._engine.props()).get("media_marker", self.base))
 
     async def fire(self, shot: Shot) -> Hit:
@@ -102,7 +105,9 @@ class Target:
     async def _send(self, api: Api, shot: Shot, data: bytes) -> _Timed:
         started, spoke = time.perf_counter(), None
         headers = {**shot.headers, "Content-Type": "application/json"}
-        async with self._http.stream("POST", self.base + shot.path, content=data, headers=headers) as response:
+        async with self._http.stream(
+            "POST", self.base + shot.path, content=data, headers=headers
+        ) as response:
             streamed = "event-stream" in response.headers.get("Content-Type", "")
             reader = AnswerReader(api, stream=streamed, status=response.status_code)
             chunks: list[bytes] = []
@@ -153,7 +158,7 @@ def _before_generating(took: float, answer: Answer) -> float | None:
 
 
 def _kept(body: bytes, *, streamed: bool, generated: int) -> list[int]:
-    """The ids of the reply that a slot keeps, all but the last; none if the request did not ask for `logprobs`.
+    """The ids of the reply that a slot keeps, all but the last; none without `logprobs` in the request.
 
     A stream leaves out the end-of-turn token, which is that last one.
     """

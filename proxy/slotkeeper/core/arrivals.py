@@ -174,7 +174,7 @@ def _bypass(state: State, now: float) -> Iterator[Effect]:
     """0: unpinned, but never while a pinned task is on its way: the engine could give away its slot."""
     for request in tuple(state.bypassing):
         tables = state.up
-        ready = [table for table in tables if SlotState.LAUNCHED not in table.states]
+        ready = [table for table in tables if not table.pin_on_its_way(now)]
         if tables and not ready:
             continue
         state.bypassing.remove(request)

@@ -80,7 +80,7 @@ def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float) -> Plan 
     """The slot that loses least, for a prompt whose tokens are unknown."""
     plans = []
     for table in tables:
-        ready = table.open_for_pins(now) if pinnable else table.open_for_anything
+        ready = table.open_for_pins(now) if pinnable else table.open_for_anything(now)
         for slot in table.idle if ready else ():
             held = table.shadow.slots[slot]
             price = held.total * held.chance(now) if held else 0.0

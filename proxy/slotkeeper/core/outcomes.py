@@ -231,7 +231,7 @@ def observed(state: State, event: Observed) -> Iterator[Effect]:
 
 def observe_failed(state: State, event: ObserveFailed) -> None:
     if table := state.tables.get(event.engine):
-        table.observing = False
+        table.observing = table.unseen = False
         table.failures += 1
 
 
@@ -255,6 +255,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
         table = state.tables[event.engine] = EngineTable(event.engine, EngineShadow(event.traits))
     table.up = True
     table.reset(event.traits, event.at)
+    table.unseen = True
     _still_out(state, table, event.at)
     if not event.fresh:
         table.shared_until = event.at + SHARED_FOR

@@ -22,6 +22,8 @@ SHARED_FOR: Final = 60.0  # seconds for which we expect more of another client's
 LINGER: Final = 0.1  # seconds in which a task may still begin after its client left (engine.md 7)
 STALE: Final = 0.05  # seconds: an older look at a shared engine is no proof that a slot is free
 RAM_STRIKES: Final = 2  # misses in a row until we stop counting on the engine's RAM cache
+QUICK_LOOKS: Final = 6  # within a fifth of a second, enough for a slot that is being released
+SILENCE: Final = 1.3  # seconds: the engine sees a disconnect only after one in which nobody asked (T10)
 COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ without our ids being wrong
 
 
@@ -54,8 +56,10 @@ class EngineTable:
     unsettled: dict[RequestId, float] = field(default_factory=dict)  # unpinned, not yet seen; when sent
     orphans: list[Orphan] = field(default_factory=list)
     shared_until: float = 0.0
+    reset_at: float = -1.0
     observed_at: float = -1.0
     observing: bool = False
+    unseen: bool = False  # it came up, and nobody has looked at its slots since
     patience: int = 0  # looks in a row that changed nothing
     failures: int = 0  # looks in a row that failed
     proven: bool = False  # whether idle slots were seen to keep their content (T6)
@@ -82,6 +86,7 @@ class EngineTable:
         self.begun = [now] * traits.n_slots
         self.unsettled.clear()
         self.orphans.clear()
+        self.reset_at = now
         self.observed_at = -1.0
         self.ram_misses = 0
         self.proven = False
@@ -103,17 +108,20 @@ class EngineTable:
     def open_for_pins(self, now: float) -> bool:
         """Whether a slot may be given out: nothing is on its way to a slot that we do not know."""
         fresh = now >= self.shared_until or now - self.observed_at <= STALE
-        return self.up and not self.unsettled and not self.orphans and fresh
+        return self.up and not self.unseen and not self.unsettled and not self.orphans and fresh
 
     def open_for_unpinned(self, now: float) -> bool:
         """The engine may choose any free slot only while none is promised to a task on its way."""
-        return self.open_for_pins(now) and SlotState.LAUNCHED not in self.states
+        return self.open_for_pins(now) and not self.pin_on_its_way(now)
 
-    @property
-    def open_for_anything(self) -> bool:
+    def pin_on_its_way(self, now: float) -> bool:
+        """Whether a pinned task may yet arrive in a slot that the engine thinks free."""
+        return SlotState.LAUNCHED in self.states or any(changed > now for changed in self.changed)
+
+    def open_for_anything(self, now: float) -> bool:
         """Room for one more task of which nobody needs to know the slot beforehand."""
         room = len(self.idle) > len(self.unsettled)
-        return self.up and room and SlotState.LAUNCHED not in self.states
+        return self.up and room and not self.pin_on_its_way(now)
 
     def watch(self, *, waiting: bool, now: float) -> float | None:
         """Seconds until the next look at GET /slots; None when nothing depends on it."""
@@ -123,12 +131,14 @@ class EngineTable:
         return max(delay, 0.05 * 2.0 ** min(self.failures, 5))
 
     def _next_look(self, waiting: bool, now: float) -> float | None:
+        if self.unseen:
+            return 0.0
         if self.unsettled or self.orphans or (waiting and SlotState.LAUNCHED in self.states):
             return min(0.5, 0.004 * 1.5 ** min(self.patience, 20))
         if self.look_again:
             return 0.01
         if SlotState.DRAINING in self.states:
-            return min(0.25, 0.01 * 1.5 ** min(self.patience, 20))
+            return 0.01 * 1.5**self.patience if self.patience < QUICK_LOOKS else SILENCE
         if waiting and now < self.shared_until and now - self.observed_at > STALE:
             return 0.0
         return 0.25 if SlotState.FOREIGN in self.states else None
@@ -162,46 +172,64 @@ class EngineTable:
         """Take in GET /slots. Returns the unsettled requests whose slot is now known."""
         self.observing = self.look_again = False
         self.failures = 0
+        self.unseen = self.unseen and seen.asked < self.reset_at
         self.observed_at = seen.at
         self.patience += 1
         settled: dict[RequestId, SlotId] = {}
         if self._wiped(seen):
             return settled
-        for view in sorted(seen.slots, key=_age):
-            if view.slot < len(self.states) and self.changed[view.slot] <= seen.asked:
-                self._merge(view, seen, settled)
+        self._whose(seen, settled)
+        for view in seen.slots:
+            if self._tells(view, seen):
+                self._merge(view, seen.at)
         self._adopt(seen, settled)
         return settled
 
-    def _merge(self, view: SlotView, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
+    def _merge(self, view: SlotView, now: float) -> None:
         state, slot = self.states[view.slot], view.slot
         if view.busy:
             if state is SlotState.LAUNCHED:
-                self.move(slot, SlotState.RUNNING, self.owners[slot], seen.at)
-            elif state is SlotState.IDLE:
-                self._whose(slot, seen, settled)
+                self.move(slot, SlotState.RUNNING, self.owners[slot], now)
         elif state in (SlotState.DRAINING, SlotState.FOREIGN):
-            self._correct(view, seen.at)
-            self.move(slot, SlotState.IDLE, None, seen.at)
+            self._correct(view, now)
+            self.move(slot, SlotState.IDLE, None, now)
         elif state is SlotState.IDLE and not self.orphans:
-            self._correct(view, seen.at)
+            self._correct(view, now)
 
-    def _whose(self, slot: SlotId, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
-        """A slot that we thought idle is busy: with one of ours that went unpinned, or another's task."""
-        ours = next((r for r, sent in self.unsettled.items() if sent <= seen.asked), None)
-        left = next((o for o in self.orphans if o.total is None), None)
-        if ours:
-            del self.unsettled[ours]
-            settled[ours] = slot
-            self.move(slot, SlotState.RUNNING, ours, seen.at)
-        elif left:
-            self.orphans.remove(left)
-            self.shadow.slots[slot] = None
-            self.move(slot, SlotState.DRAINING, None, seen.at)
-        elif all(orphan.since <= seen.asked for orphan in self.orphans):
-            self.shared_until = seen.at + SHARED_FOR
-            self.shadow.slots[slot] = None
-            self.move(slot, SlotState.FOREIGN, None, seen.at)
+    def _whose(self, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
+        """Slots that we thought idle are busy: with ours that went unpinned, or with another's tasks.
+
+        Nothing is concluded until all of ours must be among them.
+        """
+        busy = [
+            view.slot
+            for view in sorted(seen.slots, key=_age)
+            if view.busy and self._tells(view, seen) and self.states[view.slot] is SlotState.IDLE
+        ]
+        left = [orphan for orphan in self.orphans if orphan.total is None]
+        late = [orphan for orphan in self.orphans if orphan.since > seen.asked]
+        unseen = any(sent > seen.asked for sent in self.unsettled.values())
+        ended = any(orphan.total is not None for orphan in late)
+        if unseen or ended or len(busy) < len(self.unsettled) + len(late):
+            return
+        for slot in busy:
+            if self.unsettled:
+                request = next(iter(self.unsettled))
+                del self.unsettled[request]
+                settled[request] = slot
+                self.move(slot, SlotState.RUNNING, request, seen.at)
+            elif left:
+                self.orphans.remove(left.pop(0))
+                self.shadow.slots[slot] = None
+                self.move(slot, SlotState.DRAINING, None, seen.at)
+            else:
+                self.shared_until = seen.at + SHARED_FOR
+                self.shadow.slots[slot] = None
+                self.move(slot, SlotState.FOREIGN, None, seen.at)
+
+    def _tells(self, view: SlotView, seen: Observed) -> bool:
+        """Whether this look is newer than what we know of the slot."""
+        return view.slot < len(self.states) and self.changed[view.slot] <= seen.asked
 
     def _correct(self, view: SlotView, now: float) -> None:
         """Believe the engine's count of a free slot more than ours."""
@@ -225,10 +253,7 @@ class EngineTable:
         free = [
             view
             for view in seen.slots
-            if view.slot < len(self.states)
-            and not view.busy
-            and self.states[view.slot] is SlotState.IDLE
-            and self.changed[view.slot] <= seen.asked
+            if not view.busy and self._tells(view, seen) and self.states[view.slot] is SlotState.IDLE
         ]
         for orphan in due:
             self.orphans.remove(orphan)

@@ -63,10 +63,13 @@ class Tokens:
 
     def lcp(self, other: Tokens) -> int:
         """Length of the longest common prefix, in tokens."""
-        a, b = memoryview(self.packed), memoryview(other.packed)
-        low, high = 0, min(len(self), len(other))
-        if a[: high * WIDTH] == b[: high * WIDTH]:
-            return high
+        a, b = self.packed, other.packed
+        low, high, step = 0, min(len(self), len(other)), 64
+        while low < high and (end := min(low + step, high)):
+            if a[low * WIDTH : end * WIDTH] != b[low * WIDTH : end * WIDTH]:
+                high = end
+                break
+            low, step = end, step * 4
         while low < high - 1:  # the prefixes of `low` tokens are equal, those of `high` are not
             middle = (low + high) // 2
             if a[low * WIDTH : middle * WIDTH] == b[low * WIDTH : middle * WIDTH]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import Any, Final
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
+
+# structlog's own tracebacks show local variables by default, and prompts are among them.
+TRACEBACKS: Final = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -18,16 +22,16 @@ def configure(level: str, style: str) -> None:
     """`style`: json, console, or auto (console on a terminal)."""
     if style == "auto":
         style = "console" if sys.stderr.isatty() else "json"
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer() if style == "console" else structlog.processors.JSONRenderer()
-    )
+    renderer: Any = structlog.processors.JSONRenderer()
+    if style == "console":
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
-            *([] if style == "console" else [structlog.processors.dict_tracebacks]),
+            *([] if style == "console" else [TRACEBACKS]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

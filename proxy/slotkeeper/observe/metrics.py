@@ -1,4 +1,4 @@
-"""The figures of design.md section 8. A hit is what the engine says it reused, never our own wish."""
+"""The figures of docs/reference.md. A hit is what the engine says it reused, never our own wish."""
 
 from __future__ import annotations
 

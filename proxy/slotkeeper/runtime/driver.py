@@ -25,7 +25,7 @@ from slotkeeper.core.events import (
 )
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason, RequestId
-from slotkeeper.engine.client import EngineGoneError, Health
+from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
@@ -96,7 +96,7 @@ class Driver:
             # Fail open: a bug of ours must not hold a request back that the engine would answer.
             log.exception("placement_failed", cause=type(event).__name__)
             self.metrics.fallback("placement")
-            self._release_all()
+            self._release_all(renew=not isinstance(event, EngineUp))
             return
         for effect in effects:
             try:
@@ -108,10 +108,10 @@ class Driver:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Forward():
-                self.metrics.decision(effect.reason)
                 grant = self._grants.pop(effect.request, None)
                 if grant and not grant.done():
                     grant.set_result(effect)
+                self.metrics.decision(effect.reason)
             case Plant():
                 self._plants[effect.request] = self.tasks.start(self._plant(effect))
             case Observe():
@@ -144,8 +144,11 @@ class Driver:
             log.debug("slots_unseen", engine=look.engine, error=str(error))
             if isinstance(error, EngineGoneError):
                 link.kick()
+            elif link.slots_refused():
+                self._engine_lost(link)
             self.post(ObserveFailed(at=self.now(), engine=look.engine))
             return
+        link.slots_shown()
         self.post(Observed(at=self.now(), asked=asked, engine=look.engine, slots=slots))
 
     # -- when things go wrong ----------------------------------------------------------------------
@@ -157,18 +160,20 @@ class Driver:
         if plant := self._plants.pop(request, None):
             plant.cancel()
 
-    def _release_all(self) -> None:
-        """Everybody who waits goes through unpinned; a fresh core looks before it gives out a slot."""
+    def _release_all(self, *, renew: bool) -> None:
+        """Everybody who waits goes through unpinned; a fresh core looks before it gives out a slot.
+
+        Without `renew` it is not even told of the engines, because it was that which failed.
+        """
         waiting, self._grants = self._grants, {}
         self.placement = Placement(*self.links)
-        for link in self.links.values():
-            if link.traits and link.health is Health.OK:
+        for link in self.links.values() if renew else ():
+            if link.traits and link.up:
                 up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=False)
                 self._events.append(up)
         engine = next((link.engine for link in self.links.values() if link.ready), next(iter(self.links)))
         for request, grant in waiting.items():
             if not grant.done():
-                self.metrics.decision(Reason.FAIL_OPEN)
                 grant.set_result(
                     Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN, pin=False)
                 )

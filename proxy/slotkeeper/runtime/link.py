@@ -19,6 +19,7 @@ from slotkeeper.wire.document import Doc, Prompt
 
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
 EAGER: Final = 0.1  # seconds, while the engine is not there
+REFUSALS: Final = 3  # of GET /slots in a row: without it nobody knows when a slot is free
 
 log = get_logger(__name__)
 
@@ -39,11 +40,14 @@ class EngineLink:
         self._process = ""
         self._kick = asyncio.Event()
         self._looked = asyncio.Event()  # the look that is under way, or comes next
-        self.fresh = False  # at its last start no slot had been used
+        self._refusals = 0
+        self._trouble = ""
+        self.up = False  # probed, so that requests may be placed; until then they go through as they came
+        self.fresh = False  # no slot had been used when it was probed
 
     @property
     def ready(self) -> bool:
-        return self.health is Health.OK and self.tokenizer is not None
+        return self.up and self.tokenizer is not None
 
     def kick(self) -> None:
         """Look at once: a connection just failed."""
@@ -62,38 +66,57 @@ class EngineLink:
         """Runs for ever; tells when the engine comes, goes, or is another process than before."""
         while True:
             try:
-                up = await self._look(on_up, on_lost)
-            except Exception:  # an answer of a shape nobody foresaw must not end the watch
-                log.exception("engine_look_failed", engine=self.engine)
-                self.health, up = Health.DOWN, False
+                await self._look(on_up, on_lost)
+            except Exception as error:  # noqa: BLE001 - not even an answer that nobody foresaw ends the watch
+                self._not_probed(error)
             self._looked.set()
             self._looked = asyncio.Event()
             try:
-                await asyncio.wait_for(self._kick.wait(), CALM if up else EAGER)
+                await asyncio.wait_for(self._kick.wait(), CALM if self.health is Health.OK else EAGER)
                 self._kick.clear()
                 await asyncio.sleep(EAGER / 4)  # a burst of failures is one look
             except TimeoutError:
                 pass
 
-    async def _look(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> bool:
-        was_up = self.health is Health.OK
-        self.health = await self.client.health()
+    async def _look(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
+        self.health = await self.client.health(headers=self.auth)
         process = await self._identity() if self.health is Health.OK else ""
-        if was_up and (self.health is not Health.OK or process != self._process):
+        if self.up and (self.health is not Health.OK or process != self._process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
-            self.tokenizer = None  # the next one may serve another model
+            self._lost()
             on_lost(self)
-            was_up = False
         self._process = process
-        if self.health is Health.OK and not was_up:
+        if self.health is Health.OK and not self.up:
             try:
                 await self._probe()
             except (EngineError, EngineGoneError) as error:
-                log.warning("engine_probe_failed", engine=self.engine, error=str(error))
-                self.health = Health.DOWN
-                return False
+                self._not_probed(error)
+                return
+            self.up, self._refusals, self._trouble = True, 0, ""
             on_up(self)
-        return self.health is Health.OK
+
+    def _lost(self) -> None:
+        self.up = False
+        self.tokenizer = None  # the next one may serve another model
+
+    def _not_probed(self, error: Exception) -> None:
+        """Said once, not at every look."""
+        if self._trouble != str(error):
+            self._trouble = str(error)
+            log.warning("engine_probe_failed", engine=self.engine, error=self._trouble)
+
+    def slots_refused(self) -> bool:
+        """GET /slots failed. Returns whether that is enough: the engine is lost until it can be probed."""
+        self._refusals += 1
+        if not self.up or self._refusals < REFUSALS:
+            return False
+        log.warning("engine_hides_its_slots", engine=self.engine)
+        self._lost()
+        self.kick()
+        return True
+
+    def slots_shown(self) -> None:
+        self._refusals = 0
 
     async def _identity(self) -> str:
         """Changes with every start of a llama-server: its media marker is random (both builds)."""
@@ -103,7 +126,7 @@ class EngineLink:
             return self._process
 
     async def _probe(self) -> None:
-        reading = await read_traits(self.client, self.flags)
+        reading = await read_traits(self.client, self.flags, headers=self.auth)
         self.traits = reading.traits
         self.fresh = await self._unused()
         self.tokenizer = await self._open_tokenizer(reading.props, reading.model_path)
@@ -122,12 +145,13 @@ class EngineLink:
         )
 
     async def _unused(self) -> bool:
-        """Whether its slots are as at its start. Those of an engine that was only silent for a while,
-        or that had other clients before us, may be at work: that must be looked at (engine.md T1)."""
-        try:
-            return not any(slot.busy or slot.held for slot in await self.client.slots(headers=self.auth))
-        except EngineError:  # --no-slots: nobody can look
-            return True
+        """Whether its slots are as at its start.
+
+        Those of an engine that was only silent for a while, or that had other clients before us, may be
+        at work: that must be looked at before one is given out (engine.md T1). Raises EngineError with
+        --no-slots: then nothing is pinned, ever.
+        """
+        return not any(slot.busy or slot.held for slot in await self.client.slots(headers=self.auth))
 
     async def _open_tokenizer(self, props: Mapping[str, Any], model_path: Path | None) -> Tokenizer:
         return await Tokenizer.open(
@@ -166,5 +190,6 @@ class EngineLink:
 
     def let_in(self, auth: dict[str, str]) -> None:
         """The engine accepted a request with these credentials; ours, if any, come first."""
-        if not self._own_key and auth:
+        if not self._own_key and auth and auth != self.auth:
             self.auth = auth
+            self.kick()  # what was refused to us may be shown now

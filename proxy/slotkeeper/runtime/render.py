@@ -42,15 +42,16 @@ async def with_reply(
     with the engine's count: then the reply does not come back as it was sampled.
     """
     total = len(prompt) + max(0, generated - 1)
-    if ask.chat is not None:
-        rendered = await _next_turn(link, ask.chat, reply, auth)
-    else:
-        rendered = prompt + await link.render_text(str(reply.get("content") or ""))
-        return rendered.cut(0, total) if len(rendered) in (total, total + 1) else None
+    said = await link.render_text(str(reply.get("content") or ""))
+    # All that was sampled, or all but the token that ended the turn; never more than that.
+    whole = len(said) in (generated, generated - 1)
+    if ask.chat is None:
+        return (prompt + said).cut(0, total) if whole else None
+    rendered = await _next_turn(link, ask.chat, reply, auth)
     if rendered.lcp(prompt) < len(prompt):
         return None
     closed = link.end_of_turn in rendered.cut(total, total + 2).ids()
-    return rendered.cut(0, total) if closed else None
+    return rendered.cut(0, total) if whole or closed else None
 
 
 async def _next_turn(link: EngineLink, chat: Doc, reply: Doc, auth: Mapping[str, str]) -> Tokens:

@@ -12,6 +12,7 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 
 from slotkeeper import __version__
 from slotkeeper.core.table import EngineTable
+from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 
@@ -49,7 +50,8 @@ class AdminPort:
     async def _ready(self, _: web.Request) -> web.Response:
         if self.draining:
             return web.Response(status=503, text="draining\n")
-        if not any(link.ready for link in self._driver.links.values()):
+        # Also an engine that we cannot probe (--no-slots, a key that we lack) is served: unpinned.
+        if not any(link.health is Health.OK for link in self._driver.links.values()):
             return web.Response(status=503, text="no engine is up\n")
         return web.Response(text="ready\n")
 

@@ -45,7 +45,7 @@ class DataPort:
                 return await Exchange(self._gate, request, api, body or b"", known_as).run()
             return await self._through(request, api, body, known_as)
         except Fault as fault:
-            return self._failed(request, api, fault, known_as)
+            return self._failed(api, fault, known_as)
         except GONE:
             return web.Response(status=499)  # nobody reads it
         except asyncio.CancelledError:
@@ -57,7 +57,7 @@ class DataPort:
                 abort(request)
                 return web.Response(status=499)
             ours = OurFault("slotkeeper failed; its log says why")
-            return self._failed(request, api, ours, known_as)
+            return self._failed(api, ours, known_as)
 
     async def _read(self, request: web.Request) -> bytes | None:
         if not request.body_exists:
@@ -102,7 +102,7 @@ class DataPort:
         self._gate.metrics.requests.labels(route=api.value, outcome=outcome).inc()
         return response
 
-    def _failed(self, request: web.Request, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
+    def _failed(self, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
         log.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
         headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
         if fault.retry_after is not None:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Arrived, Started
-from slotkeeper.core.types import ClientId, EngineId
+from slotkeeper.core.types import ClientId, EngineId, Reason
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
@@ -22,6 +22,7 @@ from slotkeeper.web.upstream import GONE, NotSent, Upstream, abort, copy, prepar
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
 from slotkeeper.wire.errors import UpstreamFault
+from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
 from slotkeeper.wire.request import pin
 from slotkeeper.wire.routes import Api
 
@@ -115,6 +116,9 @@ class Exchange:
         body, driver = self._body, self._gate.driver
         if forward.pin and forward.slot is not None:
             body = pin(body, forward.slot)
+        ask, progress = self._account.ask, None
+        if ask is not None and forward.reason is not Reason.BYPASS and can_ask(ask, body):
+            body, progress = ask_for(body), ProgressFilter()
         link = driver.links[forward.engine]
         try:
             answer = await self._gate.upstream.send(forward.engine, self._request, body, self._account.id)
@@ -125,18 +129,27 @@ class Exchange:
             driver.post(Started(at=driver.now(), request=self._account.key))
             if answer.status < 400:
                 link.let_in(self._auth)
-            return await self._relay(answer, forward, link)
+            return await self._relay(answer, forward, link, progress)
 
     async def _relay(
-        self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink
+        self,
+        answer: aiohttp.ClientResponse,
+        forward: Forward,
+        link: EngineLink,
+        progress: ProgressFilter | None,
     ) -> web.StreamResponse:
         account = self._account
+        streamed = answer.content_type == "text/event-stream"
         response = prepared(answer, account.id)
         await self._label(response, forward)
         account.listen(answer)
         await response.prepare(self._request)
         try:
-            await copy(answer, response, account.heard)
+            if progress and streamed:
+                await copy(answer, response, account.heard, progress.feed)
+                await response.write(progress.close())
+            else:
+                await copy(answer, response, account.heard)
         except UpstreamFault as fault:
             link.kick()
             account.gone()

@@ -27,7 +27,7 @@ BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
 
 
-class NotSent(UpstreamFault):  # noqa: N818 (one of the family of faults)
+class NotSent(UpstreamFault):
     """No connection, so no byte reached the engine: another one may have the request."""
 
 
@@ -126,9 +126,12 @@ def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamRespo
 
 
 async def copy(
-    answer: aiohttp.ClientResponse, response: web.StreamResponse, seen: Callable[[bytes], None]
+    answer: aiohttp.ClientResponse,
+    response: web.StreamResponse,
+    seen: Callable[[bytes], None],
+    through: Callable[[bytes], bytes] = bytes,
 ) -> None:
-    """Every chunk as it comes, shown to `seen` after it was written.
+    """Every chunk as it comes, shown to `seen` after what `through` leaves of it was written.
 
     Raises UpstreamFault when the engine breaks off, and GONE errors when the client does.
     """
@@ -140,7 +143,8 @@ async def copy(
             return
         except BROKEN as error:
             raise UpstreamFault("the engine broke off in the middle of its answer") from error
-        await response.write(chunk)
+        if passing := through(chunk):
+            await response.write(passing)
         seen(chunk)
 
 

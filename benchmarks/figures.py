@@ -1,0 +1,38 @@
+"""Where the measured figures go: a table for the reader, a JSON file for the next run to compare with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from rich.console import Console
+
+from slotkeeper import __version__
+
+FOLDER: Final = Path("artifacts") / "benchmarks"
+WIDTH: Final = 118
+
+# Not cut to 80 columns when the output goes to a file.
+console: Final = Console(width=None if Console().is_terminal else WIDTH, soft_wrap=False)
+
+
+def keep(name: str, figures: Any) -> None:
+    """Write `figures` to artifacts/benchmarks/NAME.json, with what one must know to compare them."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    document = {
+        "benchmark": name,
+        "version": __version__,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],  # other work makes times worthless
+        "figures": figures,
+    }
+    path = FOLDER / f"{name}.json"
+    path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    console.print(f"[dim]{path}[/dim]")

@@ -1,0 +1,121 @@
+"""Added time to first byte: a small request, one after the other and twenty at once.
+
+`python -m benchmarks.first_byte [--requests 200] [--rounds 20]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.figures import console, keep
+from benchmarks.raw import Took, post
+from benchmarks.stage import DIRECT, OURS, Stage, Way, stage
+from slotkeeper.bench.measure import percentile
+
+CROWD: Final = 20
+WARM_UP: Final = 5
+PAUSE_SECONDS: Final = 0.02  # what a server does after an answer is not charged to the next way
+PATH: Final = "/v1/chat/completions"
+Found = dict[str, list[float]]  # milliseconds to the first byte, by way
+
+
+def small_request() -> bytes:
+    """Never the same twice, so that each takes the whole way of a new conversation."""
+    content = f"{uuid.uuid4().hex}: is it raining?"
+    return orjson.dumps(
+        {
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": 1,
+            "temperature": 0,
+            "stream": True,
+            "chat_template_kwargs": {"plain": True},
+        }
+    )
+
+
+async def one_by_one(found: Stage, requests: int) -> Found:
+    """The ways take turns by lot, so that whatever else the machine does meets all of them alike."""
+    times: Found = {name: [] for name in found.ways}
+    for number in track(range(-WARM_UP, requests), "one by one", console=console, transient=True):
+        for name, way in random.sample(list(found.ways.items()), len(found.ways)):
+            took = await ask(way)
+            await asyncio.sleep(PAUSE_SECONDS)
+            if number >= 0:
+                times[name].append(1000 * (took.first - took.sent))
+    return times
+
+
+async def crowds(found: Stage, rounds: int) -> Found:
+    times: Found = {name: [] for name in found.ways}
+    for number in track(range(-1, rounds), "twenty at once", console=console, transient=True):
+        for name, way in random.sample(list(found.ways.items()), len(found.ways)):
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(ask(way)) for _ in range(CROWD)]
+            await asyncio.sleep(10 * PAUSE_SECONDS)
+            if number >= 0:
+                times[name] += [1000 * (task.result().first - task.result().sent) for task in asked]
+    return times
+
+
+async def ask(way: Way) -> Took:
+    took = await post(way.url, PATH, small_request())
+    if not took.ok:
+        raise RuntimeError(f"{way.name} answered {took.answer[:200]!r}")
+    return took
+
+
+def summary(times: Found) -> dict[str, dict[str, float]]:
+    """Milliseconds: median, 95th percentile, and the median's distance to going directly and to nginx."""
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    return {
+        name: {
+            "median_ms": round(medians[name], 3),
+            "p95_ms": round(percentile(found, 95) or 0.0, 3),
+            "over_direct_ms": round(medians[name] - medians[DIRECT], 3),
+            **({"over_nginx_ms": round(medians[name] - medians["nginx"], 3)} if "nginx" in medians else {}),
+        }
+        for name, found in times.items()
+    }
+
+
+def table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
+    names = list(next(iter(rows.values())))
+    shown = Table("way", *(name.replace("_ms", ", ms").replace("_", " ") for name in names), title=title)
+    for way, figures in rows.items():
+        style = "bold" if way == OURS else None
+        shown.add_row(way, *(f"{figures[name]:.2f}" for name in names), style=style)
+    return shown
+
+
+async def measure(requests: int, rounds: int) -> dict[str, Any]:
+    async with stage(slots=CROWD, context_tokens=1024, relays=False) as found:
+        return {
+            "one by one": summary(await one_by_one(found, requests)),
+            "twenty at once": summary(await crowds(found, rounds)),
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_byte", description=__doc__)
+    parser.add_argument("--requests", type=int, default=200, help="of each way, one by one")
+    parser.add_argument("--rounds", type=int, default=20, help="of each way, twenty at once")
+    chosen = parser.parse_args(arguments)
+    figures = asyncio.run(measure(chosen.requests, chosen.rounds))
+    for name, rows in figures.items():
+        console.print(table(f"time to first byte, small request, {name}", rows))
+    keep("first_byte", figures)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

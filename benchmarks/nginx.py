@@ -1,0 +1,97 @@
+"""nginx as a yardstick: the smallest reverse proxy that people trust, with two ways to reach its upstream."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from slotkeeper.engine.launch import free_port
+
+MISSING: Final = "nginx is not installed, so it is left out (Debian, Ubuntu: apt-get install nginx-light)"
+START_SECONDS: Final = 10.0
+
+# As a proxy for token streams is usually set up: nothing held back. The first server makes a connection
+# for each request, as nginx does by default and as the sidecar does; the second keeps them.
+CONFIG: Final = """\
+daemon off;
+master_process on;
+worker_processes 1;
+{user}
+pid {folder}/nginx.pid;
+error_log {folder}/error.log warn;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    client_max_body_size 64m;
+    client_body_buffer_size 4m;
+    client_body_temp_path {folder}/client;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    proxy_buffering off;
+    proxy_read_timeout 3600s;
+    upstream engine {{ server {upstream}; keepalive 32; }}
+    server {{
+        listen 127.0.0.1:{plain};
+        location / {{ proxy_pass http://{upstream}; }}
+    }}
+    server {{
+        listen 127.0.0.1:{kept};
+        location / {{
+            proxy_pass http://engine;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nginx:
+    plain: str  # URL: a connection to the engine for each request
+    kept: str  # URL: connections to the engine are kept
+
+
+def find() -> str | None:
+    """The program; Debian keeps it where only root looks."""
+    return shutil.which("nginx", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin")))
+
+
+@asynccontextmanager
+async def nginx(program: str, upstream: str, folder: Path) -> AsyncIterator[Nginx]:
+    """In front of `upstream` (HOST:PORT), with everything it writes in `folder`."""
+    plain, kept = free_port(), free_port()
+    user = "user root;" if os.geteuid() == 0 else ""  # the folder is ours alone
+    config = folder / "nginx.conf"
+    config.write_text(
+        CONFIG.format(user=user, folder=folder, upstream=upstream, plain=plain, kept=kept), "utf-8"
+    )
+    process = await asyncio.create_subprocess_exec(program, "-p", str(folder), "-c", str(config))
+    try:
+        for port in (plain, kept):
+            await _listening(port)
+        yield Nginx(plain=f"http://127.0.0.1:{plain}", kept=f"http://127.0.0.1:{kept}")
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _listening(port: int) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                return

@@ -1,0 +1,113 @@
+"""A client and a relay that do nothing but read clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+from slotkeeper.wire.routes import classify
+
+CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """One request, on the clock of this process (seconds)."""
+
+    sent: float  # just before the first byte left us
+    first: float  # the first byte of the answer came
+    last: float  # the answer was whole
+    answer: bytes
+
+    @property
+    def ok(self) -> bool:
+        return self.answer.split(b" ", 2)[1:2] == [b"200"]
+
+    @property
+    def body(self) -> bytes:
+        return self.answer.partition(b"\r\n\r\n")[2]
+
+
+async def post(base: str, path: str, body: bytes) -> Took:
+    """Send on a fresh connection and read until it closes."""
+    address = urlsplit(base)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=CHUNK)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    sent = time.perf_counter()
+    writer.write(head.encode() + body)
+    answer = await reader.read(CHUNK)
+    first = time.perf_counter()
+    answer += await reader.read()
+    last = time.perf_counter()
+    writer.close()
+    return Took(sent=sent, first=first, last=last, answer=answer)
+
+
+@dataclass(slots=True, kw_only=True)
+class Relay:
+    """Passes every byte on, and remembers when a request that takes a slot had come in whole."""
+
+    base: str
+    arrivals: list[float] = field(default_factory=list)
+    control_calls: int = 0
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: str) -> None:
+        address = urlsplit(upstream)
+        to_engine = await asyncio.open_connection(address.hostname, address.port, limit=CHUNK)
+        with suppress(ConnectionError):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._requests(reader, to_engine[1]))
+                group.create_task(_copy(to_engine[0], writer))
+        writer.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Each request of the connection: its head, its body by length, its time."""
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(head)
+                if length := _length(head):
+                    writer.write(await reader.readexactly(length))
+                now = time.perf_counter()
+                method, path, _ = head.split(b" ", 2)
+                if classify(method.decode(), path.decode()).generates:
+                    self.arrivals.append(now)
+                else:
+                    self.control_calls += 1
+        writer.write_eof()
+
+
+def _length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line[15:])
+    return 0
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(CHUNK):
+        writer.write(chunk)
+        await writer.drain()
+    writer.close()  # the engine has finished; some clients wait for this to know
+
+
+@asynccontextmanager
+async def relay(upstream: str) -> AsyncIterator[Relay]:
+    """A relay in front of `upstream` for the length of the block."""
+    found = Relay(base="")
+    server = await asyncio.start_server(
+        lambda reader, writer: found.carry(reader, writer, upstream), "127.0.0.1", 0, limit=64 << 20
+    )
+    found.base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield found
+    finally:
+        server.close()

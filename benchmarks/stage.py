@@ -1,0 +1,107 @@
+"""What is measured beside one another: an engine directly, behind nginx, and one behind the sidecar.
+
+The sidecar has an engine of its own with the same flags: requests past it would change slots behind its
+back. Only one of the two works at any time. In front of each can stand a relay that reads the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from benchmarks.figures import console
+from benchmarks.nginx import MISSING, find, nginx
+from benchmarks.raw import Relay, relay
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny, build
+from slotkeeper.engine.launch import Kind, find_engine, free_port, skulk
+
+DIRECT: Final = "direct"
+OURS: Final = "slotkeeper"
+READY_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to an engine."""
+
+    name: str
+    url: str
+    relay: Relay | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    ways: Mapping[str, Way]
+    sidecar_pid: int
+
+
+@asynccontextmanager
+async def stage(
+    *, slots: int, context_tokens: int, relays: bool, yardstick: bool = True
+) -> AsyncIterator[Stage]:
+    """All ways, for the length of the block. `yardstick`: also directly and behind nginx."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
+        ways: dict[str, Way] = {}
+        if yardstick:
+            base, spy = await _engine(stack, folder / "passed", slots, context_tokens, relays)
+            ways[DIRECT] = Way(name=DIRECT, url=base, relay=spy)
+            if program := find():
+                server = await stack.enter_async_context(nginx(program, base.removeprefix("http://"), folder))
+                ways["nginx"] = Way(name="nginx", url=server.plain, relay=spy)
+                ways["nginx keepalive"] = Way(name="nginx keepalive", url=server.kept, relay=spy)
+            else:
+                console.print(f"[yellow]{MISSING}[/yellow]")
+        base, spy = await _engine(stack, folder / "ours", slots, context_tokens, relays)
+        url, pid = await stack.enter_async_context(_sidecar(base))
+        ways[OURS] = Way(name=OURS, url=url, relay=spy)
+        yield Stage(ways=ways, sidecar_pid=pid)
+
+
+async def _engine(
+    stack: AsyncExitStack, folder: Path, slots: int, context_tokens: int, relayed: bool
+) -> tuple[str, Relay | None]:
+    """An engine, and the URL by which to reach it."""
+    folder.mkdir()  # noqa: ASYNC240 - nothing else runs yet
+    # The stock binary where it exists: a process of its own code, not a Python process with a library.
+    binary = skulk() or find_engine(Kind.XLLAMACPP)
+    flags = lab.stock_flags(binary, build(Tiny.DENSE), folder, slots=slots, context_tokens=context_tokens)
+    process = await stack.enter_async_context(lab.engine(binary, flags, folder / "engine.log"))
+    if not relayed:
+        return process.base, None
+    spy = await stack.enter_async_context(relay(process.base))
+    return spy.base, spy
+
+
+@asynccontextmanager
+async def _sidecar(upstream: str) -> AsyncIterator[tuple[str, int]]:
+    """`slotkeeper serve` as users run it, in its own process: its URL and its process id."""
+    port, admin = free_port(), free_port()
+    words = f"serve --upstream {upstream} --listen 127.0.0.1:{port} --admin-listen 127.0.0.1:{admin}"
+    words += " --log-level warning --drain-delay 0 --drain-timeout 1"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "slotkeeper", *words.split())
+    try:
+        async with asyncio.timeout(READY_SECONDS), httpx.AsyncClient() as client:
+            while not await _ready(client, f"http://127.0.0.1:{admin}/readyz"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        yield f"http://127.0.0.1:{port}", process.pid
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _ready(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,179 @@
+"""Fill the marked blocks of the documents from the code: `python docs/generate.py [--check]`.
+
+A block stands between `<!-- name:begin -->` and `<!-- name:end -->`. With `--check` nothing is written,
+and the exit code is 1 when a block is not what the code says.
+"""
+# ruff: noqa: INP001 - a script beside the documents, not a package
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic_core import PydanticUndefined
+
+from slotkeeper.config import SECRETS, Settings
+from slotkeeper.core.placement import Placement
+from slotkeeper.core.types import EngineId, Reason
+from slotkeeper.observe.metrics import Metrics
+
+DOCS: Final = Path(__file__).parent
+MANY: Final = 6  # values of a label are listed up to this number
+
+
+def heading_anchors(markdown: str) -> dict[str, str]:
+    """Heading -> anchor, as the usual hosts make them: lower case, no punctuation, hyphens for spaces."""
+    outside = re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", outside, flags=re.MULTILINE)
+    return {title: re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def descriptions(members: type[StrEnum]) -> dict[str, str]:
+    """The comment behind each member of an enum: a reader of the code looks there, so the text is there."""
+    found: dict[str, str] = {}
+    name = ""
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(members)).readline):
+        if token.type == tokenize.NAME and token.string in members.__members__:
+            name = token.string
+        elif token.type == tokenize.COMMENT and name:
+            found[name] = token.string.lstrip("# ")
+        elif token.type == tokenize.NEWLINE:
+            name = ""
+    return found
+
+
+def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+# -- the blocks ----------------------------------------------------------------------------------------
+
+
+def settings() -> str:
+    """Every setting as a flag. The name of its variable and of its line in the file follow from it."""
+    return table(("setting", "default", "what it is"), _settings())
+
+
+def _settings() -> Iterator[Sequence[str]]:
+    for name, field in Settings.model_fields.items():
+        text = str(field.description)
+        if name in SECRETS:
+            text += "; a secret, never shown"
+        yield code("--" + name.replace("_", "-")), code(_default(field.default)), text
+
+
+def _default(value: Any) -> str:
+    if value is None or value is PydanticUndefined:
+        return ""
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def reasons() -> str:
+    texts = descriptions(Reason)
+    return table(
+        ("decision", "why"), ((code(reason.value), _linked(texts[reason.name])) for reason in Reason)
+    )
+
+
+def _linked(text: str) -> str:
+    """Traps lead to their place in engine.md."""
+    anchors = heading_anchors((DOCS / "engine.md").read_text("utf-8"))
+    traps = {title.partition(":")[0]: anchor for title, anchor in anchors.items()}
+
+    def link(found: re.Match[str]) -> str:
+        return f"[{found[1]}](engine.md#{traps[found[1]]})"
+
+    return re.sub(r"(?:engine\.md )?\b(T\d+)\b", link, text)
+
+
+def metrics() -> str:
+    return table(("metric", "type", "labels", "what it counts"), _metrics())
+
+
+def _metrics() -> Iterator[Sequence[str]]:
+    live = Metrics()
+    live.watch(Placement)
+    touched = _labels(live)
+    live.fallback("x")  # series whose labels are not bounded exist only once something was counted
+    live.spent("x", 0.0)
+    live.engine_up(EngineId("x"), up=True)
+    labels = _labels(live)
+    for family in sorted(live.registry.collect(), key=lambda family: family.name):
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        named = [
+            _label(label, touched[family.name].get(label, set())) for label in sorted(labels[family.name])
+        ]
+        yield code(name), family.type, ", ".join(named), family.documentation
+
+
+def _label(name: str, values: set[str]) -> str:
+    listed = f" ({', '.join(sorted(values))})" if 1 < len(values) <= MANY else ""
+    return code(name) + listed
+
+
+def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
+    """Family -> label -> its values."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for family in live.registry.collect():
+        labels = found.setdefault(family.name, {})
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                if label != "le":
+                    labels.setdefault(label, set()).add(value)
+    return found
+
+
+BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
+    "configuration.md": {"settings": settings},
+    "reference.md": {"reasons": reasons, "metrics": metrics},
+}
+
+
+# -- the documents -------------------------------------------------------------------------------------
+
+
+def filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """The document with its blocks anew. KeyError for a block that it does not have."""
+    for name, write in blocks.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise KeyError(name)
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{write()}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def main(argv: Sequence[str] | None = None, folder: Path = DOCS) -> int:
+    parser = argparse.ArgumentParser(description="Fill the marked blocks of the documents from the code.")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if one is out of date"
+    )
+    args = parser.parse_args(argv)
+    stale = []
+    for name, blocks in BLOCKS.items():
+        path = folder / name
+        text = path.read_text("utf-8")
+        if (new := filled(text, blocks)) != text:
+            stale.append(name)
+            if not args.check:
+                path.write_text(new, "utf-8")
+    if stale and args.check:
+        sys.stderr.write(f"out of date: {', '.join(stale)}; run `python docs/generate.py`\n")
+    return int(bool(stale and args.check))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

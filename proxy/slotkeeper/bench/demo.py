@@ -1,0 +1,145 @@
+"""`slotkeeper demo`: one session of two agents, sent to a stock engine directly and through the sidecar.
+
+Each way has a fresh engine with the same flags, so the difference is the sidecar's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from slotkeeper.bench import lab
+from slotkeeper.bench.agents import agents
+from slotkeeper.bench.measure import Sample, Totals, totals
+from slotkeeper.bench.models import MissingExtraError, Tiny, build
+from slotkeeper.bench.play import play
+from slotkeeper.bench.target import Target
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine
+from slotkeeper.engine.process import EngineDiedError
+
+CONTEXT_TOKENS: Final = 32768  # of each slot
+DIRECT: Final = "stock, directly"
+THROUGH: Final = "through Slotkeeper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Where the session is played."""
+
+    binary: EngineBinary
+    model: Path
+    folder: Path
+
+    @asynccontextmanager
+    async def open(self, way: str) -> AsyncIterator[str]:
+        """A fresh engine; the URL of what stands in front of it."""
+        flags = lab.stock_flags(self.binary, self.model, self.folder, context_tokens=CONTEXT_TOKENS)
+        log = self.folder / f"{way}.log"
+        async with lab.engine(self.binary, flags, log) as engine:
+            if way == DIRECT:
+                yield engine.base
+            else:
+                async with lab.sidecar(engine.base, EngineFlags.parse(flags)) as url:
+                    yield url
+
+
+async def demo(*, engine: str | None, model: str) -> int:
+    """Play, compare, print. Returns the exit code."""
+    console = Console()
+    try:
+        tiny = Tiny(model)
+    except ValueError:
+        console.print(f"There is no tiny model {model}; there are {', '.join(Tiny)}.")
+        return 2
+    try:
+        with tempfile.TemporaryDirectory(prefix="slotkeeper-demo-") as folder:
+            stage = Stage(binary=find_engine(engine), model=build(tiny), folder=Path(folder))
+            _introduce(console, stage)
+            samples = await _both(stage, console)
+    except (NoEngineError, MissingExtraError, EngineDiedError) as error:
+        console.print(f"[red]{error}[/red]", highlight=False)
+        return 1
+    return _report(console, samples)
+
+
+def _introduce(console: Console, stage: Stage) -> None:
+    console.print(
+        f"Two agents with one system prompt, and a title request for each, on {stage.model.stem} and "
+        f"llama-server {stage.binary.kind}, stock flags, two slots.",
+        highlight=False,
+    )
+
+
+async def _both(stage: Stage, console: Console) -> dict[str, list[Sample]]:
+    requests = _length()
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    samples: dict[str, list[Sample]] = {}
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        for way in (DIRECT, THROUGH):
+            task = progress.add_task(way, total=requests)
+            async with stage.open(way) as base, Target(base) as target:
+                samples[way] = await play(agents(), target, session=way, seen=_step(progress, task))
+    return samples
+
+
+def _step(progress: Progress, task: TaskID) -> Callable[[Sample], None]:
+    return lambda _: progress.advance(task)
+
+
+def _length() -> int:
+    """How many requests the session has, whatever is answered."""
+    script = agents()
+    next(script)
+    count = 1
+    while True:
+        try:
+            script.send({"role": "assistant", "content": ""})
+        except StopIteration:
+            return count
+        count += 1
+
+
+def _report(console: Console, samples: dict[str, list[Sample]]) -> int:
+    direct, through = (totals(samples[way]) for way in (DIRECT, THROUGH))
+    table = Table("", DIRECT, THROUGH, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.add_row("requests", str(direct.requests), str(through.requests))
+    table.add_row("prompt tokens", f"{direct.prompt:,}", f"{through.prompt:,}")
+    table.add_row("  computed", f"{direct.computed:,}", f"[bold]{through.computed:,}[/bold]")
+    table.add_row("  cached", f"{direct.cached:,}", f"{through.cached:,}")
+    table.add_row("  oracle: the least possible", f"{direct.oracle:,}", f"{through.oracle:,}")
+    waits = (_milliseconds(found.first_token_p50) for found in (direct, through))
+    table.add_row("time to first token, median", *waits)
+    console.print(table)
+    console.print(_sentence(direct, through), highlight=False)
+    failures = [s for way in samples.values() for s in way if s.failure]
+    for sample in failures:
+        console.print(
+            f"[red]failed[/red] {sample.session}, {sample.label}: {sample.failure}", highlight=False
+        )
+    return 1 if failures else 0
+
+
+def _sentence(direct: Totals, through: Totals) -> str:
+    saved = direct.computed - through.computed
+    share = saved / direct.computed if direct.computed else 0.0
+    if saved <= 0:
+        return "Slotkeeper saved nothing here: the engine's own cache did as well."
+    return (
+        f"Slotkeeper saved {saved:,} of {direct.computed:,} prompt tokens ({share:.0%}): the engine computed "
+        f"{through.ratio or 0:.2f} times what a perfect cache would, instead of {direct.ratio or 0:.2f}."
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:,.0f} ms"

@@ -1,0 +1,132 @@
+"""`slotkeeper replay`: recorded requests, sent again, and what the server computed for them.
+
+Requests go out one at a time, in the order in which they were recorded over all files: sessions that ran
+beside each other are interleaved as they were. They are sent as recorded; the history in them is the
+recorded one, so what the model says now plays no part, and the oracle counts prompts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from slotkeeper.bench.measure import Sample
+from slotkeeper.bench.report import comparison, notes, wide_console
+from slotkeeper.bench.target import Shot, Target
+from slotkeeper.bench.trace import Entry, Trace, TraceError, merged, read
+from slotkeeper.config import UsageError
+from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.wire.document import Doc, integer
+from slotkeeper.wire.headers import forwardable
+from slotkeeper.wire.routes import Api, classify
+
+# How each API names the cap of a reply; the first is added where none is there.
+CAPS: Final[dict[Api, tuple[str, ...]]] = {
+    Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
+    Api.COMPLETIONS: ("max_tokens", "n_predict"),
+    Api.COMPLETION: ("n_predict", "max_tokens"),
+    Api.INFILL: ("n_predict", "max_tokens"),
+    Api.RESPONSES: ("max_output_tokens", "n_predict"),
+    Api.MESSAGES: ("max_tokens",),
+}
+# Keys of another server, and what the answer is to be packed in.
+NOT_SENT: Final = ("authorization", "x-api-key", "host", "content-length", "content-type", "accept-encoding")
+
+
+async def replay(traces: Sequence[Path], *, base: str, against: str | None, max_tokens: int) -> int:
+    """Send, count, print. Returns the exit code: 1 when a request failed or a line could not be read."""
+    console = wide_console()
+    try:
+        loaded = tuple(read(path) for path in traces)
+    except TraceError as error:
+        raise UsageError(str(error)) from None
+    entries = [entry for entry in merged(loaded) if generates(entry)]
+    _introduce(console, loaded, entries)
+    servers = {"base": base} | ({"against": against} if against else {})
+    if not await _reachable(console, servers):
+        return 1
+    samples = {name: await _sent(console, name, url, entries, max_tokens) for name, url in servers.items()}
+    console.print(comparison(samples))
+    for note in notes(samples):
+        console.print(note, highlight=False)
+    failed = any(sample.failure for found in samples.values() for sample in found)
+    return int(failed or any(trace.problems for trace in loaded))
+
+
+def generates(entry: Entry) -> bool:
+    """Whether the request asked for tokens; the others (lists of models, health) cost nothing."""
+    return entry.body is not None and classify(entry.method, entry.path.partition("?")[0]).generates
+
+
+def shot(entry: Entry, max_tokens: int) -> Shot:
+    """The request to send for a recorded one."""
+    api = classify(entry.method, entry.path.partition("?")[0])
+    return Shot(
+        session=f"{entry.client}/{entry.session}",
+        label=entry.kind or entry.path,
+        path=entry.path,
+        body=capped(api, entry.body or {}, max_tokens),
+        headers=dict(forwardable(entry.headers.items(), drop=NOT_SENT)),
+    )
+
+
+def capped(api: Api, body: Doc, max_tokens: int) -> Doc:
+    """The body with no cap above `max_tokens`; a reply without an end would be measured otherwise."""
+    names = CAPS[api]
+    lower = {name: _lower(body[name], max_tokens) for name in names if name in body}
+    return {**body, **(lower or {names[0]: max_tokens})}
+
+
+def _lower(value: Any, limit: int) -> int:
+    """-1 and null are "no limit" to the engine, 0 is a limit."""
+    asked = integer(value)
+    return limit if asked is None or asked < 0 else min(asked, limit)
+
+
+async def _sent(
+    console: Console, name: str, url: str, entries: Sequence[Entry], max_tokens: int
+) -> list[Sample]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    samples = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(name, total=len(entries))
+        async with Target(url) as target:
+            for entry in entries:
+                samples.append((await target.fire(shot(entry, max_tokens))).sample)
+                progress.advance(task)
+    return samples
+
+
+async def _reachable(console: Console, servers: Mapping[str, str]) -> bool:
+    """Say which server is which, and what is wrong before an hour is spent."""
+    processes = []
+    for name, url in servers.items():
+        console.print(f"{name}: {url}", highlight=False)
+        try:
+            async with Target(url) as target:
+                processes.append(await target.process())
+        except EngineGoneError:
+            console.print(f"[red]Nothing answers at {url}.[/red]", highlight=False)
+            return False
+        except EngineError as error:
+            console.print(f"[red]{url} refuses to say what it is: {error}[/red]", highlight=False)
+            return False
+    if len(set(processes)) < len(processes):
+        console.print(
+            "[yellow]Both URLs lead to the same engine: the second finds the cache that the first has "
+            "filled, so its figures say nothing. Give each its own engine.[/yellow]"
+        )
+    return True
+
+
+def _introduce(console: Console, traces: Sequence[Trace], entries: Sequence[Entry]) -> None:
+    skipped = sum(len(trace.entries) for trace in traces) - len(entries)
+    aside = f" ({skipped} others ask for no tokens)" if skipped else ""
+    console.print(f"{len(entries)} requests in {len(traces)} files{aside}, one at a time.", highlight=False)
+    for trace in traces:
+        for problem in trace.problems:
+            console.print(f"[yellow]{problem}; left out[/yellow]", highlight=False)

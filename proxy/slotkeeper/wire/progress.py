@@ -1,0 +1,65 @@
+"""Progress of the prefill: asked for on the way in, taken out again on the way back.
+
+The engine notices that a client has left only when it writes to it, and during a prefill it writes
+nothing (engine.md T10): a prompt of 60,000 tokens is computed to its end for nobody, and its slot is
+busy for minutes. With `return_progress` it writes an event after each batch. The client did not ask
+for these events and does not see them; everything else passes as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from slotkeeper.wire.request import Ask
+from slotkeeper.wire.routes import Api
+
+# Not Responses: there the events replace one that the client expects. Not Messages: it drops the field.
+ROUTES: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION})
+FIELD: Final = b'"return_progress"'
+MARK: Final = b'"prompt_progress":{'  # in text it would stand escaped: \"prompt_progress\"
+END: Final = b"\n\n"
+
+
+def can_ask(ask: Ask, body: bytes) -> bool:
+    """Whether progress can be had without the client's notice."""
+    return ask.stream and ask.api in ROUTES and ask.copies == 1 and FIELD not in body
+
+
+def ask_for(body: bytes) -> bytes:
+    """The same bytes with the field spliced in after the first brace. The object is not empty."""
+    start = body.index(b"{") + 1
+    return body[:start] + FIELD + b":true," + body[start:]
+
+
+class ProgressFilter:
+    """Takes the progress events out of one stream. They all come before the first of the others."""
+
+    __slots__ = ("_held", "_over")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._over = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What of the bytes so far may go on. An event is held back until it is whole, then no more."""
+        if self._over:
+            return chunk
+        self._held += chunk
+        out = []
+        while not self._over:
+            event, end, rest = self._held.partition(END)
+            if not end:
+                break
+            self._held = rest
+            if MARK not in event:
+                out.append(event + end)
+                self._over = not event.startswith(b":")  # a ping says nothing of where we are
+        if self._over:
+            out.append(self._held)
+            self._held = b""
+        return b"".join(out)
+
+    def close(self) -> bytes:
+        """The rest of a stream that ended within its first event."""
+        held, self._held = self._held, b""
+        return held

@@ -1,0 +1,126 @@
+"""Clients that leave, stall or send garbage: the engine is told at once, and nothing piles up."""
+
+import asyncio
+
+import pytest
+
+from chaos.fake_answers import PATHS, WORDS, request_body
+from chaos.fake_engine import FLOOD_BYTES, Fault
+from chaos.raw import dial, until
+from slotkeeper.wire.routes import Api
+
+CHAT = PATHS[Api.CHAT]
+
+
+def quiet(sidecar, fake) -> bool:
+    """Nothing runs and nobody waits, here and there."""
+    placement = sidecar.driver.placement
+    table = placement.tables[fake.base]
+    at_rest = not placement.queued and len(table.idle) == len(table.states)
+    return at_rest and "0 requests" in repr(placement) and not any(fake.control.slots)
+
+
+@pytest.mark.parametrize("api", PATHS)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_leaving_during_prefill_closes_the_engines_connection(fake, sidecar, data, api, stream):
+    fake.script.append(Fault.HANG)
+    async with dial(data) as wire:
+        await wire.post(PATHS[api], request_body(api, stream=stream))
+        await until(lambda: fake.ran, "the engine has it")
+    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: quiet(sidecar, fake), "the slot is free again")
+
+
+async def test_leaving_in_the_middle_of_a_stream_closes_the_engines_connection(fake, sidecar, data):
+    fake.script.append(Fault.TRICKLE)
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        fake.go.release()
+        await wire.head()
+        assert b"one" in await anext(wire.chunks())
+    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: quiet(sidecar, fake), "the slot is free again")
+
+
+async def test_who_leaves_the_line_never_reaches_the_engine(fake, sidecar, data):
+    fake.script.extend([Fault.TRICKLE, Fault.TRICKLE])
+    async with dial(data) as first, dial(data) as second, dial(data) as third:
+        for number, wire in enumerate((first, second)):
+            await wire.post(CHAT, request_body(Api.CHAT, stream=True, text=f"{number} is first"))
+        await until(lambda: len(fake.ran) == 2)
+        await third.post(CHAT, request_body(Api.CHAT, stream=True, text="third"))
+        await until(lambda: sidecar.driver.placement.queued == 1)
+        third.leave()
+        await until(lambda: sidecar.driver.placement.queued == 0)
+        for _ in range(2 * (len(WORDS) + 2)):
+            fake.go.release()
+        for wire in (first, second):
+            assert b"[DONE]" in await wire.body(await wire.head())
+    await until(lambda: quiet(sidecar, fake))
+    assert len(fake.ran) == 2
+    assert not sidecar.driver._grants
+
+
+async def test_chunks_arrive_as_they_are_sent(fake, data):
+    """No buffering: the second event is not sent before the first has arrived here."""
+    fake.script.append(Fault.TRICKLE)
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        chunks = None
+        for word in WORDS:
+            fake.go.release()
+            if chunks is None:
+                await wire.head()
+                chunks = wire.chunks()
+            assert word.encode() in await anext(chunks)
+
+
+async def test_a_stalled_client_stops_the_engine(fake, sidecar, data):
+    fake.script.append(Fault.FLOOD)
+    async with dial(data, window=4096) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        await wire.head()
+        await until(lambda: fake.sent > 0)
+        sent = -1
+        while fake.sent != sent:
+            sent = fake.sent
+            await asyncio.sleep(0.3)
+        assert sent < FLOOD_BYTES / 8, "what is not read is not taken in: only socket buffers are full"
+        pieces = wire.chunks()
+        while fake.sent == sent:
+            await anext(pieces)  # reading on sets it going again
+    await until(lambda: quiet(sidecar, fake))
+
+
+async def test_a_client_that_leaves_while_it_uploads_leaves_nothing_behind(fake, sidecar, data):
+    async with dial(data) as wire:
+        await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{{".encode())
+        await asyncio.sleep(0.05)
+    await until(lambda: quiet(sidecar, fake))
+    assert not fake.ran
+
+
+async def test_two_requests_with_one_id_are_two_requests(fake, data):
+    same = {"X-Request-Id": "twin"}
+    async with dial(data) as first, dial(data) as second:
+        for wire in (first, second):
+            await wire.post(CHAT, request_body(Api.CHAT, stream=True), same)
+        for wire in (first, second):
+            head = await wire.head()
+            assert head["X-Request-Id"] == "twin"
+            assert b"[DONE]" in await wire.body(head)
+    assert [heard.header("X-Request-Id") for heard in fake.ran] == [["twin"], ["twin"]]
+
+
+async def test_leaving_during_a_prefill_of_our_own_frees_the_slot(fake, sidecar, data):
+    """/v1/messages: the prompt is first put where the engine will look; that, too, is the client's."""
+    steer = request_body(Api.MESSAGES, stream=True, text="a long story " * 40)
+    async with dial(data) as wire:  # now one slot holds something, which must not be overwritten
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True, text="a long story " * 30))
+        await wire.body(await wire.head())
+    fake.script.append(Fault.HANG)
+    async with dial(data) as wire:
+        await wire.post(PATHS[Api.MESSAGES], steer)
+        await until(lambda: len(fake.ran) == 2)
+    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: quiet(sidecar, fake))

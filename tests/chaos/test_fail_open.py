@@ -1,0 +1,170 @@
+"""Whatever of ours fails, the request is answered as the engine alone would answer it."""
+
+import asyncio
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import aiohttp
+import orjson
+import pytest
+
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, looks_whole, request_body
+from chaos.fake_engine import STREAM_HEAD, Fault
+from chaos.raw import Head, dial
+from slotkeeper.app import running
+from slotkeeper.core.placement import Placement
+from slotkeeper.runtime import render
+from slotkeeper.wire.answer import AnswerReader
+from slotkeeper.wire.routes import Api
+
+CHAT = PATHS[Api.CHAT]
+
+
+async def ask(
+    data: str, api: Api = Api.CHAT, *, headers: dict[str, str] | None = None, **more: object
+) -> Head:
+    """A streamed request, which must be answered whole."""
+    async with dial(data) as wire:
+        await wire.post(PATHS[api], request_body(api, stream=True, **more), headers)
+        head = await wire.head()
+        assert head.status == 200
+        assert looks_whole(api, await wire.body(head))
+        return head
+
+
+@pytest.mark.parametrize("api", PATHS)
+@pytest.mark.parametrize("route", ["/apply-template", "/tokenize", "/slots"])
+@pytest.mark.parametrize("status", [500, 501])
+async def test_requests_are_answered_while_a_control_route_fails(fake, data, api, route, status):
+    fake.broken[route] = status
+    async with asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(ask(data, api, text=f"{number} green bottles"))
+    assert len(fake.ran) >= 6
+
+
+@pytest.mark.parametrize("route", ["/props", "/slots", "/v1/models", "/tokenize", "/apply-template"])
+@pytest.mark.parametrize("status", [401, 500, 501])
+async def test_requests_are_answered_where_a_control_route_never_worked(fake, route, status):
+    fake.broken[route] = status
+    async with running(settings(fake.base, drain_timeout=1.0)) as sidecar, asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(ask(sidecar.addresses[0], text=f"{number} green bottles"))
+
+
+@contextmanager
+def bug(owner: object, name: str):
+    """Something of ours raises what nobody foresaw."""
+    with patch.object(owner, name, side_effect=RuntimeError("a bug")) as broken:
+        yield
+    assert broken.called, f"{name} was not even used"
+
+
+@pytest.mark.parametrize("api", PATHS)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (render, "prompt_of"),
+        (render, "with_reply"),
+        (AnswerReader, "feed"),
+        (AnswerReader, "close"),
+        (AnswerReader, "first_token"),
+        (Placement, "on"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+async def test_a_bug_of_ours_hurts_no_answer(fake, data, api, owner, name):
+    with bug(owner, name):
+        await ask(data, api)
+        await ask(data, api)
+    assert len(fake.ran) >= 2
+
+
+@pytest.mark.parametrize("name", ["report", "decision", "planted"])
+async def test_a_bug_in_what_we_count_hurts_no_answer(fake, sidecar, data, name):
+    with patch.object(type(sidecar.metrics), name, side_effect=RuntimeError("a bug")):
+        await ask(data)
+        await ask(data, Api.MESSAGES)
+    await ask(data)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 4096])
+async def test_a_stream_that_cannot_be_read_passes_byte_for_byte(fake, data, cut):
+    garbage = b"data: {not json\n\n\xff\xfe\x00data:\r\r\n: \n\ndata: [1,2\n\nevent: \xc3\n\ndata: 7\n\n" * 99
+    pieces = [garbage[at : at + cut] for at in range(0, len(garbage), cut)]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    fake.script.append(Fault.CUSTOM)
+    fake.custom = STREAM_HEAD + chunks + b"0\r\n\r\n"
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        assert await wire.body(await wire.head()) == garbage
+
+
+async def test_bypass_goes_straight_through(fake, data):
+    head = await ask(data, headers={"X-Slotkeeper-Bypass": "1"})
+    assert head["X-Slotkeeper-Decision"] == "bypass"
+    assert not head.all("X-Slotkeeper-Slot")
+    (heard,) = fake.ran
+    assert "id_slot" not in orjson.loads(heard.body)
+    assert not heard.header("X-Slotkeeper-Bypass")
+
+
+async def test_a_slot_that_the_client_chose_is_respected(fake, data):
+    for slot in (1, 0, 1):
+        head = await ask(data, id_slot=slot)
+        assert head["X-Slotkeeper-Slot"] == str(slot)
+        assert head["X-Slotkeeper-Decision"] == "client_chose"
+    assert [orjson.loads(heard.body)["id_slot"] for heard in fake.ran] == [1, 0, 1]
+
+
+async def test_the_slot_that_we_name_is_the_slot_that_was_used(fake, data):
+    for number in range(6):
+        head = await ask(data, text=f"{number} of six stories")
+        assert head["X-Request-Id"]
+        if slots := head.all("X-Slotkeeper-Slot"):
+            assert orjson.loads(fake.ran[-1].body)["id_slot"] == int(slots[0])
+        else:
+            assert "id_slot" not in orjson.loads(fake.ran[-1].body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"messages":7}',
+        b'{"prompt":[1,-1,"x"]}',
+        b'{"messages":[' * 2000,
+        b"\xff",
+    ],
+    ids=["empty", "open", "list", "null", "shape", "ids", "deep", "bytes"],
+)
+@pytest.mark.parametrize("api", PATHS)
+async def test_a_body_that_we_cannot_read_reaches_the_engine_as_it_came(fake, sidecar, data, api, body):
+    async with dial(data) as wire:
+        await wire.post(PATHS[api], body)
+        assert (await wire.head()).status == 200
+    (heard,) = fake.ran
+    assert heard.body.replace(b'"id_slot":0,', b"") == body
+
+
+async def test_a_sidecar_without_a_probed_engine_still_forwards(fake):
+    fake.broken["/props"] = 500
+    async with running(settings(fake.base, drain_timeout=1.0)) as sidecar:
+        await ask(sidecar.addresses[0])
+        del fake.broken["/props"]
+        await ready(sidecar)
+        head = await ask(sidecar.addresses[0])
+    assert head["X-Slotkeeper-Decision"] != "fail_open"
+
+
+async def test_the_admin_port_answers_while_the_engine_hangs(fake, sidecar, data):
+    fake.script.append(Fault.HANG)
+    async with dial(data) as wire, aiohttp.ClientSession(f"http://{sidecar.addresses[1]}") as admin:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        for path in ("/livez", "/readyz", "/metrics", "/api/state"):
+            async with admin.get(path) as answer:
+                assert answer.status == 200

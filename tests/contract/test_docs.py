@@ -1,0 +1,161 @@
+"""The documents agree with the code, with each other, and with what the code cites of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+
+from slotkeeper.core.types import Reason
+
+ROOT: Final = Path(__file__).parents[2]
+DOCS: Final = ROOT / "docs"
+PAGES: Final = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+SOURCES: Final = sorted(
+    path for folder in ("proxy", "tests") for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)
+)
+# Files that documents may name before they are there: they are written when there is something to say.
+LATER: Final = frozenset({"docs/benchmarks.md"})
+
+LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PLACE: Final = r"(?:T\d+|\d+(?:\.\d+)*)"
+# "engine.md 1.4", "engine.md section 3", "engine.md sections 1.2, 4 and T6", "T1..T10 of engine.md"
+CITED: Final = re.compile(rf"engine\.md,?\s+(?:sections?\s+)?({PLACE}(?:(?:,\s*|\s+and\s+){PLACE})*)")
+RANGE: Final = re.compile(r"\b(T\d+)\.\.(T\d+)\b")
+PAGE: Final = re.compile(r"\b([A-Za-z][\w-]*\.md)\b")
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate: Final = load_generator()
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def places() -> set[str]:
+    """Every section and trap of engine.md, as the code names them."""
+    titles = generate.heading_anchors((DOCS / "engine.md").read_text("utf-8"))
+    heads = (re.match(rf"({PLACE})[.: ]", title + " ") for title in titles)
+    return {head[1] for head in heads if head}
+
+
+def spots(pattern: re.Pattern[str], path: Path) -> list[tuple[int, re.Match[str]]]:
+    """Every match with its line; what a comment or docstring breaks over lines is joined first."""
+    text = path.read_text("utf-8")
+    joined = re.sub(r"\n\s*#?\s*", lambda gap: " " * len(gap[0]), text)
+    return [(text.count("\n", 0, match.start()) + 1, match) for match in pattern.finditer(joined)]
+
+
+# -- what is generated ---------------------------------------------------------------------------------
+
+
+def test_no_block_differs_from_what_the_code_says():
+    assert generate.main(["--check"]) == 0, "run `python docs/generate.py`"
+
+
+def test_a_stale_block_is_noticed_and_then_repaired(tmp_path, capsys):
+    for name in generate.BLOCKS:
+        text = (DOCS / name).read_text("utf-8")
+        (tmp_path / name).write_text(text, "utf-8")
+    stale = tmp_path / "reference.md"
+    stale.write_text(stale.read_text("utf-8").replace("`ram_cache`", "`magic`"), "utf-8")
+
+    assert generate.main(["--check"], tmp_path) == 1
+    assert "reference.md" in capsys.readouterr().err
+    assert "`magic`" in stale.read_text("utf-8")
+
+    assert generate.main([], tmp_path) == 0
+    assert stale.read_text("utf-8") == (DOCS / "reference.md").read_text("utf-8")
+
+
+def test_a_document_without_its_block_is_an_error():
+    with pytest.raises(KeyError, match="settings"):
+        generate.filled("# nothing here\n", {"settings": lambda: "x"})
+
+
+def test_every_reason_is_explained_in_the_code():
+    texts = generate.descriptions(Reason)
+    assert [reason for reason in Reason if not texts.get(reason.name)] == []
+
+
+# -- what is linked ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_relative_link_leads_somewhere(page):
+    broken = []
+    for link in LINK.findall(page.read_text("utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if relative(target) in LATER and not target.exists():
+            continue
+        exists = target.exists()
+        known = generate.heading_anchors(target.read_text("utf-8")).values() if exists and anchor else ()
+        if not exists or (anchor and anchor not in known):
+            broken.append(link)
+    assert not broken, f"{relative(page)} links to nothing at {broken}"
+
+
+def test_a_broken_anchor_would_be_noticed():
+    anchors = generate.heading_anchors("# One: two\n```\n# no heading\n```\n### T5: /v1/x drops `a_b`\n")
+    assert set(anchors.values()) == {"one-two", "t5-v1x-drops-a_b"}
+
+
+# -- what is cited -------------------------------------------------------------------------------------
+
+
+def test_engine_md_has_the_places_that_its_readers_know():
+    traps = {f"T{number}" for number in range(1, 11)}
+    sections = {"0", "1", *(f"1.{number}" for number in range(1, 8)), *"2345678", "10", "11", "12"}
+    assert traps | sections <= places()
+
+
+def test_the_code_cites_engine_md_only_where_something_stands():
+    known = places()
+    wrong = []
+    for path in SOURCES:
+        for line, match in spots(CITED, path):
+            wrong += [(f"{relative(path)}:{line}", p) for p in re.findall(PLACE, match[1]) if p not in known]
+        for line, match in spots(RANGE, path):
+            wrong += [(f"{relative(path)}:{line}", trap) for trap in match.groups() if trap not in known]
+    assert wrong == []
+
+
+def test_every_trap_that_the_code_names_is_told_in_engine_md():
+    known = places()
+    named = {
+        (f"{relative(path)}:{line}", match[1])
+        for path in SOURCES
+        for line, match in spots(re.compile(r"\((?:[^()\n]*[ (])?(T\d+)\)"), path)
+    }
+    assert named, "the pattern finds nothing"
+    assert sorted(spot for spot in named if spot[1] not in known) == []
+
+
+def test_every_document_that_the_code_names_exists():
+    there = {page.name for page in PAGES} | {"CHANGELOG.md"}
+    unknown = {
+        f"{relative(path)}:{line} {match[1]}"
+        for path in SOURCES
+        for line, match in spots(PAGE, path)
+        if match[1] not in there | {Path(name).name for name in LATER}
+    }
+    notes = {
+        f"{relative(path)}:{line}" for path in SOURCES for line, _ in spots(re.compile("field-notes"), path)
+    }
+    assert sorted(unknown | notes) == []

@@ -1,0 +1,47 @@
+"""Two chats with one system prompt, in turn: alone, a stock engine lets them fight over a slot."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.bench import lab
+from slotkeeper.bench.measure import Totals, later, totals
+from slotkeeper.bench.play import play
+from slotkeeper.bench.sessions import SESSIONS
+from slotkeeper.bench.target import Target
+
+MODELS = ["tiny-dense", "tiny-hybrid"]
+
+
+async def interleaved(base: str) -> Totals:
+    """The session's totals without its first request."""
+    async with Target(base) as target:
+        samples = await play(SESSIONS["interleaved"](), target, session="interleaved")
+    assert [sample.failure for sample in samples if sample.failure] == []
+    assert all(sample.exact for sample in samples)
+    return totals(later(samples))
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_stock_engine_computes_far_more_than_it_must(engine_factory, build, model):
+    engine = engine_factory(model, build, args=["-t", "1"])
+    found = await interleaved(engine.base)
+    assert found.computed > 2 * found.oracle
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_through_the_sidecar_it_computes_what_it_must(engine_factory, build, model):
+    engine = engine_factory(model, build, args=["-t", "1"])
+    async with lab.sidecar(engine.base, engine.flags) as url:
+        found = await interleaved(url)
+    assert found.oracle > 0
+    assert found.computed <= 1.10 * found.oracle
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_it_needs_no_knowledge_of_the_flags(engine_factory, build, model):
+    """As `slotkeeper serve` meets an engine that somebody else started."""
+    engine = engine_factory(model, build, args=["-t", "1"])
+    async with lab.sidecar(engine.base) as url:
+        found = await interleaved(url)
+    assert found.computed <= 1.10 * found.oracle

@@ -1,0 +1,221 @@
+"""`slotkeeper up`, as a user starts it: a real engine comes with it, stays alive, and goes with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from engine.conftest import wait_until
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.models import build as build_model
+
+QUIET = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "json")
+CHAT = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8}
+
+
+class Up:
+    """One running `slotkeeper up`, seen from outside: its ports, its log, its engine's process."""
+
+    def __init__(self, words: list[str], log: Path, environ: dict[str, str]) -> None:
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environ)
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        found = []
+        for line in self.log.read_text("utf-8").splitlines():
+            with suppress(json.JSONDecodeError):
+                said = json.loads(line)
+                if said.get("event") == event:
+                    found.append(said)
+        return found
+
+    def url(self, port: str = "data") -> str:
+        return f"http://{self.lines('listening')[0][port]}"
+
+    @property
+    def engine(self) -> int | None:
+        """The process id of the engine that runs now."""
+        with suppress(psutil.NoSuchProcess):
+            alive = [c.pid for c in psutil.Process(self.process.pid).children() if is_alive(c.pid)]
+            return alive[0] if alive else None
+        return None
+
+    def ready(self) -> bool:
+        assert self.process.poll() is None, f"it ended:\n{self.log.read_text('utf-8')}"
+        if not self.lines("listening"):
+            return False
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.url('admin')}/readyz", timeout=10).status_code == 200
+        return False
+
+    def chat(self, **more: Any) -> httpx.Response:
+        return httpx.post(f"{self.url()}/v1/chat/completions", json=CHAT | more, timeout=60)
+
+
+Start = Callable[..., AbstractContextManager[Up]]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that waits to be reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def words(build) -> list[str]:
+    own = [sys.executable, "-m", "slotkeeper", "up", "--engine", build, "--drain-delay", "0", *QUIET]
+    return [*own, "--model", str(build_model(Tiny.HYBRID))]
+
+
+@pytest.fixture
+def environ(tmp_path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SLOTKEEPER_")}
+    return {**kept, "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def up(words, environ, tmp_path) -> Start:
+    """A starter; whatever is left at the end of its block is killed, the engine too."""
+
+    @contextmanager
+    def start(*own: str, engine: tuple[str, ...] = ()) -> Iterator[Up]:
+        running = Up([*words, *own, "--", "-t", "2", *engine], tmp_path / "up.log", environ)
+        engine_pid = None
+        try:
+            wait_until(running.ready)
+            engine_pid = running.engine
+            yield running
+        finally:
+            left = [running.engine, engine_pid]
+            running.process.kill()
+            running.process.wait()
+            for pid in filter(None, left):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    return start
+
+
+def end_of(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run what is expected to end by itself."""
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+# -- as it should be -----------------------------------------------------------------------------------
+
+
+def test_a_chat_is_answered_through_the_data_port_and_the_end_is_clean(up):
+    with up() as running:
+        engine = running.engine
+        answer = running.chat()
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["message"]
+        assert answer.headers["X-Slotkeeper-Slot"] in {"0", "1"}
+        again = running.chat()
+        assert again.json()["timings"]["cache_n"] > 0, "the recommended flags let a slot be reused"
+
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(timeout=30) == 0
+        assert not is_alive(engine)
+        with pytest.raises(httpx.ConnectError):
+            running.chat()
+
+
+def test_an_engine_that_is_killed_is_replaced_and_serves_again(up):
+    with up() as running:
+        first = running.engine
+        assert running.chat().status_code == 200
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len(running.lines("engine_up")) == 2)
+        wait_until(running.ready)
+        assert running.engine not in {None, first}
+        answer = running.chat()
+        assert answer.status_code == 200
+        assert answer.json()["timings"]["cache_n"] == 0, "what the dead engine held is not there"
+        assert [line["returncode"] for line in running.lines("engine_died")] == [-signal.SIGKILL]
+        assert running.lines("engine_lost"), "the sidecar did not notice"
+
+        second = running.engine
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(timeout=30) == 0
+        assert not is_alive(second)
+
+
+def test_running_answers_are_finished_at_sigterm(up):
+    with up() as running:
+        long = {**CHAT, "max_tokens": 400, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{running.url()}/v1/chat/completions", json=long, timeout=60) as answer:
+            chunks = answer.iter_raw()
+            said = next(chunks)
+            running.process.send_signal(signal.SIGTERM)
+            said += b"".join(chunks)
+        assert said.rstrip().endswith(b"data: [DONE]")
+        assert running.process.wait(timeout=30) == 0
+
+
+def test_the_users_own_flags_win(up):
+    with up("--slots", "2", engine=("-np", "3", "-c", "6144")) as running:
+        slots = httpx.get(f"{running.url()}/slots", timeout=10).json()
+        assert [slot["n_ctx"] for slot in slots] == [2048] * 3
+        state = httpx.get(f"{running.url('admin')}/api/state", timeout=10).json()
+        assert len(state["engines"][0]["slots"]) == 3
+
+
+def test_a_key_after_the_dashes_is_ours_too_and_never_in_the_log(up):
+    with up(engine=("--api-key", "s3cret-key")) as running:
+        assert httpx.get(f"{running.url()}/slots", timeout=10).status_code == 401, "clients need it as before"
+        asked = f"{running.url()}/v1/chat/completions"
+        answer = httpx.post(asked, json=CHAT, headers={"Authorization": "Bearer s3cret-key"}, timeout=60)
+        assert answer.status_code == 200
+        assert answer.headers["X-Slotkeeper-Decision"] != "unrendered", "our own calls were refused"
+        assert "s3cret-key" not in running.log.read_text("utf-8")
+
+
+# -- as it should not be -------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_there_is_a_usage_error_before_anything_starts(words, environ, tmp_path):
+    words[words.index("--model") + 1] = str(tmp_path / "absent.gguf")
+    ended = end_of(words, environ)
+    assert ended.returncode == 2
+    assert "--model: there is no file" in ended.stderr
+    assert "absent.gguf" in ended.stderr
+    assert "engine_start" not in ended.stderr
+
+
+def test_a_model_that_is_none_is_a_usage_error(words, environ, tmp_path):
+    path = tmp_path / "letter.gguf"
+    path.write_text("Dear engine,", "utf-8")
+    words[words.index("--model") + 1] = str(path)
+    ended = end_of(words, environ)
+    assert ended.returncode == 2
+    assert "is not a GGUF file" in ended.stderr
+
+
+def test_an_engine_that_dies_at_its_start_is_a_failure_told_with_the_end_of_its_log(words, environ):
+    ended = end_of([*words, "--", "--no-such-flag"], environ)
+    assert ended.returncode == 1
+    told = ended.stderr.rpartition("slotkeeper up: ")[2]
+    assert "the engine ended with" in told
+    assert "--no-such-flag" in told
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_flag_without_its_value_is_a_usage_error(words, environ):
+    ended = end_of([*words, "--", "--ctx-size"], environ)
+    assert ended.returncode == 2
+    assert "--ctx-size needs a value" in ended.stderr

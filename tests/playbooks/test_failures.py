@@ -1,0 +1,299 @@
+"""Engines that go and come back, renders that fail, answers that overtake their tokens."""
+
+import pytest
+
+from playbooks.playbook import (
+    Play,
+    arrives,
+    ends,
+    engine_lost,
+    engine_up,
+    goes,
+    knows,
+    leaves,
+    look_failed,
+    planted,
+    plants,
+    reports,
+    sees,
+    starts,
+    unpinned,
+)
+from slotkeeper.core.effects import Purpose
+from slotkeeper.core.placement import Placement
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import EngineId, Reason
+
+A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
+MORE = Tokens(range(200))
+TALK = (b"system", b"hello")
+
+
+# -- tokens --------------------------------------------------------------------------------------------
+
+
+def test_a_request_waits_for_its_tokens():
+    play = Play()
+    assert play << arrives("r1")
+    assert play << knows("r1", A) >> goes("r1", slot=0)
+
+
+@pytest.mark.parametrize("rendered", [True, False], ids=["failed", "not possible"])
+def test_a_request_without_tokens_goes_to_the_slot_that_loses_least(rendered):
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
+    play << arrives("r2", rendered=rendered)
+    if rendered:
+        play << knows("r2", None)
+    assert play >> goes("r2", slot=1, reason=Reason.UNRENDERED)
+    assert play << ends("r2", 400) >> reports("r2", exact=None, predicted=None, oracle=None)
+
+
+def test_the_next_turn_goes_on_without_waiting_for_its_tokens():
+    play = Play()
+    first = arrives("r1", outline=TALK)
+    assert play << first << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
+    assert (
+        play
+        << arrives("r2", outline=(*TALK, b"answer", b"more"))
+        >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    )
+    assert play << knows("r2", A + MORE)
+    assert play << ends("r2", 1200, 1000) >> reports("r2", predicted=1000, exact=True, oracle=200)
+
+
+def test_tokens_that_come_after_the_answer_give_one_exact_report():
+    play = Play()
+    first = arrives("r1", outline=TALK)
+    assert play << first << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
+    assert (
+        play
+        << arrives("r2", outline=(*TALK, b"answer", b"more"))
+        >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    )
+    assert play << ends("r2", 1200, 1000)
+    assert play << knows("r2", A + MORE) >> reports("r2", predicted=1000, exact=True, oracle=200)
+    assert play << knows("r2", A + MORE)
+    assert play.table.shadow.slots[0].tokens == A + MORE
+    assert (play << sees()).rests()
+
+
+def test_nobody_continues_a_slot_that_is_taken():
+    play = Play()
+    first = arrives("r1", outline=TALK)
+    assert play << first << knows("r1", A) >> goes("r1", slot=0)
+    assert play << arrives("r2", outline=(*TALK, b"answer"))
+    assert play << knows("r2", A + MORE) >> goes("r2", slot=1)
+
+
+def test_a_count_of_tokens_that_is_not_the_engines_is_reported():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", 1003) >> reports("r1", exact=False)
+
+
+@pytest.mark.parametrize("late", [knows("r1", A), starts("r1"), planted("r1"), ends("r1"), leaves("r1")])
+def test_what_comes_after_the_client_left_changes_nothing(late):
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
+    assert play << late
+    assert play.states == ["draining", "idle"]
+    assert (play << sees(held={0: 512})).rests()
+
+
+def test_a_client_that_leaves_the_line_is_forgotten():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << arrives("r2") << leaves("r2") << knows("r2", B)
+    assert play << ends("r1", 1000) >> reports("r1")
+    assert play.placement.queued == 0
+    assert play.rests()
+
+
+# -- engines -------------------------------------------------------------------------------------------
+
+
+def test_without_an_engine_everything_goes_to_the_first():
+    play = Play(engines=2, up=False)
+    assert play << arrives("r1") >> unpinned("r1", Reason.FAIL_OPEN, engine="e0")
+    assert play << arrives("r2", bypass=True) >> unpinned("r2", Reason.BYPASS, engine="e0")
+    assert play << knows("r1", A) << ends("r1", 1000)
+    assert play << knows("r2", A) << ends("r2", 1000)
+    assert not play.placement._state.requests
+
+
+def test_nothing_is_pinned_before_somebody_looked():
+    play = Play(up=False)
+    assert play << engine_up()
+    assert play << arrives("r1") << knows("r1", A)
+    assert play << sees(0) >> goes("r1", slot=1)
+
+
+def test_an_engine_without_a_listing_is_used_all_the_same():
+    play = Play(up=False)
+    assert play << engine_up() << arrives("r1") << knows("r1", A) << look_failed() >> goes("r1", slot=0)
+
+
+def test_an_engine_that_may_be_at_work_is_looked_at_before_each_pin():
+    play = Play(up=False)
+    assert play << engine_up(fresh=False) << sees()
+    assert play.later(5.0) << arrives("r1") << knows("r1", A)
+    assert play << sees() >> goes("r1", slot=0)
+
+
+def test_what_was_sent_before_the_engine_was_known_to_be_up_may_be_in_any_slot():
+    play = Play(up=False)
+    assert play << arrives("r1", rendered=False) >> unpinned("r1", Reason.FAIL_OPEN)
+    assert play << engine_up() << arrives("r2") << knows("r2", A) << sees()
+    assert play.placement.queued == 1
+    assert play << sees(1) >> goes("r2", slot=0)
+    assert play << ends("r1", 50) >> reports("r1", slot=1, reason=Reason.FAIL_OPEN)
+
+
+def test_after_a_crash_every_slot_is_empty_and_the_line_goes_on():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << arrives("r2") << engine_lost() >> unpinned("r2", Reason.FAIL_OPEN)
+    assert play << leaves("r1") << leaves("r2")
+    assert (
+        play
+        << engine_up()
+        << sees()
+        << arrives("r3")
+        << knows("r3", A + MORE)
+        >> goes("r3", reason=Reason.COLD)
+    )
+    assert play << ends("r3", 1200, 0) >> reports("r3", predicted=0)
+
+
+@pytest.mark.parametrize("end", [leaves("r1"), ends("r1", 1000)], ids=["broken", "finished"])
+def test_an_answer_that_outlives_its_engine_belongs_to_no_slot_of_the_next(end):
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << engine_lost() << engine_up() << sees()
+    play << end << sees() << arrives("r2") << knows("r2", B)
+    play.later(1.0) << sees()
+    if play.effects[0].request == "r1":
+        play >> reports("r1")
+    assert play >> goes("r2", slot=0)
+    assert play.states == ["launched"]
+    assert play << ends("r2", 1000) >> reports("r2")
+
+
+def test_one_that_ended_unseen_is_reported_when_the_engine_is_lost():
+    play = Play()
+    assert (
+        play << arrives("r1", bypass=True, rendered=False) >> unpinned("r1", Reason.BYPASS) << ends("r1", 300)
+    )
+    assert play << engine_lost() >> reports("r1", slot=None)
+    assert not play.placement._state.requests
+
+
+def test_an_engine_that_was_restarted_unnoticed_is_believed_empty():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
+    assert play << sees(held={0: 0, 1: 0})
+    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", reason=Reason.COLD)
+
+
+def planting():
+    play = Play(ram_cache=True, memory="dense")
+    system = Tokens(range(50_000, 52_000))
+    assert play << arrives("r1") << knows("r1", system + A) >> goes("r1", slot=0)
+    assert play << ends("r1", 3000) >> reports("r1")
+    assert play << arrives("r2") << knows("r2", system + B) >> plants("r2", 1, Purpose.TOUCH)
+    return play
+
+
+def test_a_plant_that_fails_does_not_keep_its_request():
+    play = planting()
+    play << planted("r2", None)
+    if not play.effects:
+        play.later(1.0) << sees()
+    assert play >> goes("r2")
+    assert play << ends("r2", 3000, 0) >> reports("r2", planted=0)
+
+
+def test_a_plant_that_outlives_its_engine_gives_no_right_to_the_slot():
+    play = planting()
+    assert play << engine_lost() << engine_up() << sees()
+    for request in ("r3", "r4"):
+        assert play << arrives(request) << knows(request, A) >> goes(request)
+    assert play << planted("r2", None)
+    assert play.placement.queued == 1
+    assert play << ends("r4", 1000) >> reports("r4") >> goes("r2", slot=1)
+
+
+def test_a_plant_that_ends_while_its_engine_is_gone_sends_its_request_through():
+    play = planting()
+    assert play << engine_lost() << planted("r2", None) >> unpinned("r2", Reason.FAIL_OPEN)
+
+
+# -- several engines -------------------------------------------------------------------------------------
+
+
+def test_a_conversation_stays_on_its_engine():
+    play = Play(engines=2)
+    assert (
+        play
+        << arrives("r1")
+        << knows("r1", A)
+        >> goes("r1", engine="e0")
+        << ends("r1", 1000)
+        >> reports("r1")
+    )
+    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", engine="e0", slot=0)
+
+
+def test_a_conversation_waits_for_its_engine_rather_than_be_computed_again_elsewhere():
+    play = Play(engines=2)
+    assert (
+        play
+        << arrives("r1")
+        << knows("r1", A)
+        >> goes("r1", engine="e0")
+        << ends("r1", 1000)
+        >> reports("r1")
+    )
+    play.table.shared_until = play.clock + 60.0  # somebody else uses that engine: each pin needs a look
+    assert play.later(5.0) << arrives("r2") << knows("r2", A + MORE)
+    assert play << sees() >> goes("r2", engine="e0", slot=0)
+
+
+def test_what_a_lost_engine_held_does_not_keep_anybody():
+    play = Play(engines=2)
+    assert (
+        play
+        << arrives("r1")
+        << knows("r1", A)
+        >> goes("r1", engine="e0")
+        << ends("r1", 1000)
+        >> reports("r1")
+    )
+    assert play << engine_lost() << arrives("r2") << knows("r2", A + MORE) >> goes("r2", engine="e1")
+
+
+# -- cost and looks ----------------------------------------------------------------------------------------
+
+
+def test_a_long_line_is_not_decided_on_when_no_slot_is_free(monkeypatch):
+    from slotkeeper.core import arrivals
+
+    play = Play(n_slots=1)
+    decided = []
+    decide = arrivals._decide
+    monkeypatch.setattr(arrivals, "_decide", lambda *a: decided.append(1) or decide(*a))
+    for n in range(100):
+        play << arrives(f"r{n}", f"client{n}") << knows(f"r{n}", A + Tokens([n]))
+    decided.clear()
+    play.effects.clear()
+    play << ends("r0", 1001)
+    assert len(decided) == 1
+
+
+def test_dumps_show_what_one_needs_at_night():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1")
+    expected = "<Placement 1 requests, 0 queued | <e0 up | 0:launched 1:idle | 0 unsettled>>"
+    assert repr(play.placement) == expected
+    assert repr(Placement(EngineId("e9"))) == "<Placement 0 requests, 0 queued | >"

@@ -1,0 +1,202 @@
+"""One task in a slot, until the engine has really released it."""
+
+import pytest
+
+from playbooks.playbook import (
+    Play,
+    arrives,
+    ends,
+    fails,
+    goes,
+    knows,
+    leaves,
+    look_failed,
+    replies,
+    reports,
+    sees,
+    starts,
+    unpinned,
+)
+from slotkeeper.core.table import LINGER
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+A, B, C = (Tokens(range(n, n + 100)) for n in (1000, 2000, 3000))
+MORE = Tokens(range(50))
+
+
+def test_a_slot_takes_one_request_at_a_time():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD, pin=True)
+    assert play << arrives("r2") << knows("r2", B)
+    assert play << starts("r1")
+    assert play << ends("r1") >> reports("r1", slot=0) >> goes("r2", slot=0)
+
+
+def test_two_requests_take_two_slots():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=1)
+    assert play << arrives("r3") << knows("r3", C)
+    assert play.placement.queued == 1
+
+
+def test_the_next_turn_goes_where_the_last_one_was():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
+    assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=1) << ends("r2") >> reports("r2")
+    assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, reason=Reason.PREFIX)
+    assert play << ends("r3", 150, 100) >> reports("r3", predicted=100, oracle=50)
+
+
+def test_a_slot_is_not_given_out_while_a_lost_clients_prompt_is_still_computed():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << leaves("r1") << arrives("r2") << knows("r2", B)
+    assert play << sees(0)
+    assert play << sees(0)
+    assert play.looking
+    assert play << sees(held={0: 64}) >> goes("r2", slot=0)
+
+
+def test_a_look_asked_for_before_the_client_left_frees_nothing():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    before = play.clock
+    assert play << leaves("r1") << arrives("r2") << knows("r2", B) << sees(asked=before)
+    assert play.states == ["draining"]
+
+
+def test_a_request_that_may_not_have_reached_the_engine_keeps_its_slot_a_moment():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << leaves("r1") << arrives("r2") << knows("r2", B)
+    assert play << sees()
+    assert play.states == ["draining"]
+    assert play.later(LINGER) << sees() >> goes("r2", slot=0)
+
+
+def test_nothing_unpinned_passes_a_pinned_request_whose_client_just_left():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")
+    assert play << arrives("r2", pinnable=False, rendered=False)
+    assert play << arrives("r3", bypass=True)
+    assert play.later(LINGER) << sees() >> unpinned("r3", Reason.BYPASS) >> unpinned("r2", Reason.UNPINNABLE)
+
+
+def test_a_retry_waits_for_the_slot_that_still_computes_its_prompt():
+    long = Tokens(range(20_000))
+    play = Play()
+    assert play << arrives("r1") << knows("r1", long) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
+    assert play << arrives("r2") << knows("r2", long)  # slot 1 is free, but would begin from nothing
+    assert play << sees(held={0: 18_432}) >> goes("r2", slot=0, reason=Reason.PREFIX)
+    assert play << ends("r2", 20_000, 18_432) >> reports("r2", predicted=18_432)
+
+
+@pytest.mark.parametrize("memory", ["dense", "swa"])
+def test_a_retry_uses_what_was_computed_for_the_first(memory):
+    long = Tokens(range(20_000))
+    play = Play(memory=memory, n_swa=512)
+    assert play << arrives("r1") << knows("r1", long) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
+    assert play << arrives("r2") << knows("r2", long) << sees(held={0: 20_003}) >> goes("r2", slot=0)
+    assert (
+        play << ends("r2", 20_000, 19_999) >> reports("r2", predicted=19_999 if memory == "dense" else 19_995)
+    )
+
+
+def test_a_retry_on_a_route_without_id_slot_waits_too():
+    long = Tokens(range(20_000))
+    play = Play()
+    assert play << arrives("r1") << knows("r1", long) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
+    assert play << arrives("r2", pinnable=False) << knows("r2", long)
+    assert play << sees(held={0: 18_432}) >> unpinned("r2", Reason.ENGINE_CHOSE)
+
+
+def test_an_error_answer_leaves_the_slot_as_it_was_once_seen_free():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
+    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0) << starts("r2")
+    assert play << fails("r2") >> reports("r2", prompt_tokens=None, oracle=None, exact=None)
+    assert play.states == ["draining"]
+    assert play << sees(held={0: 100})
+    assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, reason=Reason.PREFIX)
+
+
+def test_a_slot_whose_reply_length_is_unknown_keeps_its_content():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", generated=None) >> reports("r1")
+    assert play << sees(held={0: 180})
+    held = play.table.shadow.slots[0]
+    assert (held.tokens, held.opaque, held.rough) == (A, 80, False)
+    assert play.rests()
+
+
+def test_a_reply_is_known_only_as_far_as_the_slot_goes():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", generated=5) >> reports("r1") << replies("r1", A + MORE)
+    assert play.table.shadow.slots[0].tokens == A + MORE.cut(0, 4)
+
+
+def test_a_clients_own_slot_wraps_and_waits():
+    play = Play()
+    assert play << arrives("r1", id_slot=99, rendered=False) >> goes("r1", slot=1, pin=False)
+    assert play << arrives("r2", id_slot=-5, rendered=False)  # slot 1 again (T8)
+    assert play << arrives("r3", id_slot=2, rendered=False) >> goes("r3", slot=0, reason=Reason.CLIENT_CHOSE)
+    assert play << ends("r3") >> reports("r3")
+    assert play << ends("r1") >> reports("r1") >> goes("r2", slot=1)
+
+
+def test_a_resumable_stream_goes_on_without_its_client_and_its_slot_stays_taken():
+    play = Play(n_slots=1)
+    assert play << arrives("r1", resumable=True) << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << leaves("r1")
+    assert play.states == ["foreign"]
+    assert play << arrives("r2") << knows("r2", A + MORE) << sees(0)
+    assert play << sees(held={0: 130}) >> goes("r2", slot=0)
+
+
+def test_two_hundred_requests_on_two_slots_are_served_in_fair_order():
+    play = Play()
+    order = []
+    for n in range(200):  # a hundred and fifty of anna's before the first of bob's
+        client = "anna" if n < 150 else "bob"
+        play << arrives(f"{client}{n}", client) << knows(f"{client}{n}", Tokens([n] * 10))
+    while play.effects:
+        effect = play.effects.popleft()
+        if hasattr(effect, "engine"):
+            order.append(effect.request)
+            play << ends(effect.request, 10)
+    assert len(order) == 200
+    assert (play << sees()).rests()
+    first = [request.rstrip("0123456789") for request in order[2:102]]
+    assert first.count("bob") == 50
+    assert all(first[n] != first[n + 1] for n in range(99))
+    assert [r for r in order if r.startswith("anna")] == [f"anna{n}" for n in range(150)]
+
+
+def test_a_foreign_task_is_never_joined():
+    play = Play()
+    assert play << arrives("r0", bypass=True) >> unpinned("r0", Reason.BYPASS) << sees(0, 1)
+    assert play.states == ["running", "foreign"]
+    assert play << arrives("r1") << knows("r1", A)
+    assert play << sees(0, held={1: 40}) >> goes("r1", slot=1)
+
+
+def test_on_a_shared_engine_only_a_fresh_look_frees_a_slot():
+    play = Play()
+    assert play << arrives("r0", bypass=True) >> unpinned("r0", Reason.BYPASS) << sees(0, 1) << sees(0)
+    assert play.later(1.0) << arrives("r1") << knows("r1", A)
+    assert play.looking
+    assert play << sees(0) >> goes("r1", slot=1)
+
+
+def test_failing_looks_come_ever_more_slowly():
+    play = Play()
+    assert play << arrives("r0", bypass=True) >> unpinned("r0", Reason.BYPASS)
+    play.delays.clear()
+    for _ in range(8):
+        assert play << look_failed()
+    assert play.delays == sorted(play.delays)
+    assert play.delays[-1] >= 1.0

@@ -1,0 +1,293 @@
+"""Requests whose slot nobody can choose: bypass, n > 1, /v1/messages, embeddings."""
+
+from playbooks.playbook import (
+    Play,
+    arrives,
+    ends,
+    fails,
+    goes,
+    knows,
+    leaves,
+    planted,
+    plants,
+    reports,
+    sees,
+    starts,
+    unpinned,
+)
+from slotkeeper.core.effects import Purpose
+from slotkeeper.core.table import LINGER
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
+MORE = Tokens(range(200))
+
+
+def bypass(request):
+    return arrives(request, bypass=True, rendered=False)
+
+
+def test_bypass_waits_for_pinned_requests_on_their_way_and_holds_pins_until_it_is_seen():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << bypass("r2")
+    assert play << starts("r1") >> unpinned("r2", Reason.BYPASS)
+    assert play << arrives("r3") << knows("r3", B)
+    assert play << sees(0)
+    assert play.looking
+    assert play << sees(0, 1)
+    assert play.states == ["running", "running"]
+    assert play << ends("r2", 40) >> reports("r2", slot=1, reason=Reason.BYPASS, predicted=None)
+    assert play << sees(0, held={1: 40}) >> goes("r3", slot=1)
+
+
+def test_a_look_is_as_good_as_an_answer_to_see_a_pinned_request_begin():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << bypass("r2")
+    assert play << sees(0) >> unpinned("r2", Reason.BYPASS)
+
+
+def test_the_slot_of_an_unpinned_request_is_free_only_when_the_engine_says_so():
+    play = Play()
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
+    assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
+    assert play << sees(0, 1)  # who is where is a guess
+    assert play << arrives("r3") << knows("r3", A)
+    assert play << ends("r1", 40) >> reports("r1")
+    assert play << sees(0)  # the guess was wrong
+    assert play << sees(0)
+    assert "idle" not in play.states
+    assert play << ends("r2", 50) >> reports("r2")
+    assert play << sees(held={0: 50, 1: 40}) >> goes("r3")
+
+
+def test_an_engine_that_names_the_slot_is_believed_at_once():
+    play = Play(n_slots=1)
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << sees(0)
+    assert play << ends("r1", 40, slot=0) >> reports("r1", slot=0)
+    assert play.states == ["idle"]
+
+
+def test_two_unpinned_requests_are_not_taken_for_one():
+    play = Play()
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
+    assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
+    assert play << sees(1)  # one of them; the other has not begun
+    assert play << arrives("r3") << knows("r3", A)
+    assert play.placement.queued == 1
+    assert play << sees(0, 1)
+    assert play.states == ["running", "running"]
+
+
+def test_a_busy_slot_seen_before_an_unpinned_request_was_sent_is_not_its():
+    play = Play()
+    before = play.clock
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
+    assert play << sees(1, asked=before)
+    assert "running" not in play.states
+
+
+def test_one_that_ended_before_it_was_seen_is_found_by_what_it_left():
+    play = Play()
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
+    assert play << ends("r1", 300, 0, generated=21)
+    assert play << arrives("r2") << knows("r2", A)
+    assert play.placement.queued == 1  # nothing is pinned while a slot's content is unknown
+    assert play << sees(held={1: 320}) >> reports("r1", slot=1) >> goes("r2", slot=0)
+    assert play.table.shadow.slots[1].total == 320
+
+
+def test_one_that_left_no_trace_is_reported_without_a_slot():
+    play = Play()
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
+    assert play << ends("r1", 300) << sees() >> reports("r1", slot=None)
+    assert play.rests()
+
+
+def test_an_old_look_at_one_that_has_ended_does_not_make_it_anothers_task():
+    play = Play()
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
+    asked = play.clock + 0.001
+    assert play << ends("r1", 300) << sees(0, asked=asked)
+    assert play.states == ["idle", "idle"]
+    assert play << sees(held={0: 300}) >> reports("r1", slot=0)
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2")  # nobody else was seen here
+
+
+def test_two_that_ended_unseen_are_found_in_two_slots():
+    play = Play()
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
+    assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
+    assert play << ends("r1", 300) << ends("r2", 300)
+    assert play << sees(held={0: 300, 1: 300}) >> reports("r1", slot=1) >> reports("r2", slot=0)
+
+
+def test_one_that_left_before_it_was_seen_may_still_begin():
+    play = Play(n_slots=1)
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
+    assert play << arrives("r2") << knows("r2", A) << sees()
+    assert play.placement.queued == 1
+    assert play.later(LINGER) << sees(0)
+    assert play.states == ["draining"]
+    assert play << sees(held={0: 30}) >> goes("r2", slot=0)
+
+
+def test_one_that_left_and_never_began_holds_nobody_up():
+    play = Play(n_slots=1)
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
+    assert play << arrives("r2") << knows("r2", A)
+    assert play.later(LINGER) << sees() >> goes("r2", slot=0)
+
+
+def test_several_answers_need_several_free_slots():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << arrives("r2", copies=2)
+    assert play << ends("r1", 1000) >> reports("r1") >> unpinned("r2", Reason.UNPINNABLE)
+    assert play << sees(0, 1)
+    assert play << knows("r2", B)
+    assert play << ends("r2", 1000) >> reports("r2", exact=True)
+    assert play << sees(held={0: 1000, 1: 0})
+    assert play.rests()
+
+
+def test_more_answers_than_slots_still_go():
+    play = Play()
+    assert play << arrives("r1", copies=9, rendered=False) >> unpinned("r1", Reason.UNPINNABLE)
+
+
+def test_unknown_prompts_on_unpinnable_routes_go_while_there_is_room():
+    play = Play()
+    for request in ("r1", "r2"):
+        embeddings = arrives(request, pinnable=False, rendered=False)
+        assert play << embeddings >> unpinned(request, Reason.UNPINNABLE)
+    assert play << arrives("r3", pinnable=False, rendered=False)
+    assert play << fails("r1") >> unpinned("r3", Reason.UNPINNABLE)
+    assert play << sees(0, 1) >> reports("r1", slot=None)
+    assert play.states == ["running", "running"]
+
+
+# -- /v1/messages (T5) -------------------------------------------------------------------------------
+
+
+def messages(request):
+    return arrives(request, pinnable=False)
+
+
+def conversation(play, request, prompt, slot):
+    assert play << arrives(request) << knows(request, prompt) >> goes(request, slot=slot)
+    assert play << ends(request, len(prompt)) >> reports(request)
+
+
+def test_messages_are_left_to_the_engine_where_it_would_choose_the_same():
+    play = Play()
+    conversation(play, "r1", A, 0)
+    assert play << messages("r2") << knows("r2", A + MORE) >> unpinned("r2", Reason.ENGINE_CHOSE)
+    assert play << sees(0)
+    assert play << ends("r2", 1200, 1000) >> reports("r2", slot=0, predicted=1000, oracle=200)
+
+
+def test_messages_are_steered_where_the_engine_would_overwrite_something_better():
+    system = Tokens(range(50_000, 50_400))  # 40 % of a prompt: similar enough for the engine
+    play = Play(ram_cache=False, memory="dense")
+    first = system + A
+    conversation(play, "r1", first, 0)
+    newcomer = system + B.cut(0, 600)
+    assert (
+        play
+        << messages("r2")
+        << knows("r2", newcomer)
+        >> plants("r2", 1, Purpose.STEER, tokens=newcomer.cut(0, 996))
+    )
+    assert play << planted("r2", 996) >> unpinned("r2", Reason.STEERED)
+    assert play << sees(1)
+    assert play << ends("r2", 1000, 996) >> reports("r2", slot=1, planted=996, predicted=996, oracle=600)
+    assert play.table.shadow.slots[0].tokens == first
+
+
+def steered(play):
+    system = Tokens(range(50_000, 50_400))
+    conversation(play, "r1", system + A, 0)
+    prompt = system + B.cut(0, 600)
+    assert play << messages("r2") << knows("r2", prompt) >> plants("r2", 1, Purpose.STEER)
+    return prompt
+
+
+def test_a_steered_request_waits_with_its_prompt_in_place_for_pins_on_their_way():
+    play = Play(memory="dense")
+    steered(play)
+    assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
+    assert play << planted("r2", 996)
+    assert play << sees(0) >> unpinned("r2", Reason.STEERED)
+
+
+def test_a_client_that_leaves_while_its_prompt_is_planted_frees_the_slot_only_when_seen():
+    play = Play(memory="dense")
+    steered(play)
+    assert play << sees(1) << leaves("r2")
+    assert play.states == ["idle", "draining"]
+    assert play << planted("r2", 996)  # too late: nobody minds
+    assert play << sees(held={1: 512})
+    assert play.table.shadow.slots[1].tokens == Tokens()
+    assert play.rests()
+
+
+def test_a_client_that_leaves_after_the_plant_is_not_forwarded():
+    play = Play(memory="dense")
+    steered(play)
+    assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
+    assert play << planted("r2", 996) << leaves("r2")
+    assert play << sees(0) << sees(0, held={1: 996})
+    assert play << ends("r3", 1000) >> reports("r3")
+    assert (play << sees(held={1: 996})).rests()
+
+
+def test_a_failed_plant_holds_its_request_up_no_longer_than_its_slot():
+    play = Play(memory="dense")
+    prompt = steered(play)
+    assert play << planted("r2", None)
+    assert play.states == ["idle", "draining"]  # what became of the plant is not known
+    assert play.later(LINGER) << sees(held={1: 0}) >> unpinned("r2", Reason.ENGINE_CHOSE)
+    assert play << sees(0)
+    assert play << ends("r2", len(prompt), 400) >> reports("r2", planted=0)
+
+
+# -- the touch (T6) -----------------------------------------------------------------------------------
+
+
+def test_a_touch_lets_a_second_conversation_share_the_system_prompt():
+    system = Tokens(range(50_000, 52_000))
+    play = Play(ram_cache=True, memory="dense")
+    first, second = system + A.cut(0, 500), system + B.cut(0, 500)
+    conversation(play, "r1", first, 0)
+    assert play << arrives("r2") << knows("r2", second) >> plants("r2", 1, Purpose.TOUCH)
+    assert play << planted("r2", 1) >> goes("r2", slot=1, reason=Reason.RAM_CACHE)
+    assert play << ends("r2", 2500, 2000) >> reports("r2", predicted=2000, oracle=500, planted=1)
+    assert play.table.shadow.slots[0].tokens == first
+
+
+def test_between_two_plants_the_slot_is_promised():
+    system = Tokens(range(50_000, 52_000))
+    play = Play(ram_cache=True, memory="dense")
+    conversation(play, "r1", system + A, 0)
+    assert play << messages("r2") << knows("r2", system + B)
+    touch = play.effects.popleft()
+    if touch.purpose is Purpose.TOUCH:
+        assert play << sees(1)
+        assert play << planted("r2", 1) >> plants("r2", touch.place.slot, Purpose.STEER)
+    assert play << bypass("r3")  # waits: the steering prompt is on its way to a slot that looks free
+
+
+def test_a_ram_cache_that_fails_twice_is_not_counted_on():
+    system = Tokens(range(50_000, 52_000))
+    play = Play(ram_cache=True, memory="dense")
+    conversation(play, "r1", system + A, 0)
+    for n in (2, 3):
+        request, prompt = f"r{n}", system + Tokens(range(n * 1000, n * 1000 + 900))
+        play.table.shadow.slots[1] = None
+        assert play << arrives(request) << knows(request, prompt) >> plants(request, 1, Purpose.TOUCH)
+        assert play << planted(request) >> goes(request, slot=1, reason=Reason.RAM_CACHE)
+        assert play << ends(request, len(prompt), 0) >> reports(request, predicted=2000, cached=0)
+        assert play << sees()
+    assert not play.table.traits.ram_cache

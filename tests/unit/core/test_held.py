@@ -1,0 +1,164 @@
+"""How much of a prompt a state is good for: the tables of engine.md 2.6, 5 and engine-b11549.md 1."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slotkeeper.core.checkpoints import Checkpoint
+from slotkeeper.core.held import HALF_LIFE, Held, continues, reuse
+from slotkeeper.core.tokens import EMPTY, Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+
+N = 3000
+PROMPT = Tokens(range(N))
+LIVE = (Checkpoint(2484, 1), Checkpoint(2996, 1))  # what a prefill of 3000 tokens leaves
+OTHER = Tokens([99_999] * 100)
+
+DENSE = EngineTraits(memory=Memory.DENSE)
+HYBRID = EngineTraits(memory=Memory.HYBRID)
+RECURRENT = EngineTraits(memory=Memory.RECURRENT)
+SWA = EngineTraits(memory=Memory.SWA, n_swa=256)
+SWA_FULL = EngineTraits(memory=Memory.SWA, n_swa=256, swa_full=True)
+KINDS = [DENSE, HYBRID, RECURRENT, SWA, SWA_FULL]
+
+
+def held(traits, checkpoints=LIVE, slack=0):
+    kept = () if traits.cuttable else checkpoints
+    return Held(tokens=PROMPT, checkpoints=kept, slack=slack)
+
+
+def parts(before):
+    """A prompt that parts from what is held so many tokens before its end."""
+    return PROMPT.cut(0, N - before) + OTHER
+
+
+# next prompt, then tokens reused by: dense, hybrid, recurrent, SWA, SWA with --swa-full
+RESTORED_WITH_CHECKPOINTS = [
+    ("extension by 100", PROMPT + OTHER, [3000, 3000, 3000, 2995, 3000]),
+    ("extension by 1", PROMPT + Tokens([5]), [3000, 3000, 3000, 2995, 3000]),
+    ("identical", PROMPT, [2999, 2996, 2996, 2995, 2999]),
+    ("differs at the last token", parts(1), [2999, 2996, 2996, 2995, 2999]),
+    ("differs 4 before", parts(4), [2996, 2996, 2996, 2995, 2996]),
+    ("differs 5 before", parts(5), [2995, 2484, 2484, 2995, 2995]),
+    ("differs 100 before", parts(100), [2900, 2484, 2484, 2483, 2900]),
+    ("differs 600 before", parts(600), [2400, 0, 0, 0, 2400]),
+    ("differs 2900 before", parts(2900), [100, 0, 0, 0, 100]),
+    ("a prefix of it", PROMPT.cut(0, 2500), [2499, 2484, 2484, 2483, 2499]),
+]
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [row[1:] for row in RESTORED_WITH_CHECKPOINTS],
+                         ids=[row[0] for row in RESTORED_WITH_CHECKPOINTS])  # fmt: skip
+def test_a_bare_state_with_its_checkpoints_gives_the_measured_reuse(prompt, expected):
+    assert [reuse(held(traits), prompt, traits) for traits in KINDS] == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (PROMPT + OTHER, [3000, 3000, 3000, 0]),
+        (PROMPT, [2999, 0, 0, 0]),
+        (parts(1), [2999, 0, 0, 0]),
+        (parts(100), [2900, 0, 0, 0]),
+    ],
+    ids=["extension", "identical", "last token", "100 before"],
+)
+def test_without_checkpoints_only_a_strict_extension_is_reused(prompt, expected):
+    kinds = [DENSE, HYBRID, RECURRENT, SWA]
+    assert [reuse(held(traits, checkpoints=()), prompt, traits) for traits in kinds] == expected
+
+
+def test_a_live_window_can_be_cut_back_by_about_one_ubatch():
+    gemma = EngineTraits(memory=Memory.SWA, n_swa=512)  # engine.md 5: held 2050, -100 ok, -1050 not
+    live = Held(tokens=PROMPT.cut(0, 2050), slack=512)
+    assert reuse(live, PROMPT.cut(0, 1950) + OTHER, gemma) == 1950
+    assert reuse(live, PROMPT.cut(0, 1000) + OTHER, gemma) == 0
+
+
+def test_a_prompt_inside_the_window_needs_a_checkpoint():
+    live = Held(tokens=PROMPT.cut(0, 400), slack=512, checkpoints=(Checkpoint(396, 1),))
+    gemma = EngineTraits(memory=Memory.SWA, n_swa=512)
+    assert reuse(live, PROMPT.cut(0, 400) + OTHER, gemma) == 395
+
+
+def test_tokens_of_unknown_identity_are_never_counted():
+    answered = Held(tokens=PROMPT, opaque=39, checkpoints=LIVE)
+    assert reuse(answered, PROMPT + OTHER, DENSE) == 3000
+    assert reuse(answered, PROMPT + OTHER, HYBRID) == 2996  # thinking stripped: engine-b11549.md 1
+
+
+def test_nothing_gives_nothing():
+    assert reuse(None, PROMPT, DENSE) == 0
+    assert reuse(Held(), PROMPT, DENSE) == 0
+    assert reuse(held(DENSE), Tokens([0]), DENSE) == 0
+
+
+IDS = st.lists(st.integers(0, 1), max_size=40)
+
+
+STATES = st.builds(
+    Held,
+    opaque=st.integers(0, 3),
+    slack=st.integers(0, 20),
+    checkpoints=st.lists(st.integers(1, 60), max_size=4).map(
+        lambda places: tuple(Checkpoint(at, 1) for at in sorted(places))
+    ),
+)
+NARROW = EngineTraits(memory=Memory.SWA, n_swa=4)
+
+
+@given(st.tuples(IDS, IDS, IDS), STATES, st.sampled_from([*KINDS, NARROW]))
+@settings(max_examples=300, deadline=None)
+def test_reuse_never_exceeds_the_true_common_prefix(ids, state, traits):
+    shared, mine, theirs = ids
+    state = replace(state, tokens=Tokens(shared + mine))
+    prompt = Tokens(shared + theirs)
+    kept = reuse(state, prompt, traits)
+    assert 0 <= kept <= state.tokens.lcp(prompt)
+    assert kept < max(1, len(prompt))
+
+
+def test_learning_more_ids_does_not_change_the_length():
+    state = Held(tokens=PROMPT, opaque=39)
+    known = state.known_as(PROMPT + OTHER)
+    assert (known.total, known.opaque, len(known.tokens)) == (3039, 0, 3039)
+    assert state.known_as(PROMPT.cut(0, 10)).total == 3039
+
+
+def test_the_engines_count_decides_what_is_left():
+    state = Held(tokens=PROMPT, opaque=39, checkpoints=LIVE, rough=True)
+    cut = state.shrunk(2500)
+    assert (cut.total, cut.opaque, cut.checkpoints) == (2500, 0, LIVE[:1])
+    assert not cut.rough
+    assert state.shrunk(3050).opaque == 50
+
+
+def test_a_conversation_is_more_likely_to_return_the_more_turns_and_the_more_recent():
+    def chance(turns, age):
+        return Held(turns=turns, used=1000.0).chance(1000.0 + age)
+
+    assert chance(1, 0) < chance(2, 0) < chance(9, 0) < 1
+    assert chance(3, HALF_LIFE) == pytest.approx(chance(3, 0) / 2)
+    assert chance(0, 0) == 0
+    assert chance(3, -5) == chance(3, 0)
+
+
+@pytest.mark.parametrize(
+    ("outline", "answer"),
+    [
+        ((b"s", b"1", b"2"), True),
+        ((b"s", b"1"), True),  # the same again
+        ((b"s",), False),
+        ((b"s", b"x", b"2"), False),
+        ((), False),
+    ],
+)
+def test_messages_continue_a_state_when_they_begin_with_all_of_its(outline, answer):
+    assert continues(outline, Held(tokens=EMPTY, outline=(b"s", b"1"))) is answer
+
+
+def test_a_state_without_messages_is_continued_by_nobody():
+    assert not continues((b"s", b"1"), None)
+    assert not continues((b"s", b"1"), Held(outline=(b"s",)))

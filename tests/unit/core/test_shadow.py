@@ -1,0 +1,252 @@
+"""The RAM prompt cache and the engine's own choice: engine.md section 4 row by row, T6, 1.2."""
+
+import pytest
+
+from slotkeeper.core.checkpoints import Checkpoint
+from slotkeeper.core.held import Held
+from slotkeeper.core.shadow import RAM_ENTRIES, EngineShadow, Source
+from slotkeeper.core.tokens import EMPTY, Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+
+A = Tokens(range(1000))
+C = Tokens(range(5000, 6500))
+E = Tokens(range(9000, 9100))
+
+
+def state(tokens, **more):
+    return Held(tokens=tokens, **more)
+
+
+def shadow(*slots, ram=(), **traits):
+    engine = EngineShadow(EngineTraits(**({"memory": Memory.DENSE, "n_slots": len(slots), **traits})))
+    engine.slots = [state(tokens) if tokens is not None else None for tokens in slots]
+    engine.ram = [state(tokens) for tokens in ram]
+    return engine
+
+
+def in_ram(engine):
+    return [held.tokens for held in engine.ram]
+
+
+# -- pinned: the table of section 4 ------------------------------------------------------------------
+
+
+def test_less_than_half_kept_saves_the_slot_and_loads_the_best_entry():
+    engine = shadow(C, ram=[A])
+    look = engine.look(0, A + E)
+    assert (look.reuse, look.source, look.parked) == (1000, Source.RAM, True)
+    engine.launch(look, [])
+    assert engine.slots[0].tokens == A
+    assert in_ram(engine) == [C]  # the loaded entry has left
+
+
+@pytest.mark.parametrize(
+    ("kept", "parks"), [(480, True), (499, True), (500, False), (501, False), (520, False)]
+)
+def test_half_is_the_border(kept, parks):
+    assert shadow(A).look(0, A.cut(0, kept) + E).parked is parks
+
+
+@pytest.mark.parametrize(("kept", "loads"), [(250, True), (249, False)])
+def test_a_quarter_of_an_entry_must_be_kept_for_it_to_be_loaded(kept, loads):
+    look = shadow(C, ram=[A]).look(0, A.cut(0, kept) + E)
+    assert (look.source is Source.RAM) is loads
+
+
+def test_t6_an_empty_slot_loads_nothing_when_pinned():
+    look = shadow(None, ram=[A]).look(0, A + E)
+    assert (look.reuse, look.source, look.parked) == (0, Source.NOTHING, False)
+
+
+def test_t6_an_empty_slot_loads_when_the_engine_chose_it_by_age():
+    look = shadow(None, ram=[A]).look(0, A + E, evict=True)
+    assert (look.reuse, look.source, look.parked) == (1000, Source.RAM, False)
+
+
+@pytest.mark.parametrize("off", [{"similarity": 0.0}, {"ram_cache": False}], ids=["-sps 0", "-cram 0"])
+def test_without_similarity_or_cache_a_pinned_task_ignores_it(off):
+    look = shadow(C, ram=[A], **off).look(0, A + E)
+    assert (look.source, look.parked) == (Source.NOTHING, False)
+
+
+def test_an_entry_must_be_better_than_the_slot_on_both_shares():
+    mine = A.cut(0, 400) + C.cut(0, 600)  # keeps 40 %: looks for better
+    assert shadow(mine, ram=[A.cut(0, 300) + C]).look(0, A + E).source is Source.SLOT
+    assert shadow(mine, ram=[A.cut(0, 700)]).look(0, A + E).source is Source.RAM
+
+
+def test_a_loaded_window_is_bare_but_its_checkpoints_come_with_it():
+    engine = shadow(C, memory=Memory.SWA, n_swa=256)
+    long = Tokens(range(1500))
+    engine.ram = [state(long, checkpoints=(Checkpoint(984, 1), Checkpoint(1496, 1)))]
+    assert engine.look(0, long + E).reuse == 1495  # engine.md 4, "SWA reload"
+
+
+def test_the_most_similar_entry_is_loaded():
+    look = shadow(C, ram=[A.cut(0, 300) + E, A, A.cut(0, 600) + E]).look(0, A + E)
+    assert look.base.tokens == A
+
+
+# -- what tasks leave behind ---------------------------------------------------------------------------
+
+
+def test_a_launch_copies_every_other_idle_slot():
+    engine = shadow(A, C, None)
+    engine.launch(engine.look(2, E), [0, 1])
+    assert in_ram(engine) == [A, C]
+    assert [h.tokens if h else None for h in engine.slots[:2]] == [A, C]
+
+
+def test_t6_unified_slots_are_wiped_by_anothers_task():
+    engine = shadow(A, C, None, unified=True)
+    engine.launch(engine.look(2, E), [0, 1])
+    assert in_ram(engine) == [A, C]
+    assert engine.slots[:2] == [None, None]
+
+
+@pytest.mark.parametrize("off", [{"idle_copy": False}, {"ram_cache": False}])
+def test_without_idle_copies_a_launch_copies_nothing(off):
+    engine = shadow(A, None, unified=True, **off)
+    engine.launch(engine.look(1, E), [0])
+    assert in_ram(engine) == []
+    assert engine.slots[0].tokens == A
+
+
+def test_a_contained_state_is_not_copied_and_a_longer_one_replaces_it():
+    engine = shadow(A.cut(0, 500), None, ram=[A])
+    engine.launch(engine.look(1, E), [0])
+    assert in_ram(engine) == [A]
+    engine.slots[0] = state(A + E)
+    engine.launch(engine.look(1, E), [0])
+    assert in_ram(engine) == [A + E]
+
+
+def test_memory_of_the_ram_cache_is_bounded_and_drops_the_oldest():
+    engine = shadow(None, None)
+    for n in range(RAM_ENTRIES + 5):
+        engine.slots[0] = state(Tokens([n, n, n]))
+        engine.launch(engine.look(1, E), [0])
+    assert len(engine.ram) == RAM_ENTRIES
+    assert in_ram(engine)[0] == Tokens([5, 5, 5])
+
+
+def test_a_touch_parks_the_slot_and_makes_a_pinned_load_possible():
+    engine = shadow(A, None)
+    assert engine.look(1, A + E).reuse == 0
+    touched = engine.look_touched(1, A + E, [0, 1])
+    assert (touched.reuse, touched.source, touched.touched) == (1000, Source.RAM, True)
+    engine.touch(1, [0])
+    real = engine.look(1, A + E)
+    assert (real.reuse, real.source) == (touched.reuse, touched.source)
+    assert engine.slots[0].tokens == A  # the copy is shared, not taken
+
+
+def test_a_touch_parks_what_it_overwrites():
+    engine = shadow(C, A)
+    assert engine.look_touched(0, A + E, [0, 1]).parked
+    engine.touch(0, [1])
+    assert C in in_ram(engine)
+
+
+# -- the engine's own choice (engine.md 1.2) -----------------------------------------------------------
+
+
+def test_the_most_similar_idle_slot_is_chosen_and_the_first_of_equals():
+    assert shadow(C, A, A).engine_choice(A + E, [0, 1, 2]).slot == 1
+    assert shadow(C, A, A).engine_choice(A + E, [0, 2]).slot == 2
+
+
+def test_below_the_similarity_the_least_recently_used_is_taken_with_save_and_load():
+    engine = shadow(C, C, ram=[A])
+    engine.slots = [state(C, used=5.0), state(C, used=3.0)]
+    look = engine.engine_choice(A + E, [0, 1])
+    assert (look.slot, look.source, look.parked) == (1, Source.RAM, True)
+
+
+def test_a_similar_slot_is_not_saved_when_half_of_it_is_kept():
+    look = shadow(A, ram=[A + C]).engine_choice(A.cut(0, 700) + E, [0])
+    assert (look.source, look.parked, look.reuse) == (Source.SLOT, False, 700)
+
+
+def test_no_free_slot_no_choice():
+    assert shadow(A).engine_choice(A, []) is None
+
+
+# -- the end of a task ---------------------------------------------------------------------------------
+
+
+def finish(engine, slot=0, **changes):
+    figures = {
+        "prompt": A, "prompt_tokens": 1000, "cached": 0, "generated": 40, "user_starts": (),
+        "outline": (b"s", b"1"), "request": None, "now": 7.0, **changes,
+    }  # fmt: skip
+    return engine.finish(slot, **figures)
+
+
+def test_a_slot_holds_the_prompt_and_all_but_the_last_sampled_token():
+    held = finish(shadow(None))
+    assert (held.total, len(held.tokens), held.opaque, held.rough) == (1039, 1000, 39, False)
+
+
+def test_a_prefill_only_task_leaves_exactly_the_prompt():
+    assert finish(shadow(None), generated=0).total == finish(shadow(None), generated=1).total == 1000
+
+
+def test_ids_beyond_the_engines_count_are_not_believed():
+    held = finish(shadow(None), prompt_tokens=900, generated=0)
+    assert (held.total, len(held.tokens)) == (900, 900)
+
+
+def test_an_unknown_reply_length_leaves_the_end_open():
+    assert finish(shadow(None), generated=None).rough
+
+
+def test_turns_count_only_when_most_of_the_state_was_continued():
+    engine = shadow(None)
+    assert finish(engine).turns == 1
+    assert finish(engine, prompt=A + C, prompt_tokens=2500, cached=1039).turns == 2
+    assert finish(engine, prompt=A.cut(0, 300) + E, prompt_tokens=400, cached=300).turns == 1
+
+
+def test_a_live_window_has_slack_and_its_copy_has_none():
+    engine = shadow(None, None, memory=Memory.SWA, n_swa=256)
+    assert finish(engine).slack == 512
+    engine.launch(engine.look(1, E), [0])
+    assert engine.ram[0].slack == 0
+
+
+def test_checkpoints_follow_the_measured_rule():
+    held = finish(shadow(None, memory=Memory.HYBRID), prompt=EMPTY, prompt_tokens=3000)
+    assert [c.at for c in held.checkpoints] == [2484, 2996]
+
+
+# -- learning --------------------------------------------------------------------------------------------
+
+
+def test_a_ram_cache_that_failed_is_forgotten_then_distrusted():
+    engine = shadow(A, ram=[C])
+    engine.forget_ram()
+    assert engine.ram == []
+    assert engine.traits.ram_cache
+    engine.distrust_ram()
+    assert not engine.traits.ram_cache
+    assert not engine.look(0, E).parked
+
+
+def test_slots_found_empty_are_in_the_ram_cache_of_a_unified_engine():
+    engine = shadow(A, C)
+    engine.assume_unified([0])
+    assert engine.traits.unified
+    assert engine.slots[0] is None
+    assert in_ram(engine) == [A]
+
+
+def test_content_kept_elsewhere_is_found():
+    engine = shadow(A, A + E, None, ram=[C])
+    assert engine.elsewhere(state(A), 0)
+    assert not engine.elsewhere(state(A + E), 1)
+    assert engine.elsewhere(state(C.cut(0, 10)), 2)
+
+
+def test_a_dump_shows_slots_and_cache():
+    assert repr(shadow(A, None, ram=[C])) == "<EngineShadow dense slots [1000 -] ram [1500]>"

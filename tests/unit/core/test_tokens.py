@@ -1,0 +1,67 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slotkeeper.core.tokens import EMPTY, Tokens
+
+IDS = st.lists(st.integers(-2, 3) | st.sampled_from([0x01010101, 2**31 - 1]), max_size=300)
+
+
+def naive_lcp(one, other):
+    length = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+@given(IDS, IDS, IDS)
+@settings(max_examples=200, deadline=None)
+def test_lcp_is_what_a_loop_over_the_ids_finds(shared, one, other):
+    a, b = shared + one, shared + other
+    assert Tokens(a).lcp(Tokens(b)) == naive_lcp(a, b)
+
+
+def test_lcp_is_exact_at_every_place_of_a_long_prompt():
+    ids = [7] * 1500
+    for place in range(0, 1500, 7):
+        other = [*ids[:place], 8, *ids[place + 1 :]]
+        assert Tokens(ids).lcp(Tokens(other)) == place
+
+
+def test_lcp_with_nothing_is_nothing():
+    assert EMPTY.lcp(Tokens([1])) == Tokens([1]).lcp(EMPTY) == EMPTY.lcp(EMPTY) == 0
+
+
+@given(IDS, st.lists(st.integers(-2, 3), max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_find_all_gives_every_place_that_a_loop_finds(ids, needle):
+    found = [n for n in range(len(ids)) if needle and ids[n : n + len(needle)] == needle]
+    assert Tokens(ids).find_all(Tokens(needle)) == found
+
+
+def test_find_all_does_not_match_across_the_bytes_of_two_ids():
+    assert Tokens([0x00010000, 0x00010000]).find_all(Tokens([0x00000001])) == []
+
+
+@given(IDS, st.integers(0, 40), st.none() | st.integers(0, 40))
+@settings(max_examples=100, deadline=None)
+def test_cut_is_a_slice(ids, start, end):
+    assert Tokens(ids).cut(start, end).ids() == ids[start:end]
+
+
+@given(IDS, IDS)
+@settings(max_examples=100, deadline=None)
+def test_equality_hash_and_order_are_those_of_the_ids(a, b):
+    assert (Tokens(a) == Tokens(b)) == (a == b)
+    assert hash(Tokens(a)) == hash(Tokens(list(a)))
+    assert list(Tokens(a) + Tokens(b)) == a + b
+    assert Tokens(a + b).begins_with(Tokens(a))
+    assert Tokens(a).begins_with(Tokens(b)) == (a[: len(b)] == b)
+
+
+def test_a_dump_shows_the_length_and_the_head():
+    assert repr(Tokens(range(6))) == "<Tokens 6: 0, 1, 2, 3, ...>"
+    assert Tokens([5, 6])[1] == 6
+    assert Tokens.of(Tokens([1, 2]).packed) == Tokens([1, 2])
+    assert Tokens([1]) != [1]

@@ -1,0 +1,199 @@
+"""Metrics: the names that dashboards rely on, the rules of Prometheus, and counts that are the engine's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from slotkeeper import __version__
+from slotkeeper.core.effects import Purpose, Report
+from slotkeeper.core.placement import Placement
+from slotkeeper.core.table import SlotState
+from slotkeeper.core.types import EngineId, Reason, RequestId
+from slotkeeper.observe.metrics import OUTCOMES, Metrics
+from slotkeeper.wire.routes import Api
+
+# What was promised: name -> labels. A dashboard breaks when one of these changes.
+PROMISED: Final[dict[str, set[str]]] = {
+    "slotkeeper_requests_total": {"route", "outcome"},
+    "slotkeeper_decisions_total": {"reason"},
+    "slotkeeper_prompt_tokens_total": {"source"},
+    "slotkeeper_prefill_tokens_total": {"purpose"},
+    "slotkeeper_oracle_tokens_total": set(),
+    "slotkeeper_prediction_error_tokens": set(),
+    "slotkeeper_time_to_first_token_seconds": set(),
+    "slotkeeper_overhead_seconds": {"stage"},
+    "slotkeeper_queue_wait_seconds": set(),
+    "slotkeeper_slots": {"state"},
+    "slotkeeper_fallbacks_total": {"reason"},
+    "slotkeeper_engine_up": {"engine"},
+    "slotkeeper_build_info": {"version"},
+}
+BEYOND: Final[dict[str, set[str]]] = {
+    "slotkeeper_inexact_prompts_total": set(),
+    "slotkeeper_queued_requests": set(),
+}
+UNITS: Final = ("_seconds", "_bytes", "_tokens")
+ABBREVIATED: Final = re.compile(
+    r"_(ms|us|sec|secs|millis|milliseconds|minutes|hours|kb|mb|kib|mib|percent)(_|$)"
+)
+
+REPORT: Final = Report(
+    request=RequestId("1:r"),
+    reason=Reason.PREFIX,
+    slot=0,
+    prompt_tokens=1000,
+    cached=900,
+    predicted=900,
+    oracle=80,
+    exact=True,
+    planted=0,
+)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    made = Metrics()
+    made.watch(lambda: Placement(EngineId("http://e")))
+    return made
+
+
+@pytest.fixture
+def used(metrics) -> Metrics:
+    """Every series exists."""
+    metrics.fallback("render")
+    metrics.spent("parse", 0.001)
+    metrics.engine_up(EngineId("http://e"), up=True)
+    metrics.report(REPORT)
+    return metrics
+
+
+def families(metrics):
+    """As a scraper reads them, each under the name that its users write."""
+    text = generate_latest(metrics.registry).decode()
+    for family in text_string_to_metric_families(text):
+        yield family.name + ("_total" if family.type == "counter" else ""), family
+
+
+def value(metrics, name: str, **labels: str) -> float:
+    found = metrics.registry.get_sample_value(f"slotkeeper_{name}", labels)
+    assert found is not None, f"there is no series {name} {labels}"
+    return found
+
+
+# -- names ---------------------------------------------------------------------------------------------
+
+
+def test_names_and_labels_are_those_that_were_promised(used):
+    found = {
+        name: {label for sample in family.samples for label in sample.labels} - {"le"}
+        for name, family in families(used)
+    }
+    assert found == PROMISED | BEYOND
+
+
+def test_names_follow_the_rules_of_prometheus(used):
+    for name, family in families(used):
+        assert re.fullmatch(r"slotkeeper_[a-z][a-z0-9_]*", name), name  # so no colons: those are for rules
+        assert not ABBREVIATED.search(name), f"{name}: base units, written out"
+        assert (family.type == "counter") == name.endswith("_total"), name
+        assert family.documentation.endswith("."), name
+        if family.type == "histogram":
+            assert name.endswith(UNITS), f"{name} has no unit"
+        for sample in family.samples:
+            assert not {"le", "quantile"} & set(sample.labels) or family.type == "histogram"
+
+
+def test_nothing_tells_when_it_was_created(used):
+    assert "_created" not in generate_latest(used.registry).decode()
+
+
+def test_the_version_is_told(metrics):
+    assert value(metrics, "build_info", version=__version__) == 1
+
+
+def test_two_sidecars_in_one_process_do_not_count_together(used):
+    other = Metrics()
+    assert value(other, "prompt_tokens_total", source="cached") == 0
+    assert value(used, "prompt_tokens_total", source="cached") == 900
+
+
+# -- zeros are facts -----------------------------------------------------------------------------------
+
+
+def test_what_has_not_happened_yet_is_zero_and_not_absent(metrics):
+    for reason in Reason:
+        assert value(metrics, "decisions_total", reason=reason.value) == 0
+    for source in ("cached", "computed"):
+        assert value(metrics, "prompt_tokens_total", source=source) == 0
+    for purpose in ("client", "plant", "idle"):
+        assert value(metrics, "prefill_tokens_total", purpose=purpose) == 0
+    for route in Api:
+        for outcome in OUTCOMES:
+            assert value(metrics, "requests_total", route=route.value, outcome=outcome) == 0
+    for state in SlotState:
+        assert value(metrics, "slots", state=state.value) == 0
+
+
+# -- one report ----------------------------------------------------------------------------------------
+
+
+def test_a_report_is_counted_by_the_engines_figures(metrics):
+    metrics.report(replace(REPORT, predicted=5))  # what we had hoped for counts nowhere but as an error
+    assert value(metrics, "prompt_tokens_total", source="cached") == 900
+    assert value(metrics, "prompt_tokens_total", source="computed") == 100
+    assert value(metrics, "prefill_tokens_total", purpose="client") == 100
+    assert value(metrics, "oracle_tokens_total") == 80
+    assert value(metrics, "prediction_error_tokens_sum") == 895
+
+
+def test_cached_and_computed_together_are_the_prompts(metrics):
+    for prompt, cached in ((1000, 900), (17, 0), (1, 0), (5, 4)):
+        metrics.report(replace(REPORT, prompt_tokens=prompt, cached=cached))
+    together = [value(metrics, "prompt_tokens_total", source=source) for source in ("cached", "computed")]
+    assert sum(together) == 1023
+
+
+@pytest.mark.parametrize("unknown", ["prompt_tokens", "cached"])
+def test_an_answer_without_figures_counts_nothing(metrics, unknown):
+    before = generate_latest(metrics.registry)
+    metrics.report(replace(REPORT, **{unknown: None}))
+    assert generate_latest(metrics.registry) == before
+
+
+def test_without_known_tokens_there_is_no_oracle_and_no_error(metrics):
+    metrics.report(replace(REPORT, oracle=None, predicted=None, exact=None))
+    assert value(metrics, "oracle_tokens_total") == 0
+    assert value(metrics, "prediction_error_tokens_count") == 0
+    assert value(metrics, "inexact_prompts_total") == 0
+    assert value(metrics, "prompt_tokens_total", source="computed") == 100
+
+
+@pytest.mark.parametrize(("exact", "counted"), [(True, 0), (False, 1), (None, 0)])
+def test_only_a_wrong_count_of_a_prompt_is_inexact(metrics, exact, counted):
+    metrics.report(replace(REPORT, exact=exact))
+    assert value(metrics, "inexact_prompts_total") == counted
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_our_own_prefills_are_never_counted_as_a_clients(metrics, purpose):
+    metrics.planted(purpose, 50)
+    assert value(metrics, "prefill_tokens_total", purpose="plant") == 50
+    assert value(metrics, "prefill_tokens_total", purpose="client") == 0
+    assert value(metrics, "prompt_tokens_total", source="computed") == 0
+
+
+# -- gauges --------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_lost_is_shown_as_down(metrics):
+    engine = EngineId("http://e")
+    metrics.engine_up(engine, up=True)
+    assert value(metrics, "engine_up", engine=engine) == 1
+    metrics.engine_up(engine, up=False)
+    assert value(metrics, "engine_up", engine=engine) == 0

@@ -1,0 +1,126 @@
+"""Prompts and replies as ids: exact, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.client import EngineError
+from slotkeeper.runtime.render import prompt_of, with_reply
+from slotkeeper.wire.request import Ask
+from slotkeeper.wire.routes import Api
+from unit.runtime.stubs import END_OF_TURN, StubLink
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "tools": []}
+PROMPT = Tokens([1, 2, 3, 4])
+SAID = [ord(letter) for letter in "abc"]
+AFTER = [50, 51, 52]  # what opens the turn after the reply
+
+
+def asked(*, chat=None, prompt=None, media=False) -> Ask:
+    return Ask(
+        api=Api.CHAT if chat else Api.COMPLETION,
+        stream=False,
+        id_slot=None,
+        copies=1,
+        cache_prompt=True,
+        chat=chat,
+        prompt=prompt,
+        media=media,
+        outline=(),
+        conversation=None,
+    )
+
+
+@pytest.fixture
+def link() -> StubLink:
+    return StubLink()
+
+
+async def reply_in_chat(link: StubLink, rendered: list[int], generated: int, **reply) -> Tokens | None:
+    link.says = Tokens(rendered)
+    said = {"role": "assistant", "content": "abc", **reply}
+    return await with_reply(link, asked(chat=CHAT), PROMPT, said, generated, {})
+
+
+# -- prompts -------------------------------------------------------------------------------------------
+
+
+async def test_a_chat_is_rendered_by_the_engine_with_the_clients_key(link):
+    link.says = PROMPT
+    assert await prompt_of(link, asked(chat=CHAT), {"X-Api-Key": "k"}) == PROMPT
+    assert link.rendered == [(CHAT, {"X-Api-Key": "k"})]
+
+
+async def test_a_raw_prompt_needs_no_template(link):
+    assert await prompt_of(link, asked(prompt=[1, 2]), {}) == Tokens([1, 2])
+    assert link.rendered == []
+
+
+async def test_what_cannot_be_known_is_none_and_not_a_guess(link):
+    assert await prompt_of(link, asked(media=True), {}) is None
+
+
+async def test_a_body_that_the_template_refuses_is_an_error_for_the_caller(link):
+    link.says = EngineError(500, "template")
+    with pytest.raises(EngineError):
+        await prompt_of(link, asked(chat=CHAT), {})
+
+
+# -- replies -------------------------------------------------------------------------------------------
+
+
+async def test_a_reply_that_comes_back_as_sampled_is_known_but_for_its_last_token(link):
+    rendered = [*PROMPT, *SAID, END_OF_TURN, *AFTER]
+    tokens = await reply_in_chat(link, rendered, generated=4)  # three words and the end of the turn
+    assert tokens == Tokens([*PROMPT, *SAID])  # the end was sampled, and never evaluated
+
+
+async def test_a_reply_that_comes_back_otherwise_is_not_guessed(link):
+    rendered = [*PROMPT, 97, 97, 98, 98, 99, 99, END_OF_TURN, *AFTER]
+    assert await reply_in_chat(link, rendered, generated=30) is None
+
+
+async def test_a_template_that_changes_what_stood_before_gives_nothing(link):
+    """A reply's text may be right where the history before it is rendered anew."""
+    rendered = [1, 2, 88, 4, *SAID, END_OF_TURN, *AFTER]
+    assert await reply_in_chat(link, rendered, generated=4) is None
+
+
+@pytest.mark.parametrize("generated", [1, 2, 3, 4, 5, 30])
+async def test_never_more_than_the_slot_holds(link, generated):
+    rendered = [*PROMPT, *SAID, END_OF_TURN, *AFTER]
+    tokens = await reply_in_chat(link, rendered, generated=generated)
+    if tokens is not None:
+        assert len(tokens) <= len(PROMPT) + generated - 1
+        assert Tokens(rendered).begins_with(tokens)
+
+
+@pytest.mark.parametrize(
+    ("reply", "role"),
+    [({}, "user"), ({"reasoning_content": "hm"}, "tool"), ({"tool_calls": [{"id": "1"}]}, "tool")],
+)
+async def test_the_turn_after_a_reply_leaves_its_reasoning_where_it_was(link, reply, role):
+    """Many templates strip the reasoning of what stands before a user's message."""
+    await reply_in_chat(link, [*PROMPT, *SAID, END_OF_TURN], generated=4, **reply)
+    chat, _ = link.rendered[-1]
+    *before, said, after = chat["messages"]
+    assert before == CHAT["messages"]
+    assert said["content"] == "abc"
+    assert after["role"] == role
+    assert chat["tools"] == CHAT["tools"]
+    assert len(CHAT["messages"]) == 1, "the client's own body was changed"
+
+
+@pytest.mark.parametrize(
+    ("generated", "known"),
+    [
+        (4, [*PROMPT, *SAID]),  # it ended by itself: the end has no text
+        (3, [*PROMPT, *SAID[:-1]]),  # it was cut off: the last word was never evaluated
+        (2, None),
+        (5, None),
+    ],
+)
+async def test_a_raw_completion_is_known_only_if_the_counts_agree(link, generated, known):
+    tokens = await with_reply(link, asked(prompt=[1]), PROMPT, {"content": "abc"}, generated, {})
+    assert tokens == (Tokens(known) if known else None)

@@ -1,0 +1,228 @@
+"""Settings: which source wins, what is refused and how it is said, and that secrets stay secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.config import SECRETS, Address, Settings, UsageError, load, shown
+
+# name -> (text as a variable, in a file, as a flag), three values that differ
+VALUES: dict[str, tuple[str, str, str]] = {
+    "upstream": ("http://env:1", '["http://file:1"]', "http://flag:1"),
+    "listen": ("127.0.0.1:1001", '"127.0.0.1:1002"', "127.0.0.1:1003"),
+    "admin_listen": ("127.0.0.1:2001", '"127.0.0.1:2002"', "127.0.0.1:2003"),
+    "slot_dir": ("/env", '"/file"', "/flag"),
+    "cold_dir": ("/env", '"/file"', "/flag"),
+    "engine_api_key": ("env-key", '"file-key"', "flag-key"),
+    "admin_token": ("env-token", '"file-token"', "flag-token"),
+    "api_prefix": ("/env", '"/file"', "/flag"),
+    "max_body_bytes": ("1001", "1002", "1003"),
+    "drain_delay": ("1.5", "2.5", "3.5"),
+    "drain_timeout": ("11", "12", "13"),
+    "log_level": ("debug", '"warning"', "error"),
+    "log_format": ("json", '"console"', "auto"),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch):
+    for name in Settings.model_fields:
+        for tail in ("", "_FILE"):
+            monkeypatch.delenv(f"SLOTKEEPER_{name.upper()}{tail}", raising=False)
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "slotkeeper.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def complaint(flags=None, config: Path | None = None) -> str:
+    with pytest.raises(UsageError) as refused:
+        load(flags or {}, config)
+    return str(refused.value)
+
+
+def plain(name: str, loaded) -> str:
+    value = getattr(loaded.settings, name)
+    if name in SECRETS:
+        return value.get_secret_value()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def agrees(name: str, loaded, text: str) -> bool:
+    """Numbers may come back as 11.0."""
+    got, wanted = plain(name, loaded), text.strip('[]"')
+    return got == wanted or float(got) == float(wanted)
+
+
+# -- who wins ------------------------------------------------------------------------------------------
+
+
+def test_no_setting_is_left_out_here():
+    assert set(VALUES) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_flag_beats_variable_beats_file_beats_default(name, monkeypatch, tmp_path):
+    variable, line, flag = VALUES[name]
+    assert load({}).origins[name] == "default"
+
+    config = toml(tmp_path, f"{name} = {line}\n")
+    in_file = load({}, config)
+    assert agrees(name, in_file, line)
+    assert in_file.origins[name] == f"file {config}"
+
+    monkeypatch.setenv(f"SLOTKEEPER_{name.upper()}", variable)
+    in_environment = load({}, config)
+    assert agrees(name, in_environment, variable)
+    assert in_environment.origins[name] == "environment"
+
+    by_flag = load({name: flag}, config)
+    assert agrees(name, by_flag, flag)
+    assert by_flag.origins[name] == "flag"
+
+
+def test_a_source_changes_only_what_it_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLOTKEEPER_LOG_LEVEL", "debug")
+    loaded = load({"api_prefix": "/llm"}, toml(tmp_path, "drain_delay = 9.0\n"))
+    named = {name: origin.split()[0] for name, origin in loaded.origins.items() if origin != "default"}
+    assert named == {"log_level": "environment", "api_prefix": "flag", "drain_delay": "file"}
+
+
+def test_several_engines_can_be_named_everywhere(monkeypatch, tmp_path):
+    both = ("http://a:1", "http://b:1")
+    assert load({"upstream": list(both)}).settings.upstream == both
+    assert load({}, toml(tmp_path, f"upstream = {list(both)}\n")).settings.upstream == both
+    monkeypatch.setenv("SLOTKEEPER_UPSTREAM", "http://a:1/, http://b:1")
+    assert load({}).settings.upstream == both
+
+
+# -- secrets -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_can_be_read_from_a_file(name, monkeypatch, tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("  s3cret\n", "utf-8")
+    monkeypatch.setenv(f"SLOTKEEPER_{name.upper()}_FILE", str(path))
+    loaded = load({})
+    assert plain(name, loaded) == "s3cret"
+    assert loaded.origins[name] == "environment"
+
+
+def test_a_secret_file_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN_FILE", "/nowhere/token")
+    said = complaint()
+    assert "SLOTKEEPER_ADMIN_TOKEN_FILE" in said
+    assert "/nowhere/token" in said
+
+
+def test_a_secret_file_that_is_no_text_is_named(monkeypatch, tmp_path):
+    path = tmp_path / "key"
+    path.write_bytes(b"\xff\xfe\x00")
+    monkeypatch.setenv("SLOTKEEPER_ENGINE_API_KEY_FILE", str(path))
+    said = complaint()
+    assert "SLOTKEEPER_ENGINE_API_KEY_FILE" in said
+    assert str(path) in said
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_never_shown(name):
+    loaded = load({name: "s3cret"})
+    told = f"{shown(loaded)} {loaded!r} {loaded.settings} {loaded.settings.model_dump()}"
+    assert "s3cret" not in told
+    row = next(row for row in shown(loaded) if row[0] == name)
+    assert row[1], "that it is set must be visible"
+    assert row[2] == "flag"
+
+
+def test_a_secret_is_not_told_when_something_else_is_wrong():
+    said = complaint({"admin_token": "s3cret", "engine_api_key": "s3cret", "listen": "x"})
+    assert "s3cret" not in said
+
+
+def test_every_setting_is_shown_with_its_origin():
+    assert [row[0] for row in shown(load({}))] == list(Settings.model_fields)
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("upstream", ["localhost:8081"], "http://HOST:PORT"),
+        ("upstream", [], "at least one"),
+        ("upstream", ["http://a:1", "http://a:1/"], "only once"),
+        ("listen", "8080", "HOST:PORT"),
+        ("listen", "127.0.0.1:http", "HOST:PORT"),
+        ("admin_listen", "127.0.0.1:70000", "HOST:PORT"),
+        ("max_body_bytes", "0", "greater than 0"),
+        ("max_body_bytes", "many", "integer"),
+        ("drain_delay", "-1", "greater than or equal to 0"),
+        ("drain_timeout", "soon", "number"),
+        ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
+        ("log_format", "xml", "'auto', 'json' or 'console'"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_flag_and_what_to_write(name, value, hint):
+    said = complaint({name: value})
+    assert f"--{name.replace('_', '-')}: " in said
+    assert hint in said
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    said = complaint({"listen": "x", "log_level": "loud"}).splitlines()
+    assert [line.partition(":")[0] for line in said] == ["--listen", "--log-level"]
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:9090", ":9090", "[::]:9090", "example.org:9090"])
+def test_an_open_admin_port_wants_a_token(listen):
+    said = complaint({"admin_listen": listen})
+    assert "--admin-token" in said
+    assert "127.0.0.1" in said
+    assert load({"admin_listen": listen, "admin_token": "x"}).settings.admin_token
+
+
+def test_an_empty_token_guards_nothing_and_is_none(monkeypatch):
+    """As a composed variable that nobody set: it must not open the port."""
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "")
+    assert load({}).settings.admin_token is None
+    assert "--admin-token" in complaint({"admin_listen": ":9090"})
+
+
+def test_a_config_file_that_is_not_there_is_named(tmp_path):
+    said = complaint(config=tmp_path / "absent.toml")
+    assert "--config" in said
+    assert "absent.toml" in said
+
+
+def test_a_config_file_that_is_no_toml_is_named(tmp_path):
+    assert "slotkeeper.toml" in complaint(config=toml(tmp_path, "listen = \n"))
+
+
+def test_an_unknown_line_in_a_file_is_refused(tmp_path):
+    said = complaint(config=toml(tmp_path, 'lisen = "127.0.0.1:1"\n'))
+    assert said.startswith("lisen: there is no such setting")
+
+
+# -- addresses -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "loopback"),
+    [
+        ("127.0.0.1:8080", "127.0.0.1", 8080, True),
+        ("localhost:1", "localhost", 1, True),
+        ("[::1]:8080", "::1", 8080, True),
+        (":8080", "0.0.0.0", 8080, False),  # noqa: S104 - read, not bound
+        ("192.0.2.7:0", "192.0.2.7", 0, False),
+    ],
+)
+def test_an_address_is_read_and_written_alike(text, host, port, loopback):
+    address = Address.parse(text)
+    assert (address.host, address.port, address.loopback) == (host, port, loopback)
+    assert Address.parse(str(address)) == address
