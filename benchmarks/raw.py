@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
-from slotkeeper.wire.routes import classify
-
 CHUNK: Final = 1 << 20
 
 
@@ -53,11 +51,10 @@ async def post(base: str, path: str, body: bytes) -> Took:
 
 @dataclass(slots=True, kw_only=True)
 class Relay:
-    """Passes every byte on, and remembers when a request that takes a slot had come in whole."""
+    """Passes every byte on, and remembers when each request had come in whole."""
 
     base: str
-    arrivals: list[float] = field(default_factory=list)
-    control_calls: int = 0
+    arrivals: list[tuple[str, float]] = field(default_factory=list)  # path, time
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: str) -> None:
         address = urlsplit(upstream)
@@ -76,12 +73,7 @@ class Relay:
                 writer.write(head)
                 if length := _length(head):
                     writer.write(await reader.readexactly(length))
-                now = time.perf_counter()
-                method, path, _ = head.split(b" ", 2)
-                if classify(method.decode(), path.decode()).generates:
-                    self.arrivals.append(now)
-                else:
-                    self.control_calls += 1
+                self.arrivals.append((head.split(b" ", 2)[1].decode(), time.perf_counter()))
         writer.write_eof()
 
 

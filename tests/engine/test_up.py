@@ -100,6 +100,7 @@ def up(words, environ, tmp_path) -> Start:
             engine_pid = running.engine
             yield running
         finally:
+            sys.stdout.write(running.log.read_text("utf-8"))  # shown with a failure
             left = [running.engine, engine_pid]
             running.process.kill()
             running.process.wait()

@@ -107,7 +107,7 @@ def test_a_client_that_leaves_the_line_is_forgotten():
     assert play << arrives("r2") << leaves("r2") << knows("r2", B)
     assert play << ends("r1", 1000) >> reports("r1")
     assert play.placement.queued == 0
-    assert play.rests()
+    assert (play << sees()).rests()
 
 
 # -- engines -------------------------------------------------------------------------------------------

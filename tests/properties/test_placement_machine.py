@@ -33,7 +33,7 @@ from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import ClientId, EngineId, RequestId
 
 SETTINGS = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "embeddings", "resumable")
 

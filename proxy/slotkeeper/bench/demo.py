@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -66,7 +67,7 @@ async def demo(*, engine: str | None, model: str) -> int:
             _introduce(console, stage)
             samples = await _both(stage, console)
     except (NoEngineError, MissingExtraError, EngineDiedError) as error:
-        console.print(f"[red]{error}[/red]", highlight=False)
+        console.print(str(error), style="red", markup=False)
         return 1
     return _report(console, samples)
 
@@ -125,7 +126,8 @@ def _report(console: Console, samples: dict[str, list[Sample]]) -> int:
     failures = [s for way in samples.values() for s in way if s.failure]
     for sample in failures:
         console.print(
-            f"[red]failed[/red] {sample.session}, {sample.label}: {sample.failure}", highlight=False
+            f"[red]failed[/red] {sample.session}, {sample.label}: {escape(str(sample.failure))}",
+            highlight=False,
         )
     return 1 if failures else 0
 

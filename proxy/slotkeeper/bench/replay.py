@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slotkeeper.bench.measure import Sample
@@ -113,7 +114,9 @@ async def _reachable(console: Console, servers: Mapping[str, str]) -> bool:
             console.print(f"[red]Nothing answers at {url}.[/red]", highlight=False)
             return False
         except EngineError as error:
-            console.print(f"[red]{url} refuses to say what it is: {error}[/red]", highlight=False)
+            console.print(
+                f"[red]{url} refuses to say what it is: {escape(str(error))}[/red]", highlight=False
+            )
             return False
     if len(set(processes)) < len(processes):
         console.print(
@@ -129,4 +132,4 @@ def _introduce(console: Console, traces: Sequence[Trace], entries: Sequence[Entr
     console.print(f"{len(entries)} requests in {len(traces)} files{aside}, one at a time.", highlight=False)
     for trace in traces:
         for problem in trace.problems:
-            console.print(f"[yellow]{problem}; left out[/yellow]", highlight=False)
+            console.print(f"[yellow]{escape(problem)}; left out[/yellow]", highlight=False)

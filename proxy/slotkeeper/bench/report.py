@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from slotkeeper.bench.measure import Sample, Totals, by_session, later, totals
@@ -69,7 +70,7 @@ def _failures(found: Sequence[Sample]) -> Iterator[str]:
         if sample.failure:
             kinds.setdefault(sample.failure, []).append(sample)
     for failure, same in list(kinds.items())[:SHOWN_FAILURES]:
-        yield f"  {len(same)} times, first {same[0].session} {same[0].label}: {failure}"
+        yield f"  {len(same)} times, first {same[0].session} {same[0].label}: {escape(failure)}"
     if len(kinds) > SHOWN_FAILURES:
         yield f"  and {len(kinds) - SHOWN_FAILURES} other failures"
 

@@ -1,7 +1,7 @@
 """The engine's context checkpoints, as a model: where it makes them, which it throws away.
 
-The engine tells nobody what it keeps, so this mirrors engine.md section 3 (b10434) and
-engine-b11549.md section 3 (newest build). A checkpoint at `at` holds the state after the first
+The engine tells nobody what it keeps, so this mirrors engine.md section 3, which
+tells the two builds apart. A checkpoint at `at` holds the state after the first
 `at` tokens.
 """
 

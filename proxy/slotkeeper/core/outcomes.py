@@ -175,7 +175,7 @@ def gone(state: State, event: Gone) -> None:
     if owned := state.slot_of(pending):
         table, slot = owned
         table.shadow.slots[slot] = _broken_off(pending, table) if pending.stage is Stage.RUNNING else None
-        # A resumable stream goes on without its client (field-notes 0.10): not ours to wait for.
+        # A resumable stream goes on without its client (engine.md 7): not ours to wait for.
         table.leave(slot, event.at, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
     elif pending.plan and event.request in pending.plan.table.unsettled:
         del pending.plan.table.unsettled[event.request]

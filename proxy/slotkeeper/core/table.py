@@ -134,7 +134,8 @@ class EngineTable:
         if self.unseen:
             return 0.0
         if self.unsettled or self.orphans or (waiting and SlotState.LAUNCHED in self.states):
-            return min(0.5, 0.004 * 1.5 ** min(self.patience, 20))
+            slowest = SILENCE if SlotState.DRAINING in self.states else 0.5
+            return min(slowest, 0.004 * 1.5 ** min(self.patience, 20))
         if self.look_again:
             return 0.01
         if SlotState.DRAINING in self.states:

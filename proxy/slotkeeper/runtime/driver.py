@@ -10,7 +10,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import assert_never
+from contextlib import suppress
+from typing import Final, assert_never
 
 from slotkeeper.core.effects import Effect, Forward, Observe, Plant, Report
 from slotkeeper.core.events import (
@@ -32,6 +33,9 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 
 log = get_logger(__name__)
+
+
+PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes a fifth of one
 
 
 class Driver:
@@ -61,6 +65,14 @@ class Driver:
         await self.tasks.close()
         for link in self.links.values():
             await link.client.close()
+
+    async def awake(self) -> None:
+        """Wait, but not for long, until some engine is ready."""
+        if any(link.ready for link in self.links.values()):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(*(link.wake() for link in self.links.values()))
 
     def admit(self, arrived: Arrived) -> asyncio.Future[Forward]:
         """A request enters; the future says where it goes. Cancel with `post(Gone(...))`."""

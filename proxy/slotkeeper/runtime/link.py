@@ -53,6 +53,14 @@ class EngineLink:
         """Look at once: a connection just failed."""
         self._kick.set()
 
+    async def wake(self) -> None:
+        """Look at once: an engine that has just come up is not to serve its first requests unpinned."""
+        for _ in range(2):  # as in `is_gone`
+            self.kick()
+            await self._looked.wait()
+            if self.ready:
+                return
+
     async def is_gone(self) -> bool:
         """Look at once. The look that is under way may have begun before the failure, so the next counts."""
         for _ in range(2):

@@ -34,7 +34,7 @@ async def prompt_of(link: EngineLink, ask: Ask, auth: Mapping[str, str]) -> Toke
 
 
 async def with_reply(
-    link: EngineLink, ask: Ask, prompt: Tokens, reply: Doc, generated: int, auth: Mapping[str, str]
+    link: EngineLink, ask: Ask, prompt: Tokens, reply: Doc, *, generated: int, auth: Mapping[str, str]
 ) -> Tokens | None:
     """The ids of prompt and reply, as the slot holds them: all but the last sampled token.
 

@@ -1,7 +1,7 @@
 """The engine's own tokenization, done here: byte-level BPE from the GGUF's vocabulary and merges.
 
 Only for pre-tokenizers whose splitting rule is one regular expression, proved equal to llama.cpp's
-(field-notes 3.8). Everything else is Unsupported, and the engine is asked instead.
+(engine.md 1.4). Everything else is Unsupported, and the engine is asked instead.
 """
 
 from __future__ import annotations

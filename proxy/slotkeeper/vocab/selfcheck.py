@@ -1,4 +1,4 @@
-"""The texts on which a tokenizer must agree with the engine before it is trusted (field-notes 3.8)."""
+"""The texts on which a tokenizer must agree with the engine before it is trusted (engine.md 1.4)."""
 
 from __future__ import annotations
 

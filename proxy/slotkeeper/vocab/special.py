@@ -38,7 +38,7 @@ class SpecialSplitter:
             done = at
         if done < len(text):
             parts.append(text[done:])
-        return parts
+        return joined(parts)
 
     def _cluster_end(self, text: str, start: int, end: int) -> int:
         """Where the run of matches that overlap, beginning at `start`, ends."""
@@ -61,6 +61,17 @@ class SpecialSplitter:
                 parts += self._partition(piece, rest) if piece else []
             return parts
         return [text]
+
+
+def joined(parts: Iterable[str | int]) -> list[str | int]:
+    """The same parts with neighbouring texts made one: a cluster may end in the middle of a text."""
+    whole: list[str | int] = []
+    for part in parts:
+        if isinstance(part, str) and whole and isinstance(whole[-1], str):
+            whole[-1] += part
+        else:
+            whole.append(part)
+    return whole
 
 
 def alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:

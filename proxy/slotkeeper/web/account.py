@@ -156,7 +156,9 @@ class Account:
             return
         generated = answer.figures.generated or 0
         try:
-            tokens = await render.with_reply(link, self.ask, self.prompt, answer.reply, generated, self._auth)
+            tokens = await render.with_reply(
+                link, self.ask, self.prompt, answer.reply, generated=generated, auth=self._auth
+            )
         except render.FAILURES as error:
             log.debug("reply_not_rendered", request_id=self.id, error=str(error))
             return

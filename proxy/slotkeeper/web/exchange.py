@@ -78,6 +78,7 @@ class Exchange:
 
     async def _place(self) -> Forward:
         account, driver = self._account, self._gate.driver
+        await driver.awake()
         renders = account.open()
         forward = await driver.admit(self._arrival(renders=renders))
         self._gate.metrics.waited(driver.now() - account.arrived)

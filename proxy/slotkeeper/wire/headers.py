@@ -1,4 +1,4 @@
-"""Which headers a proxy may pass on, and the names of our own (field-notes 3.2, 3.3)."""
+"""Which headers a proxy may pass on, and the names of our own (docs/reference.md)."""
 
 from __future__ import annotations
 

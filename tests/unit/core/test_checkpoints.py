@@ -34,7 +34,7 @@ def test_a_prefill_four_tokens_past_a_boundary_leaves_a_checkpoint_there(build, 
     assert places(prefill(traits(**build), boundary + 4)) == [boundary - 512, boundary]
 
 
-# (what engine.md section 3 or engine-b11549.md sections 0 and 3 report, traits, steps, user starts, list)
+# (what engine.md section 3 reports, traits, steps, user starts, list)
 MEASURED = [
     (
         "four steps, all survive",
@@ -144,7 +144,7 @@ def test_a_checkpoint_at_the_same_place_is_replaced_on_the_newest_build():
     assert twice[-1].task == 2
 
 
-# engine-b11549.md section 1: a file of N = 3000 tokens with its checkpoints; the prompt parts at `common`
+# engine.md 2.6: a file of N = 3000 tokens with its checkpoints; the prompt parts at `common`
 @pytest.mark.parametrize(
     ("common", "hybrid", "swa"),
     [

@@ -1,4 +1,4 @@
-"""How much of a prompt a state is good for: the tables of engine.md 2.6, 5 and engine-b11549.md 1."""
+"""How much of a prompt a state is good for: the tables of engine.md 2.6 and 5."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ def test_a_prompt_inside_the_window_needs_a_checkpoint():
 def test_tokens_of_unknown_identity_are_never_counted():
     answered = Held(tokens=PROMPT, opaque=39, checkpoints=LIVE)
     assert reuse(answered, PROMPT + OTHER, DENSE) == 3000
-    assert reuse(answered, PROMPT + OTHER, HYBRID) == 2996  # thinking stripped: engine-b11549.md 1
+    assert reuse(answered, PROMPT + OTHER, HYBRID) == 2996  # thinking stripped: engine.md 2.6
 
 
 def test_nothing_gives_nothing():

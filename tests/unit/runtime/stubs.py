@@ -1,4 +1,7 @@
-"""A line to an engine that does not exist: it says what it is told to say, and remembers what was asked."""
+"""A line to an engine that does not exist, and what one does with a driver in front of it.
+
+The line says what it is told to say, and remembers what was asked.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slotkeeper.core.effects import Forward
+from slotkeeper.core.events import Arrived, Finished, Rendered
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.core.types import EngineId, SlotId
+from slotkeeper.core.types import ClientId, EngineId, RequestId, SlotId
 from slotkeeper.engine.client import EngineError, EngineGoneError, Health, PrefillResult
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
 
 ENGINE = EngineId("http://engine")
 TRAITS = EngineTraits(n_slots=2, n_ctx=4096, memory=Memory.DENSE, eager_thinning=False)
 END_OF_TURN = 9
+PROMPT = Tokens(range(1, 400))
 
 
 @dataclass
@@ -52,21 +60,20 @@ class StubClient:
         self.closed = True
 
 
-class StubLink:
-    """What the driver and the renderer need of an EngineLink. Its words are the ids of their letters."""
+class StubLink(EngineLink):
+    """A line that is up from the start. Its words are the ids of their letters."""
 
     def __init__(self, engine: EngineId = ENGINE, traits: EngineTraits = TRAITS) -> None:
-        self.engine = engine
+        super().__init__(engine, api_key=None)
+        self.client = StubClient([SlotView(slot=SlotId(n), busy=False) for n in range(traits.n_slots)])
         self.traits = traits
         self.health = Health.OK
-        self.ready = True
-        self.fresh = True
-        self.auth: dict[str, str] = {}
+        self.up = self.fresh = True
+        self.tokenizer = object()
         self.end_of_turn = END_OF_TURN
         self.kicks = 0
         self.rendered: list[Any] = []  # chats that were to be rendered
         self.says: Tokens | Exception = Tokens()  # what rendering the next chat gives
-        self.client = StubClient([SlotView(slot=SlotId(n), busy=False) for n in range(traits.n_slots)])
 
     def kick(self) -> None:
         self.kicks += 1
@@ -87,3 +94,35 @@ class StubLink:
 
     async def render_text(self, text: str) -> Tokens:
         return Tokens(map(ord, text))
+
+
+# -- a driver from outside ------------------------------------------------------------------------------
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def granted(grant: asyncio.Future[Forward]) -> Forward:
+    async with asyncio.timeout(5):
+        return await grant
+
+
+def arrival(name: str, **more) -> Arrived:
+    return Arrived(at=Driver.now(), request=RequestId(name), client=ClientId("c"), **more)
+
+
+def admit(driver: Driver, name: str, prompt: Tokens = PROMPT, **more) -> asyncio.Future[Forward]:
+    grant = driver.admit(arrival(name, **more))
+    driver.post(Rendered(at=driver.now(), request=RequestId(name), prompt=prompt))
+    return grant
+
+
+def finish(driver: Driver, name: str, prompt: Tokens = PROMPT, cached: int = 0) -> None:
+    figures = {"prompt_tokens": len(prompt), "cached": cached, "generated": 2}
+    driver.post(Finished(at=driver.now(), request=RequestId(name), **figures))
+
+
+def fallbacks(driver: Driver, reason: str) -> float:
+    return driver.metrics.registry.get_sample_value("slotkeeper_fallbacks_total", {"reason": reason}) or 0.0

@@ -40,7 +40,7 @@ def link() -> StubLink:
 async def reply_in_chat(link: StubLink, rendered: list[int], generated: int, **reply) -> Tokens | None:
     link.says = Tokens(rendered)
     said = {"role": "assistant", "content": "abc", **reply}
-    return await with_reply(link, asked(chat=CHAT), PROMPT, said, generated, {})
+    return await with_reply(link, asked(chat=CHAT), PROMPT, said, generated=generated, auth={})
 
 
 # -- prompts -------------------------------------------------------------------------------------------
@@ -122,5 +122,7 @@ async def test_the_turn_after_a_reply_leaves_its_reasoning_where_it_was(link, re
     ],
 )
 async def test_a_raw_completion_is_known_only_if_the_counts_agree(link, generated, known):
-    tokens = await with_reply(link, asked(prompt=[1]), PROMPT, {"content": "abc"}, generated, {})
+    tokens = await with_reply(
+        link, asked(prompt=[1]), PROMPT, {"content": "abc"}, generated=generated, auth={}
+    )
     assert tokens == (Tokens(known) if known else None)

@@ -34,6 +34,7 @@ def one_per_length(tokens: list[str]) -> dict[str, int]:
 @given(text=st.text("ab<\n", max_size=60), tokens=TOKENS)
 @example(text="<think>\n</think>\n\nx", tokens=["<think>", "</think>", "<think>\n", "\n</think>\n\n"])
 @example(text="aabab<", tokens=["aab", "abab", "b<"])
+@example(text="aaa<", tokens=["aa"])
 def test_the_parts_are_those_of_llama_cpp(text: str, tokens: list[str]) -> None:
     ids = one_per_length(tokens)
     assert SpecialSplitter(ids).split(text) == as_llama_cpp(text, ids)

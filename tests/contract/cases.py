@@ -1,0 +1,228 @@
+"""Requests for the comparison: every route, every API, well-formed and not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+JSON: Final = {"Content-Type": "application/json"}
+ORIGIN: Final = {"Origin": "http://app.example"}
+PREFLIGHT: Final = {
+    **ORIGIN,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
+USER: Final = [{"role": "user", "content": "Tell me of \u00fcber-whales \u2603."}]
+FEW: Final = {"max_tokens": 12, "temperature": 0}
+TOOLS: Final = [
+    {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
+]
+GET: Final = [
+    "/health",
+    "/v1/health",
+    "/props",
+    "/models",
+    "/v1/models",
+    "/slots",
+    "/lora-adapters",
+    "/metrics",
+    "/v1/stream",
+    "/tools",
+    "/cors-proxy",
+    "/",
+    "/index.html",
+    "/nothing",
+    "/v1/nothing",
+    "/v1/chat/completions",
+    "/v1/chat/completions/",
+    "//health",
+    "/%68ealth",
+    "/health?x=%2f%2F+y&x=1",
+    "/slots?fail_on_no_slot=1",
+    "/props?model=x",
+    "/a%20b/%e2%98%83",
+    "/health#part",
+    "/..%2fetc",
+    "/slots/0?action=save",
+    "/api/tags",
+    "/v1/models/nothing",
+]
+POST: Final = [
+    "/health",
+    "/props",
+    "/models",
+    "/v1/models",
+    "/slots",
+    "/lora-adapters",
+    "/nothing",
+    "/slots/x?action=save",
+    "/slots/0",
+    "/tools",
+    "/slots/0?action=dance",
+    "/embedding",
+    "/embeddings",
+    "/v1/embeddings",
+    "/rerank",
+    "/reranking",
+    "/v1/rerank",
+    "/v1/reranking",
+    "/audio/transcriptions",
+    "/v1/audio/transcriptions",
+    "/v1/streams/lookup",
+    "/v1/chat/completions/control",
+    "/infill",
+    "/v1/chat/completions/",
+    "/apply-template",
+    "/tokenize",
+    "/detokenize",
+]
+GENERATE: Final = [
+    "/completion",
+    "/completions",
+    "/v1/completions",
+    "/chat/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/responses",
+    "/v1/messages",
+    "/infill",
+]
+COUNT: Final = [
+    "/v1/messages/count_tokens",
+    "/v1/chat/completions/input_tokens",
+    "/chat/completions/input_tokens",
+    "/v1/responses/input_tokens",
+    "/responses/input_tokens",
+]
+SPOILED: Final = {
+    "empty": b"",
+    "not json": b'{"messages": [',
+    "not utf-8": b'{"prompt": "\xff\xfe"}',
+    "list": b"[1,2]",
+    "null": b"null",
+    "no fields": b"{}",
+    "wrong types": b'{"messages": 7, "prompt": {"a": 1}, "input": 3.5, "max_tokens": 3, "temperature": 0}',
+    "wrong elements": b'{"messages": [1, "x"], "prompt": [[], {}], "input": [null], "max_tokens": 3, "temperature": 0}',
+    "bad tokens": b'{"prompt": [1, 99999999], "messages": [{"role": 5}], "input": [{}], "max_tokens": 3, "temperature": 0}',
+    "no prompt": b'{"prompt": [], "messages": [], "input": [], "max_tokens": 3, "temperature": 0}',
+    "bad number": b'{"prompt": "x", "messages": [], "input": "", "temperature": "hot", "max_tokens": 3}',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request. `cold`: the slots are emptied before it, so that both engines compute all of it."""
+
+    name: str
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    cold: bool = False
+
+
+def plain() -> Iterator[Case]:
+    """Routes that take no prompt, known and unknown, asked rightly and wrongly."""
+    for path in GET:
+        for method in ("GET", "HEAD", "DELETE", "PUT"):
+            yield Case(f"{method} {path}", method, path, ORIGIN if method == "GET" else {})
+    for path in ("/health", "/v1/chat/completions", "/slots/0?action=save", "/nothing"):
+        yield Case(f"preflight {path}", "OPTIONS", path, PREFLIGHT)
+        yield Case(f"OPTIONS {path}", "OPTIONS", path)
+    for path in (*POST, *COUNT):
+        yield Case(f"POST {path} nothing", "POST", path)
+        yield Case(f"POST {path} object", "POST", path, JSON, b"{}")
+    for path in ("/v1/embeddings", "/embedding"):
+        yield Case(path, "POST", path, JSON, b'{"input": "x", "content": "x"}')
+
+
+def text() -> Iterator[Case]:
+    """Templates, tokens, counts."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/tokenize": {"content": "a \u2603 b", "add_special": True, "with_pieces": True},
+        "/detokenize": {"tokens": [5, 6, 7]},
+        "/apply-template": {"messages": USER, "tools": TOOLS},
+        **{path: {"messages": USER, "input": "Hello", "system": "Be brief."} for path in COUNT},
+    }
+    for path, body in bodies.items():
+        yield Case(path, "POST", path, {**JSON, **ORIGIN}, orjson.dumps(body))
+        yield Case(f"{path} twice encoded", "POST", path.replace("e", "%65", 1), JSON, orjson.dumps(body))
+
+
+def generated() -> Iterator[Case]:
+    """Answers of every API, whole and streamed."""
+    for path in GENERATE:
+        for stream in (False, True):
+            for name, more in _variants(path):
+                body = {**_ask(path), "stream": stream, **more}
+                yield Case(f"{path} {name} {stream=}", "POST", path, JSON, orjson.dumps(body), cold=True)
+    for path in GENERATE:
+        body = orjson.dumps({**_ask(path), "stream": True}, option=orjson.OPT_INDENT_2)
+        escaped = path.replace("o", "%6f", 1) + "?a=b%20c"
+        yield Case(f"{path} indented", "POST", escaped, {**JSON, **ORIGIN}, b"\n " + body, cold=True)
+
+
+def refused() -> Iterator[Case]:
+    """What cannot be answered, and how the engine says so."""
+    for path in GENERATE:
+        for name, body in SPOILED.items():
+            yield Case(f"{path} {name}", "POST", path, JSON, body, cold=True)
+        for stream in (False, True):
+            long = {**_ask(path, "word " * 3000), "stream": stream}
+            yield Case(f"{path} too long {stream=}", "POST", path, JSON, orjson.dumps(long), cold=True)
+        yield Case(f"{path} no type", "POST", path, {}, orjson.dumps(_ask(path)), cold=True)
+
+
+def actions() -> Iterator[Case]:
+    """A slot is filled, saved, emptied, read back."""
+    yield Case("fill", "POST", "/completion", JSON, orjson.dumps({**_ask("/completion"), "id_slot": 1}))
+    for action, name in (
+        ("save", "x.bin"),
+        ("erase", ""),
+        ("restore", "x.bin"),
+        ("restore", "none.bin"),
+        ("save", "../y"),
+        ("save", ""),
+    ):
+        body = orjson.dumps({"filename": name} if name else {})
+        yield Case(f"{action} {name}", "POST", f"/slots/1?action={action}", JSON, body)
+    yield Case("read", "GET", "/slots")
+
+
+def locked() -> Iterator[Case]:
+    """An engine with --api-key: let in, kept out, public routes."""
+    keys = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer k"}, {"X-Api-Key": "k"})
+    for number, key in enumerate((*keys, {"X-Api-Key": "wrong"}, {"Authorization": "k"})):
+        for path in ("/health", "/v1/health", "/v1/models", "/props", "/slots", "/nothing"):
+            yield Case(f"key {number} {path}", "GET", path, key)
+        for path in ("/v1/chat/completions", "/v1/messages", "/tokenize"):
+            body = orjson.dumps({**_ask(path), "content": "x"})
+            yield Case(f"key {number} {path}", "POST", path, {**JSON, **key}, body, cold=True)
+        yield Case(f"key {number} preflight", "OPTIONS", "/v1/chat/completions", {**PREFLIGHT, **key})
+
+
+def _ask(path: str, text: str = "Tell me of \u00fcber-whales \u2603.") -> dict[str, Any]:
+    user = [{"role": "user", "content": text}]
+    if path.endswith("responses"):
+        return {"input": text, "max_output_tokens": 12, "temperature": 0}
+    if path == "/infill":
+        return {"input_prefix": text, "input_suffix": " end", "n_predict": 12, "temperature": 0}
+    return {**FEW, **({"messages": user} if "chat" in path or "messages" in path else {"prompt": text})}
+
+
+def _variants(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "plain", {}
+    yield "other model", {"model": "nobody"}
+    if "chat" in path:
+        yield "usage", {"stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2}
+        yield "tools", {"tools": TOOLS, "tool_choice": "required", "max_tokens": 40}
+        yield "progress", {"return_progress": True}
+        yield "two", {"n": 2}
+    if path in ("/completion", "/v1/completions"):
+        yield "ids", {"prompt": [5, 6, 7, 8]}
+        yield "several", {"prompt": ["one", "two"]}
+        yield "nothing", {"n_predict": 0}
+        yield "fields", {"response_fields": ["content", "tokens_cached"]}

@@ -1,0 +1,17 @@
+"""The demo as a user starts it, on both builds."""
+
+from __future__ import annotations
+
+import re
+
+from slotkeeper.bench.demo import demo
+
+
+async def test_it_shows_that_the_sidecar_saves_half_of_the_work(build, capsys):
+    assert await demo(engine=build, model="tiny-hybrid") == 0
+    shown = capsys.readouterr().out
+    direct, through = (
+        int(figure.replace(",", "")) for figure in re.search(r"computed +([\d,]+) +([\d,]+)", shown).groups()
+    )
+    assert through < 0.6 * direct
+    assert "Slotkeeper saved" in shown

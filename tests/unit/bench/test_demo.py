@@ -1,0 +1,39 @@
+"""What the demo says; that it works is shown in tests/engine."""
+
+from __future__ import annotations
+
+from slotkeeper.bench import demo as module
+from slotkeeper.bench.demo import demo
+from slotkeeper.bench.measure import Sample, totals
+from slotkeeper.engine.launch import NOTHING, NoEngineError
+
+
+async def test_without_an_engine_it_says_what_to_install(monkeypatch, capsys):
+    def nothing(_):
+        raise NoEngineError(NOTHING)
+
+    monkeypatch.setattr(module, "find_engine", nothing)
+    assert await demo(engine=None, model="tiny-hybrid") == 1
+    assert "slotkeeper[engine]" in capsys.readouterr().out  # the brackets are not taken for colours
+
+
+async def test_a_model_that_is_not_there_is_a_mistake_of_the_user(capsys):
+    assert await demo(engine=None, model="llama") == 2
+    assert "tiny-hybrid" in capsys.readouterr().out
+
+
+def found(computed, oracle=20):
+    return totals(
+        [Sample(session="s", label="x", prompt=100, computed=computed, cached=100 - computed, oracle=oracle)]
+    )
+
+
+def test_what_was_saved_is_said_in_one_sentence():
+    said = module._sentence(found(80), found(20))
+    assert "saved 60 of 80 prompt tokens (75%)" in said
+    assert "1.00 times" in said
+
+
+def test_nothing_saved_is_said_as_well():
+    assert "saved nothing" in module._sentence(found(20), found(20))
+    assert "saved nothing" in module._sentence(found(20), found(30))

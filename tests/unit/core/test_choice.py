@@ -1,0 +1,232 @@
+"""Which place is taken for which prompt."""
+
+from dataclasses import replace
+
+import pytest
+
+from slotkeeper.core.checkpoints import Checkpoint
+from slotkeeper.core.choice import blind, cheapest, continuing
+from slotkeeper.core.effects import Purpose
+from slotkeeper.core.held import Held
+from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.table import EngineTable, SlotState
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.types import EngineId, Reason, RequestId, SlotId
+
+NOW = 1000.0
+SYSTEM = Tokens(range(2125))
+
+
+def text(start, length):
+    return Tokens(range(start, start + length))
+
+
+def conversation(prompt, *, turns=3, memory=Memory.HYBRID, outline=()):
+    """A state as left by a chat: checkpoints at the system prompt's end and four before its own."""
+    kept = () if memory is Memory.DENSE else (Checkpoint(2125, 1), Checkpoint(len(prompt) - 4, 2))
+    checkpoints = tuple(c for c in kept if c.at < len(prompt))
+    return Held(tokens=prompt, checkpoints=checkpoints, turns=turns, used=NOW - 10, outline=outline)
+
+
+def table(*held, name="e0", **traits):
+    engine = EngineTraits(**({"memory": Memory.HYBRID, "n_slots": len(held), **traits}))
+    built = EngineTable(EngineId(name), EngineShadow(engine))
+    built.shadow.slots = list(held)
+    return built
+
+
+def choose(engine, prompt, *, pinnable=True, **more):
+    tables = engine if isinstance(engine, list) else [engine]
+    return cheapest(tables, prompt, pinnable=pinnable, now=NOW, **more)
+
+
+A = SYSTEM + text(10_000, 1900)
+B1 = SYSTEM + text(20_000, 599)
+TITLE = SYSTEM.cut(0, 300) + text(30_000, 200)
+
+# -- scenario v of engine.md 10: two conversations with one system prompt, and a title -------------------
+
+
+@pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE, Memory.RECURRENT])
+def test_a_second_conversation_gets_the_shared_prefix_through_the_ram_cache_and_leaves_the_first(memory):
+    engine = table(conversation(A, memory=memory), None, memory=memory)
+    plan = choose(engine, B1)
+    assert (plan.slot, plan.reason, plan.pinned) == (1, Reason.RAM_CACHE, True)
+    assert [purpose for _, purpose in plan.plants] == [Purpose.TOUCH]
+    assert plan.look.reuse == 2125
+
+
+def test_each_conversation_goes_on_in_its_own_slot():
+    b = conversation(B1)
+    engine = table(conversation(A), b)
+    assert choose(engine, A + text(11_900, 400)).slot == 0
+    assert choose(engine, B1 + text(20_599, 400)).slot == 1
+
+
+@pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE])
+@pytest.mark.parametrize("ram", [True, False])
+@pytest.mark.parametrize("title", [TITLE, text(30_000, 500), SYSTEM + text(30_000, 200)])
+def test_a_title_never_lands_on_a_long_conversation_while_another_slot_is_free(memory, ram, title):
+    long = SYSTEM + text(10_000, 30_000)
+    engine = table(conversation(long, memory=memory), None, memory=memory, ram_cache=ram)
+    assert choose(engine, title).slot == 1
+
+
+def test_a_title_overwrites_the_shorter_of_two_conversations():
+    engine = table(conversation(A), conversation(SYSTEM + text(20_000, 30_000)))
+    assert choose(engine, text(30_000, 500)).slot == 0
+
+
+def test_a_content_that_is_also_in_the_ram_cache_is_overwritten_rather_than_one_that_is_not():
+    one, other = conversation(A), conversation(text(60_000, len(A)))
+    engine = table(one, other, similarity=0.0)
+    engine.shadow.ram.append(replace(other, slack=0))
+    assert choose(engine, text(30_000, 500)).slot == 1
+
+
+def test_the_long_unused_is_overwritten_rather_than_the_recent():
+    old = replace(conversation(text(60_000, len(A))), used=NOW - 7200)
+    engine = table(conversation(A), old, ram_cache=False)
+    assert choose(engine, text(30_000, 500)).slot == 1
+
+
+# -- where pinning loses -----------------------------------------------------------------------------------
+
+
+def test_t6_nothing_is_pinned_on_unified_memory_where_the_engine_would_load_by_itself():
+    engine = table(None, None, unified=True)
+    engine.shadow.ram.append(conversation(A))
+    plan = choose(engine, A + text(11_900, 400))
+    assert (plan.reason, plan.pinned, plan.plants) == (Reason.ENGINE_CHOSE, False, ())
+    assert plan.look.reuse == len(A)
+
+
+def test_t6_while_a_pin_is_on_its_way_a_touch_does_the_same():
+    engine = table(None, None, None, unified=True)
+    engine.shadow.ram.append(conversation(A))
+    engine.move(SlotId(2), SlotState.LAUNCHED, RequestId("r"), NOW)
+    plan = choose(engine, A + text(11_900, 400))
+    assert (plan.reason, plan.pinned) == (Reason.RAM_CACHE, True)
+    assert plan.plants
+
+
+def test_the_touched_token_does_not_begin_the_prompt():
+    engine = table(conversation(A), None)
+    (tokens, purpose), = choose(engine, B1).plants  # fmt: skip
+    assert purpose is Purpose.TOUCH
+    assert len(tokens) == 1
+    assert tokens[0] != B1[0]
+
+
+def test_after_a_failed_plant_the_same_prompt_goes_without():
+    plan = choose(table(conversation(A), None), B1, plants=False)
+    assert plan.plants == ()
+
+
+# -- routes without id_slot (T5) -----------------------------------------------------------------------------
+
+
+def test_an_unpinnable_route_is_left_alone_where_the_engine_chooses_well():
+    plan = choose(table(conversation(A), None), A + text(11_900, 400), pinnable=False)
+    assert (plan.reason, plan.slot, plan.plants) == (Reason.ENGINE_CHOSE, 0, ())
+
+
+def test_an_unpinnable_route_is_steered_where_it_would_overwrite_a_conversation():
+    engine = table(conversation(SYSTEM + text(10_000, 30_000)), None, ram_cache=False)
+    plan = choose(engine, B1, pinnable=False)  # similar enough for the engine to take slot 0
+    assert (plan.reason, plan.slot, plan.pinned) == (Reason.STEERED, 1, False)
+    assert plan.plants == ((B1.cut(0, len(B1) - 4), Purpose.STEER),)
+
+
+def test_an_unpinnable_route_may_be_touched_and_then_steered():
+    plan = choose(table(conversation(A), None), B1, pinnable=False)
+    assert [purpose for _, purpose in plan.plants] == [Purpose.TOUCH, Purpose.STEER]
+
+
+def test_an_unpinnable_route_waits_while_a_pin_is_on_its_way():
+    engine = table(conversation(A), None)
+    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)
+    assert choose(engine, A + text(11_900, 400), pinnable=False) is None
+
+
+# -- waiting ---------------------------------------------------------------------------------------------
+
+
+def test_a_slot_about_to_be_free_is_waited_for_when_it_saves_much():
+    engine = table(conversation(A), None, ram_cache=False)
+    engine.move(SlotId(0), SlotState.DRAINING, None, NOW)
+    assert choose(engine, A + text(11_900, 400)).wait
+    assert not choose(engine, text(30_000, 500)).wait
+
+
+@pytest.mark.parametrize("pinnable", [True, False])
+def test_nothing_is_chosen_when_every_engine_is_closed(pinnable):
+    engine = table(conversation(A), None)
+    engine.unsettled[RequestId("r")] = NOW
+    assert choose(engine, B1, pinnable=pinnable) is None
+
+
+def test_an_engine_that_is_closed_for_a_moment_is_waited_for():
+    closed, free = table(conversation(A), None), table(None, name="e1")
+    closed.unsettled[RequestId("r")] = NOW
+    assert choose([closed, free], A + text(11_900, 400)).wait
+
+
+def test_of_two_engines_the_one_that_holds_the_prefix_is_taken_else_the_less_loaded():
+    one, other = table(None, None), table(conversation(A), None, name="e1")
+    assert choose([one, other], A + text(11_900, 400)).table is other
+    one.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
+    assert choose([one, other], text(30_000, 500)).table is other
+
+
+def test_no_slot_no_plan():
+    engine = table(None)
+    engine.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
+    assert choose(engine, B1) is None
+
+
+def test_the_next_turn_of_a_conversation_may_overwrite_the_last_one_at_no_price():
+    edited = conversation(A, outline=(b"s", b"1"))
+    engine = table(edited, None, ram_cache=False)
+    other_tools = text(70_000, 800)
+    plan = cheapest([engine], other_tools, outline=(b"t", b"1", b"2"), pinnable=True, now=NOW)
+    assert plan.price == 800
+
+
+# -- without tokens --------------------------------------------------------------------------------------
+
+
+def outlined(*digests):
+    return conversation(A, outline=digests)
+
+
+def test_the_longest_matching_conversation_is_continued():
+    engine = table(outlined(b"s", b"1"), outlined(b"s", b"1", b"2", b"3"), None)
+    plan = continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW)
+    assert (plan.slot, plan.reason) == (1, Reason.CONTINUES)
+
+
+def test_if_the_longest_is_taken_no_shorter_one_is_continued_blindly():
+    engine = table(outlined(b"s", b"1"), outlined(b"s", b"1", b"2", b"3"))
+    engine.move(SlotId(1), SlotState.RUNNING, RequestId("r"), NOW)
+    assert continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW) is None
+
+
+def test_the_same_messages_behind_other_tools_are_not_continued_blindly():
+    engine = table(outlined(b"s", b"1"), outlined(b"other tools", b"1", b"2"))
+    assert continuing([engine], (b"s", b"1", b"2", b"3"), NOW) is None
+
+
+def test_if_the_longest_is_on_a_closed_engine_no_other_is_continued_blindly():
+    closed, free = table(outlined(b"s", b"1", b"2")), table(outlined(b"s", b"1"), name="e1")
+    closed.unsettled[RequestId("r")] = NOW
+    assert continuing([closed, free], (b"s", b"1", b"2", b"3"), NOW) is None
+
+
+def test_a_prompt_of_unknown_tokens_overwrites_what_is_least_likely_to_return():
+    engine = table(conversation(A, turns=5), conversation(A, turns=1), conversation(A, turns=9))
+    assert blind([engine], pinnable=True, now=NOW).slot == 1
+    assert blind([engine], pinnable=False, now=NOW).slot is None
+    engine.up = False
+    assert blind([engine], pinnable=True, now=NOW) is None

@@ -1,0 +1,137 @@
+"""Whatever breaks in us or behind us, no request waits for ever, and no slot is given out unseen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slotkeeper.core.effects import Report
+from slotkeeper.core.events import Arrived, EngineLost, EngineUp, Finished, Rendered
+from slotkeeper.core.observed import SlotView
+from slotkeeper.core.placement import Placement
+from slotkeeper.core.types import EngineId, Reason, SlotId
+from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.driver import Driver
+from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """The next event of this kind meets a bug in the core; later ones do not."""
+
+    def breaks(kind: type) -> None:
+        real = Placement.on
+        armed = [True]
+
+        def on(self, event):
+            if armed and isinstance(event, kind):
+                armed.clear()
+                raise RuntimeError("a bug")
+            return real(self, event)
+
+        monkeypatch.setattr(Placement, "on", on)
+
+    return breaks
+
+
+# -- when something of ours breaks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Arrived, Rendered, Finished])
+async def test_a_bug_in_the_core_lets_everybody_who_waits_through(driver, broken, kind):
+    for name in "ab":
+        await granted(admit(driver, name))
+    waiting = [admit(driver, name) for name in "cd"]
+    assert not any(grant.done() for grant in waiting)
+    broken(kind)
+    if kind is Finished:
+        finish(driver, "a")
+    else:
+        waiting.append(admit(driver, "e"))
+    for grant in waiting:
+        forward = await granted(grant)
+        assert (forward.reason, forward.slot, forward.pin) == (Reason.FAIL_OPEN, None, False)
+        assert forward.engine == ENGINE
+    assert fallbacks(driver, "placement") == 1
+
+
+async def test_after_a_bug_the_next_request_is_placed_again(driver, link, broken):
+    broken(Arrived)
+    assert (await granted(admit(driver, "a"))).reason is Reason.FAIL_OPEN
+    await settled()
+    forward = await granted(admit(driver, "b"))
+    assert forward.reason is not Reason.FAIL_OPEN
+    assert forward.slot is not None
+
+
+async def test_after_a_bug_no_slot_is_given_out_unseen(driver, link, broken):
+    """The fresh core knows nothing of what runs: it must look first (engine.md T1)."""
+    running = await granted(admit(driver, "a"))
+    busy = SlotView(slot=SlotId(running.slot), busy=True, task=1, held=10)
+    link.client.views[running.slot] = busy
+    broken(Rendered)
+    await granted(admit(driver, "b"))
+    looks = link.client.looks
+    await settled()
+    forward = await granted(admit(driver, "c"))
+    assert link.client.looks > looks
+    assert forward.slot != running.slot
+
+
+async def test_an_effect_that_cannot_be_performed_does_not_stop_the_others(driver):
+    def fails(_: Report) -> None:
+        raise RuntimeError("a bug")
+
+    driver.reports = fails
+    await granted(admit(driver, "a"))
+    finish(driver, "a")
+    assert fallbacks(driver, "effect") == 1
+    assert (await granted(admit(driver, "b"))).slot is not None
+
+
+async def test_a_task_that_fails_is_counted(driver):
+    async def work() -> None:
+        raise RuntimeError("a bug")
+
+    driver.tasks.start(work())
+    await settled()
+    assert fallbacks(driver, "task") == 1
+
+
+# -- engines that come and go --------------------------------------------------------------------------
+
+
+async def test_without_an_engine_the_first_one_speaks_for_itself(driver):
+    driver.post(EngineLost(at=driver.now(), engine=ENGINE))
+    forward = await granted(admit(driver, "a"))
+    assert (forward.engine, forward.slot, forward.reason) == (ENGINE, None, Reason.FAIL_OPEN)
+
+
+async def test_an_engine_that_comes_back_gives_slots_again(driver):
+    driver.post(EngineLost(at=driver.now(), engine=ENGINE))
+    driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=replace(TRAITS, n_slots=1)))
+    await settled()
+    assert (await granted(admit(driver, "a"))).slot == 0
+
+
+async def test_slots_that_cannot_be_seen_make_us_look_for_the_engine(driver, link):
+    link.client.refuse = EngineGoneError("gone")
+    kicks = link.kicks
+    driver.observe_soon(ENGINE)
+    await settled()
+    assert link.kicks > kicks
+
+
+async def test_whether_an_engine_is_up_is_a_metric():
+    up = StubLink()
+    metrics = Metrics()
+    driver = Driver({ENGINE: up, EngineId("http://other"): StubLink(EngineId("http://other"))}, metrics)
+    driver.start()
+    await settled()
+    for engine in driver.links:
+        assert metrics.registry.get_sample_value("slotkeeper_engine_up", {"engine": engine}) == 1
+    driver._engine_lost(up)
+    assert metrics.registry.get_sample_value("slotkeeper_engine_up", {"engine": ENGINE}) == 0
+    await driver.close()
