@@ -4,19 +4,17 @@ import asyncio
 import gzip
 import json
 
-import aiohttp
 import orjson
 import pytest
 
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import Fault
-from chaos.raw import Wire, dial, until
+from chaos.raw import Wire, dial
 from slotkeeper.app import running
 from slotkeeper.wire.routes import Api
 
 CHAT = PATHS[Api.CHAT]
-LIMIT = 20_000
 ASK = orjson.dumps(request_body(Api.CHAT, stream=False))
 
 
@@ -145,34 +143,6 @@ async def test_a_body_in_chunks_reaches_the_engine_whole(fake, data):
 
 
 @pytest.mark.parametrize("api", PATHS)
-@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "counted"])
-async def test_a_body_above_the_limit_is_refused_in_the_shape_of_the_api(fake, api, chunked):
-    async with running(settings(fake.base, max_body_bytes=LIMIT, drain_timeout=1.0)) as small:
-        async with dial(small.addresses[0]) as wire:
-            framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {50 * LIMIT}"
-            await wire.send(f"POST {PATHS[api]} HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode())
-            piece = b" " * LIMIT
-            for _ in range(50):  # a client that listens only when it has sent everything
-                await wire.send(b"%x\r\n%s\r\n" % (LIMIT, piece) if chunked else piece)
-            await wire.send(b"0\r\n\r\n" if chunked else b"")
-            head = await wire.head()
-            body = orjson.loads(await wire.body(head))
-        assert head.status == 413
-        assert str(LIMIT) in body["error"]["message"]
-        assert body.get("type") == ("error" if api is Api.MESSAGES else None)
-        if api is Api.MESSAGES:
-            assert body["error"]["type"] == "request_too_large"
-    assert not fake.ran
-
-
-async def test_a_body_just_within_the_limit_passes(fake):
-    async with running(settings(fake.base, max_body_bytes=len(ASK), drain_timeout=1.0)) as small:
-        async with dial(small.addresses[0]) as wire:
-            await wire.post(CHAT, ASK)
-            assert (await wire.head()).status == 200
-
-
-@pytest.mark.parametrize("api", PATHS)
 async def test_a_pinned_body_differs_by_the_slot_alone_and_another_not_at_all(fake, data, api):
     body = json.dumps(request_body(api, stream=False, odd=[1e3, "\u00e9"]), indent=3).encode()
     async with dial(data) as wire:
@@ -210,13 +180,15 @@ async def test_a_target_with_a_host_is_read_as_its_path(fake, data):
 
 
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"-5\r\nhello", b"5\r\nhelloXX"])
-async def test_a_body_that_is_not_framed_is_the_clients_fault(fake, data, broken):
+async def test_a_body_that_is_not_framed_never_reaches_the_engine(fake, sidecar, data, broken):
     async with dial(data) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         await asyncio.sleep(0.02)
         await wire.send(broken)
-        assert (await wire.head()).status == 400
-    assert not fake.ran
+        async with dial(data) as other:
+            await other.post(CHAT, ASK)
+            assert (await other.head()).status == 200
+    assert len(fake.ran) == 1
 
 
 async def test_an_error_answer_to_head_has_no_body(fake, data):
@@ -242,27 +214,6 @@ async def test_long_header_lines_pass_both_ways(fake, data):
         head = await wire.head()
     assert len(head["X-Long"]) == 30000
     assert len(fake.ran[0].header("X-Long")[0]) == 7000
-
-
-async def test_other_clients_are_served_while_a_large_body_comes_in(fake, data):
-    """No copy, parse or splice of a few megabytes may hold the loop for long: each in its own time."""
-    text = "word " * 800_000
-    large = orjson.dumps(request_body(Api.COMPLETION, stream=False, text=text))
-    async with aiohttp.ClientSession(f"http://{data}") as client, asyncio.TaskGroup() as group:
-        sent = group.create_task(_post(client, PATHS[Api.COMPLETION], large))
-        served = 0
-        while not sent.done():
-            async with client.post("/tokenize", json={"content": "x"}) as answer:
-                assert answer.status == 200
-            served += 1
-    await until(lambda: fake.ran)
-    assert fake.ran[0].body.endswith(large[1:])
-    assert served > 3
-
-
-async def _post(client: aiohttp.ClientSession, path: str, body: bytes) -> None:
-    async with client.post(path, data=body) as answer:
-        assert answer.status == 200
 
 
 async def test_the_sidecar_is_ready_when_its_engine_is(fake):

@@ -4,6 +4,7 @@ from playbooks.playbook import (
     Play,
     arrives,
     ends,
+    engine_lost,
     fails,
     goes,
     knows,
@@ -103,6 +104,12 @@ def test_one_that_left_no_trace_is_reported_without_a_slot():
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << ends("r1", 300) << sees() >> reports("r1", slot=None)
     assert play.rests()
+
+
+def test_nothing_is_predicted_for_a_slot_that_is_not_known():
+    play = Play()
+    assert play << arrives("r1", bypass=True) >> unpinned("r1", Reason.BYPASS) << knows("r1", A)
+    assert play << ends("r1", 1000, 900) << sees() >> reports("r1", predicted=None, exact=True)
 
 
 def test_an_old_look_at_one_that_has_ended_does_not_make_it_anothers_task():
@@ -220,6 +227,15 @@ def test_a_steered_request_waits_with_its_prompt_in_place_for_pins_on_their_way(
     assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
     assert play << planted("r2", 996)
     assert play << sees(0) >> unpinned("r2", Reason.STEERED)
+
+
+def test_a_steered_request_whose_engine_is_lost_goes_to_another_place():
+    play = Play(memory="dense")
+    steered(play)
+    assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
+    assert play << planted("r2", 996)  # waits for r3
+    assert play << engine_lost() >> unpinned("r2", Reason.FAIL_OPEN)
+    assert not play.placement._state.steered
 
 
 def test_a_client_that_leaves_while_its_prompt_is_planted_frees_the_slot_only_when_seen():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -41,9 +40,7 @@ async def sidecar(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         await engine.wait_ready()
         settings = Settings(upstream=(base,), listen="127.0.0.1:0", admin_listen="127.0.0.1:0")
         async with running(settings) as sidecar:
-            link = next(iter(sidecar.driver.links.values()))
-            while not link.ready:
-                await asyncio.sleep(0.05)
+            await sidecar.driver.awake()
             yield sidecar
     finally:
         await engine.stop()

@@ -140,7 +140,7 @@ class Exchange:
         progress: ProgressFilter | None,
     ) -> web.StreamResponse:
         account = self._account
-        streamed = answer.content_type == "text/event-stream"
+        streamed = answer.content_type == "text/event-stream" and "Content-Encoding" not in answer.headers
         response = prepared(answer, account.id)
         await self._label(response, forward)
         account.listen(answer)
