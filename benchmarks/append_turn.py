@@ -46,6 +46,7 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
     return {
         "ways": {
             name: {
+                "fastest_ms": round(min(found), 3),
                 "median_ms": round(statistics.median(found), 3),
                 "p95_ms": round(percentile(found, 95) or 0.0, 3),
                 "own_time_ms": round(statistics.median(found) - direct, 3),

@@ -73,6 +73,7 @@ def summary(answers: Found) -> dict[str, dict[str, float]]:
     medians = {name: statistics.median(found) for name, found in times.items()}
     return {
         name: {
+            "fastest_ms": round(min(found), 3),
             "median_ms": round(medians[name], 3),
             "p95_ms": round(percentile(found, 95) or 0.0, 3),
             "over_direct_ms": round(medians[name] - medians[DIRECT], 3),

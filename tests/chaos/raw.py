@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-PATIENCE: Final = 10.0  # seconds until a wait counts as failed
+PATIENCE: Final = 30.0  # seconds until a wait counts as failed
 
 
 @dataclass(frozen=True, slots=True)

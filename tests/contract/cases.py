@@ -157,6 +157,8 @@ def generated() -> Iterator[Case]:
     for path in GENERATE:
         for stream in (False, True):
             for name, more in _variants(path):
+                if stream and name in ("several", "two"):
+                    continue  # they run side by side: their events come in any order
                 body = {**_ask(path), "stream": stream, **more}
                 yield Case(f"{path} {name} {stream=}", "POST", path, JSON, orjson.dumps(body), cold=True)
     for path in GENERATE:
@@ -180,18 +182,13 @@ def refused() -> Iterator[Case]:
 
 def actions() -> Iterator[Case]:
     """A slot is filled, saved, emptied, read back."""
-    yield Case("fill", "POST", "/completion", JSON, orjson.dumps({**_ask("/completion"), "id_slot": 1}))
-    for action, name in (
-        ("save", "x.bin"),
-        ("erase", ""),
-        ("restore", "x.bin"),
-        ("restore", "none.bin"),
-        ("save", "../y"),
-        ("save", ""),
-    ):
+    fill = orjson.dumps({**_ask("/completion"), "id_slot": 1})
+    yield Case("fill", "POST", "/completion", JSON, fill)
+    names = (("save", "x.bin"), ("save", "../y"), ("save", ""), ("restore", "none.bin"), ("erase", ""))
+    for action, name in (*names, ("restore", "x.bin")):
         body = orjson.dumps({"filename": name} if name else {})
         yield Case(f"{action} {name}", "POST", f"/slots/1?action={action}", JSON, body)
-    yield Case("read", "GET", "/slots")
+    yield Case("again", "POST", "/completion", JSON, fill)
 
 
 def locked() -> Iterator[Case]:

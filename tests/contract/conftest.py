@@ -16,7 +16,7 @@ from slotkeeper.app import Sidecar, running
 __all__ = ["_log", "build", "data", "engine_factory", "fake", "pytest_generate_tests", "sidecar"]
 
 # Without the RAM cache an erased slot is a cold one, whichever slot it is.
-ALIKE = ("-c", "4096", "--cache-ram", "0")
+ALIKE = ("-c", "4096", "--cache-ram", "0", "-t", "1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,9 @@ class Up:
         return None
 
     def ready(self) -> bool:
+        """It accepts requests, and knows enough of its engine to place them."""
         assert self.process.poll() is None, f"it ended:\n{self.log.read_text('utf-8')}"
-        if not self.lines("listening"):
+        if not self.lines("listening") or not self.lines("engine_up"):
             return False
         with suppress(httpx.TransportError):
             return httpx.get(f"{self.url('admin')}/readyz", timeout=10).status_code == 200
@@ -148,7 +149,7 @@ def test_an_engine_that_is_killed_is_replaced_and_serves_again(up):
         assert answer.status_code == 200
         assert answer.json()["timings"]["cache_n"] == 0, "what the dead engine held is not there"
         assert [line["returncode"] for line in running.lines("engine_died")] == [-signal.SIGKILL]
-        assert running.lines("engine_lost"), "the sidecar did not notice"
+        assert len(running.lines("engine_lost")) == 1, "the sidecar did not notice"
 
         second = running.engine
         running.process.send_signal(signal.SIGTERM)

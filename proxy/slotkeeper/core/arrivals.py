@@ -56,7 +56,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 
 def _decide(state: State, pending: Pending, now: float) -> Plan | None:
-    """Numbers as in `placement`. None: it waits (5)."""
+    """Numbers as in `placement`. None: it waits (6)."""
     request = pending.arrived
     if request.copies > 1:
         tables = [t for t in state.up if len(t.idle) >= min(request.copies, len(t.states))]
@@ -65,11 +65,13 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
         return _clients_own(state, request.id_slot, now)  # 1
     if request.pinnable and (plan := continuing(state.up, request.outline, now)):
         return plan  # 2
+    if request.pinnable and request.brief:
+        return _named(blind(state.up, pinnable=True, now=now), Reason.BRIEF)  # 3
     if not pending.rendered:
         return None
     if pending.prompt is not None and len(pending.prompt) > 0:
         plants = not pending.plain
-        return cheapest(  # 3
+        return cheapest(  # 4
             state.up,
             pending.prompt,
             outline=request.outline,
@@ -78,7 +80,7 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
             plants=plants,
         )
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
-    return _named(blind(state.up, pinnable=request.pinnable, now=now), reason)  # 4
+    return _named(blind(state.up, pinnable=request.pinnable, now=now), reason)  # 5
 
 
 def _named(plan: Plan | None, reason: Reason) -> Plan | None:
@@ -166,6 +168,8 @@ def _look_now(table: EngineTable, slot: SlotId, pending: Pending) -> Look:
         return plan.look
     if pending.prompt is not None:
         return table.shadow.look(slot, pending.prompt)
+    if plan and plan.reason in {Reason.BRIEF, Reason.UNRENDERED}:
+        return table.shadow.look_blind(slot)
     held = table.shadow.slots[slot]
     return Look(slot=slot, reuse=0, source=Source.SLOT, base=held, parked=False)
 

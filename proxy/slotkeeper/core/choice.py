@@ -108,10 +108,11 @@ class _Want:
 def _pinned(table: EngineTable, want: _Want) -> Iterator[Plan]:
     shadow, idle, prompt, now = table.shadow, table.idle, want.prompt, want.now
     wait = not table.open_for_pins(now)  # for milliseconds: not worth being computed again elsewhere
+    reachable = shadow.longest_common(prompt, idle) if shadow.traits.ram_cache else 0
     for slot in idle:
         look = shadow.look(slot, prompt)
         yield _plan(table, look, _price(table, look, want), wait=wait)
-        if len(prompt) > TOUCH_PRICE and shadow.traits.ram_cache:
+        if reachable - look.reuse > TOUCH_PRICE:
             touched = shadow.look_touched(slot, prompt, idle)
             if touched.source is Source.RAM:
                 plants = ((_foreign_token(prompt), Purpose.TOUCH),)

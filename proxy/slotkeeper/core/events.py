@@ -22,6 +22,7 @@ class Arrived:
     id_slot: int | None = None  # the client's own choice
     copies: int = 1  # n: slots it takes
     outline: tuple[bytes, ...] = ()
+    brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
     resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
     bypass: bool = False
 

@@ -5,10 +5,11 @@ A request is served by the first of these that applies (`arrivals` carries the n
 0 `X-Slotkeeper-Bypass`: forward it unpinned, ahead of the line.
 1 It carries `id_slot`: that slot, when it is free.
 2 A free slot's messages are the beginning of its messages: pin it there, without waiting for tokens.
-3 Its tokens are known: the cheapest of every free slot as it is, every free slot after a one-token
+3 It is a few words long: the free slot that loses least. Rendering it would cost more than it can save.
+4 Its tokens are known: the cheapest of every free slot as it is, every free slot after a one-token
   touch (so that the engine loads from its RAM cache), and the engine's own choice. See `choice`.
-4 Its tokens cannot be known: the free slot that loses least.
-5 Otherwise it waits in our line, never in the engine's.
+5 Its tokens cannot be known: the free slot that loses least.
+6 Otherwise it waits in our line, never in the engine's.
 
 One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
 """

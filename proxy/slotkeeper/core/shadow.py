@@ -75,6 +75,16 @@ class EngineShadow:
         parked = self._parks(self.slots[slot], 0)
         return replace(self._look(one, ram, slot, prompt), touched=True, parked=parked)
 
+    def longest_common(self, prompt: Tokens, idle: Collection[SlotId]) -> int:
+        """The longest prefix that any idle slot or RAM cache entry has in common with a prompt."""
+        states = (*(self.slots[slot] for slot in idle), *self.ram)
+        return max((held.tokens.lcp(prompt) for held in states if held), default=0)
+
+    def look_blind(self, slot: SlotId) -> Look:
+        """Send a prompt of which nothing is known but that it has little in common with any other."""
+        parked = self._parks(self.slots[slot], 0)
+        return Look(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=parked)
+
     def engine_choice(self, prompt: Tokens, idle: Sequence[SlotId]) -> Look | None:
         """Where the engine itself would put an unpinned prompt: most similar, else least recently used."""
         if not idle:

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     ENGINE_CHOSE = "engine_chose"  # left to the engine, because pinning would lose (engine.md T6)
     STEERED = "steered"  # an unpinnable route: its prefix was put where the engine will look (T5)
     UNPINNABLE = "unpinnable"  # the route takes a slot that nobody can choose (embeddings, n > 1)
+    BRIEF = "brief"  # so short that the slot that loses least is best, whatever it holds
     UNRENDERED = "unrendered"  # the prompt's tokens are unknown: placed by messages or age alone
     BYPASS = "bypass"  # X-Slotkeeper-Bypass: 1
     FAIL_OPEN = "fail_open"  # something of ours broke; the request went through as it came

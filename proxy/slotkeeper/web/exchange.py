@@ -29,6 +29,8 @@ from slotkeeper.wire.routes import Api
 PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
 AUTH: Final = ("Authorization", "X-Api-Key")
 
+BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
+
 log = get_logger(__name__)
 
 
@@ -95,6 +97,7 @@ class Exchange:
             id_slot=ask.id_slot if ask else None,
             copies=ask.copies if ask else 1,
             outline=ask.outline if ask and ask.cache_prompt else (),
+            brief=len(self._body) <= BRIEF_BYTES,
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1",
         )

@@ -1,0 +1,111 @@
+"""Two hundred streams on four slots, a quarter of them abandoned: whoever stays is served whole."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from chaos.conftest import ready, settings
+from chaos.raw import until
+from slotkeeper.app import Sidecar, running
+
+STREAMS, LEAVERS, SLOTS = 200, 50, 4
+SMALL = ["-np", str(SLOTS), "-c", "16384", "-t", "1"]
+CHAT = "/v1/chat/completions"
+
+
+def body(number: int, max_tokens: int = 6) -> dict[str, object]:
+    text = f"Story {number % 23} of {number}: " + "the keeper lights the lamp. " * (number % 7 * 12)
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "stream": True, "max_tokens": max_tokens, "temperature": 0}
+
+
+@pytest.fixture
+async def crowd(engine_factory, build) -> AsyncIterator[Sidecar]:
+    engine = engine_factory("tiny-hybrid", build, args=SMALL)
+    async with running(settings(engine.base, drain_timeout=1.0)) as sidecar:
+        await ready(sidecar)
+        yield sidecar
+
+
+async def stay(client: aiohttp.ClientSession, number: int) -> None:
+    """Read to the end, which must be a clean one."""
+    async with client.post(CHAT, json=body(number)) as answer:
+        assert answer.status == 200
+        stream = await answer.read()
+    assert stream.endswith(b"data: [DONE]\n\n"), stream[-300:]
+    assert b'"error"' not in stream
+
+
+async def leave(client: aiohttp.ClientSession, number: int, patience: float, words: int) -> None:
+    """Give up: in the line or during prefill after `patience` seconds, or after some words."""
+    try:
+        async with asyncio.timeout(patience), client.post(CHAT, json=body(number, 200)) as answer:
+            async for _ in answer.content.iter_any():
+                words -= 1
+                if words <= 0:
+                    return
+    except TimeoutError:
+        pass
+
+
+async def busy(sidecar: Sidecar) -> bool:
+    """Whether any slot of the engine is at work, by its own word."""
+    (link,) = sidecar.driver.links.values()
+    return any(slot.busy for slot in await link.client.slots())
+
+
+async def at_rest(sidecar: Sidecar, tasks: int) -> None:
+    """Wait until nothing is left of any request."""
+    placement = sidecar.driver.placement
+    (table,) = placement.tables.values()
+    await until(lambda: placement.queued == 0, repr(placement))
+    await until(lambda: len(table.idle) == SLOTS, repr(placement))
+    await until(lambda: "0 requests" in repr(placement), repr(placement))
+    await until(lambda: len(sidecar.driver.tasks) <= tasks, "no task is left over")
+    assert not sidecar.driver._grants
+    assert not sidecar.driver._plants
+    assert not await busy(sidecar)
+
+
+async def test_who_leaves_takes_nothing_from_who_stays(crowd):
+    chance, tasks = random.Random(7), len(crowd.driver.tasks)
+    leavers = set(chance.sample(range(STREAMS), LEAVERS))
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(f"http://{crowd.addresses[0]}", connector=connector) as client:
+        async with asyncio.TaskGroup() as group:
+            for number in range(STREAMS):
+                if number in leavers:
+                    patience = chance.choice([0.01, 0.1, 0.5, 1.0, 20.0])
+                    group.create_task(leave(client, number, patience, chance.randrange(1, 12)))
+                else:
+                    group.create_task(stay(client, number))
+        await at_rest(crowd, tasks)
+        await stay(client, STREAMS)  # and it goes on
+
+
+async def test_one_request_is_not_stuck_behind_a_hundred_of_another(crowd):
+    """By the order of ends, not by the clock: the newcomer's turn comes after one round of the slots."""
+    ended: list[str] = []
+    url = f"http://{crowd.addresses[0]}"
+    many = aiohttp.ClientSession(
+        url, connector=aiohttp.TCPConnector(limit=0), headers={"Authorization": "Bearer many"}
+    )
+    one = aiohttp.ClientSession(url, headers={"Authorization": "Bearer one"})
+
+    async def ends(client: aiohttp.ClientSession, number: int, who: str) -> None:
+        await stay(client, number)
+        ended.append(who)
+
+    async with many, one, asyncio.TaskGroup() as group:
+        for number in range(100):
+            group.create_task(ends(many, number, "many"))
+        await until(lambda: crowd.driver.placement.queued >= 100 - 2 * SLOTS)
+        before = len(ended)
+        await ends(one, 1000, "one")
+        overtaken = ended.index("one") - before
+    assert overtaken <= 4 * SLOTS, f"{overtaken} of the other client's requests ended first"

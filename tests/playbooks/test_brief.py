@@ -1,0 +1,38 @@
+"""A few words are placed at once: their tokens would come too late to be worth it."""
+
+from playbooks.playbook import Play, arrives, ends, goes, knows, reports
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+LONG = Tokens(range(1000, 4000))
+WORDS = Tokens(range(40))
+
+
+def test_a_brief_request_does_not_wait_for_its_tokens_and_spares_the_long_conversation():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", LONG) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
+    assert play << arrives("r2", brief=True) >> goes("r2", slot=1, reason=Reason.BRIEF)
+    assert play << knows("r2", WORDS) << ends("r2", 40, 0) >> reports("r2", predicted=0, oracle=40)
+
+
+def test_a_brief_request_that_continues_goes_to_its_slot():
+    play = Play()
+    mine, next_turn = (b"h", b"u1"), (b"h", b"u1", b"a1", b"u2")
+    assert play << arrives("r1", brief=True, outline=mine) >> goes("r1", slot=0, reason=Reason.BRIEF)
+    assert play << knows("r1", WORDS) << ends("r1", 40, 0) >> reports("r1")
+    assert play << arrives("r2", brief=True, outline=next_turn) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+
+
+def test_a_brief_request_waits_like_any_other_when_every_slot_is_taken():
+    play = Play(n_slots=1)
+    assert play << arrives("r1", brief=True) >> goes("r1", slot=0)
+    assert play << arrives("r2", brief=True)
+    assert play << knows("r1", WORDS) << ends("r1") >> reports("r1") >> goes("r2", slot=0)
+
+
+def test_a_chosen_slot_is_predicted_from_what_it_holds():
+    play = Play()
+    assert play << arrives("r1", id_slot=1) >> goes("r1", slot=1, reason=Reason.CLIENT_CHOSE)
+    assert play << knows("r1", LONG) << ends("r1", 3000, 0) >> reports("r1")
+    assert play << arrives("r2", id_slot=1) >> goes("r2", slot=1) << knows("r2", LONG + WORDS)
+    assert play << ends("r2", 3040, 3000) >> reports("r2", predicted=3000)
