@@ -189,6 +189,7 @@ class Driver:
                 grant.set_result(
                     Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN, pin=False)
                 )
+                self.metrics.decision(Reason.FAIL_OPEN)
 
     def _engine_up(self, link: EngineLink) -> None:
         if link.traits:

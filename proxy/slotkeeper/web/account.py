@@ -26,6 +26,9 @@ from slotkeeper.wire.routes import Api
 
 UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
 
+# Elsewhere the difference may come from our conversion of the body.
+OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
+
 log = get_logger(__name__)
 _numbers = itertools.count(1)
 
@@ -47,6 +50,7 @@ class Account:
         self.prompt: Tokens | None = None
         self.rendered = asyncio.Event()
         self.arrived = driver.now()
+        self.conversation: str | None = None  # as the client names it, for the log
         self.outcome = "broken"
 
     # -- its prompt --------------------------------------------------------------------------------
@@ -127,6 +131,7 @@ class Account:
         if self._first_token is not None:
             self._metrics.first_token.observe(self._first_token)
         self._log(answer, forward, status)
+        self._check_count(figures.prompt_tokens, link)
         known = self.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             driver.tasks.start(self._learn_reply(answer, link))
@@ -148,6 +153,14 @@ class Account:
             log.exception("answer_not_read", request_id=self.id)
             self._metrics.fallback("read")
             return UNREAD
+
+    def _check_count(self, counted: int | None, link: EngineLink) -> None:
+        """The engine counts differently: the tokenizer that we trusted is not exact for this model."""
+        if self.prompt is None or counted is None or counted == len(self.prompt):
+            return
+        log.warning("count_differs", request_id=self.id, engine=counted, ours=len(self.prompt))
+        if self._api in OUR_TOKENIZER and link.tokenizer is not None:
+            link.tokenizer.distrust(f"counted {len(self.prompt)} tokens where the engine counted {counted}")
 
     async def _learn_reply(self, answer: Answer, link: EngineLink) -> None:
         """Find the ids of the reply: the next turn's prompt will begin with them."""
@@ -181,6 +194,7 @@ class Account:
             generated=figures.generated,
             complete=answer.complete,
             error=answer.error,
+            conversation=self.conversation,
             seconds=round(self._driver.now() - self.arrived, 4),
             first_token_seconds=round(self._first_token, 4) if self._first_token is not None else None,
         )

@@ -22,6 +22,7 @@ from slotkeeper.web.upstream import GONE, NotSent, Upstream, abort, copy, prepar
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
 from slotkeeper.wire.errors import UpstreamFault
+from slotkeeper.wire.headers import request_id as safe_id
 from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
 from slotkeeper.wire.request import pin
 from slotkeeper.wire.routes import Api
@@ -53,6 +54,7 @@ class Exchange:
         self._body = body
         self._auth = {name: request.headers[name] for name in AUTH if name in request.headers}
         self._account = Account(gate.driver, api, request_id, self._auth)
+        self._account.conversation = safe_id(request.headers.get(names.CONVERSATION), str) or None
 
     async def run(self) -> web.StreamResponse:
         account = self._account

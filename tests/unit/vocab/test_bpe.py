@@ -43,8 +43,10 @@ def back_to_text(tokens: Tokens) -> str:
     return out.decode()
 
 
+# Characters newer than the engine's Unicode tables are refused; those that Python knows are older.
+KNOWN = st.characters(exclude_categories=["Cs", "Cn"])
 TEXTS = st.lists(
-    st.one_of(st.text(max_size=12), st.sampled_from([*sorted(local().special), " the", "def f():\n"]))
+    st.one_of(st.text(KNOWN, max_size=12), st.sampled_from([*sorted(local().special), " the", "def f():\n"]))
 ).map("".join)
 
 
