@@ -13,14 +13,14 @@ from typing import Any, Final
 from rich.console import Console
 
 from slotkeeper import __version__
-from slotkeeper.config import Loaded, Settings, UsageError, load, shown
+from slotkeeper.arguments import add_settings, positive, print_config, settings_of
+from slotkeeper.config import UsageError
 from slotkeeper.observe.log import configure
 
 EPILOG: Final = """\
 Every flag is also a variable (SLOTKEEPER_LISTEN=...), or a line in the file of --config (listen = "...").
 Flag beats variable beats file beats default; --print-config shows the outcome.
 """
-METAVARS: Final = {"upstream": "URL", "listen": "HOST:PORT", "admin_listen": "HOST:PORT"}
 OF_UP: Final = ("upstream",)  # `up` knows its engine
 
 
@@ -217,50 +217,6 @@ def _replay(commands: Any) -> None:
         )
 
     parser.set_defaults(run=run)
-
-
-# -- settings ------------------------------------------------------------------------------------------
-
-
-def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """A flag for every setting; only those that were given count (argparse.SUPPRESS)."""
-    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from a file")
-    parser.add_argument(
-        "--print-config", action="store_true", help="show every setting and its origin, then exit"
-    )
-    for name, field in Settings.model_fields.items():
-        if name in without:
-            continue
-        default = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=f"set_{name}",
-            action="append" if name == "upstream" else "store",
-            default=argparse.SUPPRESS,
-            metavar=METAVARS.get(name, name.rpartition("_")[2].upper()),
-            help=f"{field.description}" + (f" (default: {default})" if default not in {None, ""} else ""),
-        )
-
-
-def settings_of(args: argparse.Namespace) -> Loaded:
-    flags = {name[4:]: value for name, value in vars(args).items() if name.startswith("set_")}
-    return load(flags, args.config)
-
-
-def positive(text: str) -> int:
-    number = int(text)
-    if number <= 0:
-        raise ValueError(text)
-    return number
-
-
-def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:
-    """As columns of plain text: a table would cut long paths where the terminal ends."""
-    rows = [("setting", "value", "from"), *(row for row in shown(loaded) if row[0] not in without)]
-    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
-    for name, value, origin in rows:
-        print(f"{name:{names}}  {value:{values}}  {origin}")  # noqa: T201
-    return 0
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def rendered(state: State, event: Rendered) -> None:
         return
     pending.rendered = True
     pending.prompt = event.prompt
+    pending.waits_in = None
     if event.prompt is not None:
         pending.known_before = state.tree.longest(event.prompt)
     pending.predict()
@@ -43,11 +44,15 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     for request in tuple(state.queue):
         if not any(table.idle for table in state.up):
             break
-        pending = state.requests[request]
+        pending, scene = state.requests[request], state.scene(now)
+        if pending.waits_in == scene:
+            continue
         plan = _decide(state, pending, now)
         if plan and not plan.wait:
             state.queue.served(request)
             yield _begin(pending, plan, now)
+        else:
+            pending.waits_in = scene
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:

@@ -14,6 +14,9 @@ from slotkeeper.core.tree import PromptTree
 from slotkeeper.core.types import SlotId
 
 
+Scene = tuple[tuple[int, bool, bool], ...]  # all that decides who must wait: see `State.scene`
+
+
 class Stage(StrEnum):
     QUEUED = "queued"  # in our line, its tokens known or not
     PLANTING = "planting"
@@ -34,6 +37,7 @@ class Pending:
     known_before: int = 0  # longest prefix of the prompt that was ever computed
     planted: int = 0
     plants_left: int = 0
+    waits_in: Scene | None = None  # in which it was decided that it must wait
     plain: bool = False  # a plant failed for it: no more of them
     finished: Finished | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slotkeeper.core.pending import Pending
+from slotkeeper.core.pending import Pending, Scene
 from slotkeeper.core.queue import FairQueue
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
@@ -31,6 +31,12 @@ class State:
     @property
     def waiting(self) -> bool:
         return bool(len(self.queue) or self.bypassing or self.steered)
+
+    def scene(self, now: float) -> Scene:
+        """While it stays the same, whoever had to wait has to wait: a long line is not decided on again."""
+        return tuple(
+            (table.moves, table.open_for_pins(now), table.open_for_unpinned(now)) for table in self.up
+        )
 
     def slot_of(self, pending: Pending) -> tuple[EngineTable, SlotId] | None:
         """The slot that a request still owns; None when it has none, or the engine was restarted."""

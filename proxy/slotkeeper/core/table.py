@@ -56,6 +56,7 @@ class EngineTable:
     unsettled: dict[RequestId, float] = field(default_factory=dict)  # unpinned, not yet seen; when sent
     orphans: list[Orphan] = field(default_factory=list)
     shared_until: float = 0.0
+    moves: int = 0  # how often any slot changed its state
     reset_at: float = -1.0
     observed_at: float = -1.0
     observing: bool = False
@@ -86,6 +87,7 @@ class EngineTable:
         self.begun = [now] * traits.n_slots
         self.unsettled.clear()
         self.orphans.clear()
+        self.moves += 1
         self.reset_at = now
         self.observed_at = -1.0
         self.ram_misses = 0
@@ -152,6 +154,7 @@ class EngineTable:
             self.begun[slot] = now
         self.states[slot] = state
         self.owners[slot] = owner
+        self.moves += 1
         self.changed[slot] = now
         self.patience = 0
 
