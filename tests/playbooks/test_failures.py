@@ -291,6 +291,28 @@ def test_a_long_line_is_not_decided_on_when_no_slot_is_free(monkeypatch):
     assert len(decided) == 1
 
 
+def test_a_long_line_is_not_decided_on_again_while_nothing_changes(monkeypatch):
+    from slotkeeper.core import arrivals
+
+    play = Play()
+    assert play << arrives("r") << knows("r", A) >> goes("r", slot=0) << starts("r") << leaves("r")
+    decided = []
+    decide = arrivals._decide
+    monkeypatch.setattr(arrivals, "_decide", lambda *a: decided.append(1) or decide(*a))
+    for n in range(50):  # slot 1 is free, but all of them wait for what slot 0 holds
+        assert play << arrives(f"r{n}", f"client{n}") << knows(f"r{n}", A + Tokens([n]))
+    assert len(decided) == 2 * 50  # when it came, and when its tokens were known
+    assert play << sees(held={0: 1000}) >> goes("r0", slot=0) >> goes("r1", slot=1)
+
+
+def test_room_made_by_an_answer_that_nobody_saw_is_used_at_once():
+    play = Play(n_slots=1)
+    for request in ("r1", "r2"):
+        play << arrives(request, pinnable=False, rendered=False)
+    assert play >> unpinned("r1", Reason.UNPINNABLE)
+    assert play << ends("r1", 50) >> unpinned("r2", Reason.UNPINNABLE)
+
+
 def test_dumps_show_what_one_needs_at_night():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1")

@@ -35,7 +35,13 @@ class State:
     def scene(self, now: float) -> Scene:
         """While it stays the same, whoever had to wait has to wait: a long line is not decided on again."""
         return tuple(
-            (table.moves, table.open_for_pins(now), table.open_for_unpinned(now)) for table in self.up
+            (
+                table.moves,
+                table.open_for_pins(now),
+                table.open_for_unpinned(now),
+                table.open_for_anything(now),
+            )
+            for table in self.up
         )
 
     def slot_of(self, pending: Pending) -> tuple[EngineTable, SlotId] | None:

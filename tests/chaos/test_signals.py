@@ -1,0 +1,138 @@
+"""SIGTERM and SIGINT, as an orchestrator and a person send them: running answers end whole."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
+from chaos.fake_engine import FakeEngine, Fault
+from chaos.raw import PATIENCE, Wire, dial, until
+from slotkeeper.engine.launch import free_port
+from slotkeeper.wire.routes import Api
+
+CHAT = PATHS[Api.CHAT]
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A sidecar in a process of its own."""
+
+    process: Process
+    data: str
+    admin: str
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(PATIENCE):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def serving(fake: FakeEngine, *more: str) -> AsyncIterator[Served]:
+    data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    words = ("--upstream", fake.base, "--listen", data, "--admin-listen", admin, *more)
+    command = (sys.executable, "-m", "slotkeeper", "serve", *words)
+    process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while await status(admin, "/readyz") != 200:
+                await asyncio.sleep(0.05)
+        yield Served(process, data, admin)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        _, errors = await process.communicate()
+        assert b"Traceback" not in errors, errors.decode()
+        assert not re.search(rb"never (awaited|retrieved)|Unclosed", errors), errors.decode()
+
+
+async def status(address: str, path: str) -> int:
+    """0 where nobody answers."""
+    try:
+        async with dial(address) as wire:
+            await wire.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            return (await wire.head()).status
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return 0
+
+
+async def begun(fake: FakeEngine, wire: Wire) -> AsyncIterator[bytes]:
+    """A stream that has said its first word, and goes on when the fake engine is told to."""
+    fake.script.append(Fault.TRICKLE)
+    fake.go.release()
+    await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+    await wire.head()
+    chunks = wire.chunks()
+    assert b"one" in await anext(chunks)
+    return chunks
+
+
+@BOTH
+async def test_a_running_stream_ends_whole_and_nobody_new_comes_in(fake, number):
+    async with serving(fake, "--drain-delay", "0.5") as served, dial(served.data) as wire:
+        chunks = await begun(fake, wire)
+        served.process.send_signal(number)
+        if number is signal.SIGTERM:
+            async with asyncio.timeout(PATIENCE):
+                while await status(served.admin, "/readyz") != 503:
+                    await asyncio.sleep(0.01)
+            assert await status(served.data, "/health") == 200, "until the delay is over it still serves"
+        async with asyncio.timeout(PATIENCE):
+            while await status(served.data, "/health"):
+                await asyncio.sleep(0.02)
+        assert served.process.returncode is None, "it waits for the stream"
+        for _ in range(len(WORDS) + 2):
+            fake.go.release()
+        assert looks_whole(Api.CHAT, b"".join([chunk async for chunk in chunks]))
+        assert await served.ended() == 0
+    assert not fake.left
+
+
+@BOTH
+async def test_a_second_signal_ends_it_now(fake, number):
+    async with serving(fake, "--drain-delay", "0", "--drain-timeout", "3000") as served:
+        async with dial(served.data) as wire:
+            await begun(fake, wire)
+            served.process.send_signal(number)
+            async with asyncio.timeout(PATIENCE):
+                while await status(served.data, "/health"):
+                    await asyncio.sleep(0.02)
+            served.process.send_signal(number)
+            assert await served.ended() == 0
+            rest, _ = await wire.rest()
+            assert not looks_whole(Api.CHAT, rest)
+    await until(lambda: fake.left, "the engine was told")
+
+
+async def test_a_stream_that_does_not_end_in_time_is_broken_off(fake):
+    async with serving(fake, "--drain-delay", "0", "--drain-timeout", "0.5") as served:
+        async with dial(served.data) as wire:
+            await begun(fake, wire)
+            served.process.terminate()
+            assert await served.ended() == 0
+            rest, _ = await wire.rest()
+            assert not looks_whole(Api.CHAT, rest)
+
+
+async def test_without_requests_it_ends_by_itself(fake):
+    async with serving(fake, "--drain-delay", "0") as served:
+        served.process.terminate()
+        assert await served.ended() == 0
+
+
+async def test_kept_connections_do_not_hold_it_up(fake):
+    async with serving(fake, "--drain-delay", "0", "--drain-timeout", "3000") as served:
+        async with dial(served.data) as wire:
+            await wire.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            await wire.body(await wire.head())
+            served.process.terminate()
+            assert await served.ended() == 0
