@@ -14,19 +14,14 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self
 
-import orjson
-
 from chaos.fake_answers import WORDS, answer_body, answer_events
 from chaos.fake_control import FakeControl, error, loads
+from chaos.fake_http import LAST_CHUNK, STREAM_HEAD, Heard, chunk, head, read_request, whole
 from slotkeeper.wire.routes import Api, classify
 
 TICK: Final = 0.005
 FLOOD_BYTES: Final = 512 * 2**20
 PIECE: Final = b"data: " + b"x" * 65536 + b"\n\n"
-LAST_CHUNK: Final = b"0\r\n\r\n"
-STREAM_HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
 
 
 class Fault(StrEnum):
@@ -41,19 +36,6 @@ class Fault(StrEnum):
     TRICKLE = "trickle"  # an event for each `go`
     FLOOD = "flood"  # far more than any buffer
     CUSTOM = "custom"  # the bytes of `custom`, head and all
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """One request as it came over the wire."""
-
-    method: str
-    path: str
-    headers: list[tuple[str, str]]
-    body: bytes
-
-    def header(self, name: str) -> list[str]:
-        return [value for key, value in self.headers if key.lower() == name.lower()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +59,20 @@ class Job:
         body = answer_body(self.api, self.tokens, self.slot)
         match self.fault:
             case Fault.LOADING:
-                return _whole(503, error(503))
+                return whole(503, error(503))
             case Fault.DIE_IN_BODY:
-                return _head(200, len(body)) + body[: len(body) // 2]
+                return head(200, len(body)) + body[: len(body) // 2]
             case Fault.DIE_IN_CHUNKS:
                 head = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
-                return head + _chunk(body[: len(body) // 2])
+                return head + chunk(body[: len(body) // 2])
             case Fault.DIE_IN_STREAM:
-                return STREAM_HEAD + b"".join(map(_chunk, self.events[:2]))
+                return STREAM_HEAD + b"".join(map(chunk, self.events[:2]))
             case Fault.CUT_A_CHUNK:
-                return STREAM_HEAD + _chunk(self.events[0]) + _chunk(self.events[1])[:-9]
+                return STREAM_HEAD + chunk(self.events[0]) + chunk(self.events[1])[:-9]
             case _ if loads(self.heard.body).get("stream"):
-                return STREAM_HEAD + b"".join(map(_chunk, self.events)) + LAST_CHUNK
+                return STREAM_HEAD + b"".join(map(chunk, self.events)) + LAST_CHUNK
             case _:
-                return _whole(200, body)
+                return whole(200, body)
 
 
 class Hangup(Exception):  # noqa: N818 - an order, not an error
@@ -141,7 +123,7 @@ class FakeEngine:
             self._server.close()
         for writer in tuple(self._writers):
             writer.transport.abort()
-        while self._writers:  # noqa: ASYNC110 - a fake may poll
+        while self._writers:
             await asyncio.sleep(TICK)
 
     # -- the wire ----------------------------------------------------------------------------------
@@ -150,7 +132,7 @@ class FakeEngine:
         self._writers.add(writer)
         try:
             self._idle.add(writer)
-            while heard := await _request(reader):
+            while heard := await read_request(reader):
                 self._idle.discard(writer)
                 await self._answer(heard, reader, writer)
                 self._idle.add(writer)
@@ -178,7 +160,7 @@ class FakeEngine:
         self.heard.append(heard)
         status = self.broken.get(path, 200)
         value = self.control.answer(path, heard.body) if status == 200 else error(status)
-        writer.write(_whole(404, error(404)) if value is None else _whole(status, value))
+        writer.write(whole(404, error(404)) if value is None else whole(status, value))
         await writer.drain()
 
     async def _enter(self, wanted: Any) -> int:
@@ -218,14 +200,14 @@ class FakeEngine:
         for event in job.events:
             await self._wait(job, lambda: not self.go.locked())
             await self.go.acquire()
-            job.writer.write(_chunk(event))
+            job.writer.write(chunk(event))
             await job.writer.drain()
         job.writer.write(LAST_CHUNK)
 
     async def _flood(self, job: Job) -> None:
         job.writer.write(STREAM_HEAD)
         while self.sent < FLOOD_BYTES:
-            job.writer.write(_chunk(PIECE))
+            job.writer.write(chunk(PIECE))
             await job.writer.drain()
             self.sent += len(PIECE)
 
@@ -235,29 +217,3 @@ class FakeEngine:
                 self.left += 1
                 raise Hangup
             await asyncio.sleep(TICK)
-
-
-async def _request(reader: asyncio.StreamReader) -> Heard | None:
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-    method, path, _ = first.split(" ")
-    headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
-    length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
-    return Heard(method, path, headers, await reader.readexactly(length))
-
-
-def _head(status: int, length: int) -> bytes:
-    lines = (f"HTTP/1.1 {status} Status", "Content-Type: application/json", f"Content-Length: {length}")
-    return "\r\n".join((*lines, "", "")).encode()
-
-
-def _whole(status: int, value: Any) -> bytes:
-    body = value if isinstance(value, bytes) else orjson.dumps(value)
-    return _head(status, len(body)) + body
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)

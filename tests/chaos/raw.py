@@ -88,7 +88,11 @@ async def dial(address: str, *, window: int | None = None) -> AsyncIterator[Wire
     if window is not None:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
     plug.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(plug, (host, int(port)))
+    try:
+        await asyncio.get_running_loop().sock_connect(plug, (host, int(port)))
+    except OSError:
+        plug.close()
+        raise
     reader, writer = await asyncio.open_connection(sock=plug, limit=window or 2**16)
     wire = Wire(reader, writer)
     try:
@@ -100,6 +104,6 @@ async def dial(address: str, *, window: int | None = None) -> AsyncIterator[Wire
 async def until(true: Callable[[], object], why: str = "") -> None:
     """Wait for a condition that nobody announces."""
     async with asyncio.timeout(PATIENCE):
-        while not true():  # noqa: ASYNC110 - polling is the point
+        while not true():
             await asyncio.sleep(0.005)
     assert true(), why

@@ -10,7 +10,8 @@ import pytest
 
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
-from chaos.fake_engine import STREAM_HEAD, Fault
+from chaos.fake_engine import Fault
+from chaos.fake_http import STREAM_HEAD
 from chaos.raw import Head, dial
 from slotkeeper.app import running
 from slotkeeper.core.placement import Placement

@@ -8,9 +8,10 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
+import orjson
 import pytest
 
 from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
@@ -43,9 +44,7 @@ async def serving(fake: FakeEngine, *more: str) -> AsyncIterator[Served]:
     command = (sys.executable, "-m", "slotkeeper", "serve", *words)
     process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
     try:
-        async with asyncio.timeout(PATIENCE):
-            while await status(admin, "/readyz") != 200:
-                await asyncio.sleep(0.05)
+        await becomes(admin, "/readyz", 200)
         yield Served(process, data, admin)
     finally:
         if process.returncode is None:
@@ -53,6 +52,11 @@ async def serving(fake: FakeEngine, *more: str) -> AsyncIterator[Served]:
         _, errors = await process.communicate()
         assert b"Traceback" not in errors, errors.decode()
         assert not re.search(rb"never (awaited|retrieved)|Unclosed", errors), errors.decode()
+
+
+def patient(fake: FakeEngine) -> AbstractAsyncContextManager[Served]:
+    """It would wait for an hour for a running answer."""
+    return serving(fake, "--drain-delay", "0", "--drain-timeout", "3600")
 
 
 async def status(address: str, path: str) -> int:
@@ -63,6 +67,12 @@ async def status(address: str, path: str) -> int:
             return (await wire.head()).status
     except (ConnectionError, asyncio.IncompleteReadError):
         return 0
+
+
+async def becomes(address: str, path: str, wanted: int) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while await status(address, path) != wanted:
+            await asyncio.sleep(0.02)
 
 
 async def begun(fake: FakeEngine, wire: Wire) -> AsyncIterator[bytes]:
@@ -82,13 +92,9 @@ async def test_a_running_stream_ends_whole_and_nobody_new_comes_in(fake, number)
         chunks = await begun(fake, wire)
         served.process.send_signal(number)
         if number is signal.SIGTERM:
-            async with asyncio.timeout(PATIENCE):
-                while await status(served.admin, "/readyz") != 503:
-                    await asyncio.sleep(0.01)
+            await becomes(served.admin, "/readyz", 503)
             assert await status(served.data, "/health") == 200, "until the delay is over it still serves"
-        async with asyncio.timeout(PATIENCE):
-            while await status(served.data, "/health"):
-                await asyncio.sleep(0.02)
+        await becomes(served.data, "/health", 0)
         assert served.process.returncode is None, "it waits for the stream"
         for _ in range(len(WORDS) + 2):
             fake.go.release()
@@ -99,28 +105,41 @@ async def test_a_running_stream_ends_whole_and_nobody_new_comes_in(fake, number)
 
 @BOTH
 async def test_a_second_signal_ends_it_now(fake, number):
-    async with serving(fake, "--drain-delay", "0", "--drain-timeout", "3000") as served:
-        async with dial(served.data) as wire:
-            await begun(fake, wire)
-            served.process.send_signal(number)
-            async with asyncio.timeout(PATIENCE):
-                while await status(served.data, "/health"):
-                    await asyncio.sleep(0.02)
-            served.process.send_signal(number)
-            assert await served.ended() == 0
-            rest, _ = await wire.rest()
-            assert not looks_whole(Api.CHAT, rest)
+    async with patient(fake) as served, dial(served.data) as wire:
+        await begun(fake, wire)
+        served.process.send_signal(number)
+        await becomes(served.data, "/health", 0)
+        served.process.send_signal(number)
+        assert await served.ended() == 0
+        rest, _ = await wire.rest()
+        assert not looks_whole(Api.CHAT, rest)
     await until(lambda: fake.left, "the engine was told")
 
 
 async def test_a_stream_that_does_not_end_in_time_is_broken_off(fake):
-    async with serving(fake, "--drain-delay", "0", "--drain-timeout", "0.5") as served:
-        async with dial(served.data) as wire:
-            await begun(fake, wire)
-            served.process.terminate()
-            assert await served.ended() == 0
-            rest, _ = await wire.rest()
-            assert not looks_whole(Api.CHAT, rest)
+    hasty = serving(fake, "--drain-delay", "0", "--drain-timeout", "0.5")
+    async with hasty as served, dial(served.data) as wire:
+        await begun(fake, wire)
+        served.process.terminate()
+        assert await served.ended() == 0
+        rest, _ = await wire.rest()
+        assert not looks_whole(Api.CHAT, rest)
+
+
+async def test_an_old_client_sees_that_its_answer_was_broken_off(fake):
+    """HTTP/1.0 has no other end of a body than the connection's: only a reset tells the difference."""
+    fake.script.append(Fault.TRICKLE)
+    fake.go.release()
+    body = orjson.dumps(request_body(Api.CHAT, stream=True))
+    async with patient(fake) as served, dial(served.data) as wire:
+        await wire.send(f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await wire.head()
+        served.process.terminate()
+        await becomes(served.data, "/health", 0)
+        served.process.terminate()
+        assert await served.ended() == 0
+        _, reset = await wire.rest()
+    assert reset
 
 
 async def test_without_requests_it_ends_by_itself(fake):
@@ -130,9 +149,8 @@ async def test_without_requests_it_ends_by_itself(fake):
 
 
 async def test_kept_connections_do_not_hold_it_up(fake):
-    async with serving(fake, "--drain-delay", "0", "--drain-timeout", "3000") as served:
-        async with dial(served.data) as wire:
-            await wire.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            await wire.body(await wire.head())
-            served.process.terminate()
-            assert await served.ended() == 0
+    async with patient(fake) as served, dial(served.data) as wire:
+        await wire.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        await wire.body(await wire.head())
+        served.process.terminate()
+        assert await served.ended() == 0

@@ -24,7 +24,7 @@ async def client(engine) -> AsyncIterator[EngineClient]:
 async def until(true: Callable[[], object], seconds: float = 30) -> None:
     """Wait until an async condition holds."""
     async with asyncio.timeout(seconds):
-        while not await true():  # noqa: ASYNC110 - the engine tells nobody, it must be asked
+        while not await true():
             await asyncio.sleep(0.02)
 
 

@@ -159,7 +159,7 @@ async def test_an_engine_does_not_survive_its_murdered_parent(build, args, tmp_p
         assert alive(engine)
         parent.kill()
         async with asyncio.timeout(10):
-            while alive(engine):  # noqa: ASYNC110 - not our child, so nobody tells us
+            while alive(engine):
                 await asyncio.sleep(0.02)
     finally:
         parent.kill()
@@ -176,7 +176,7 @@ async def test_stopping_is_prompt_while_a_prompt_is_computed(launch):
     await process.wait_ready()
     async with EngineClient(process.base) as client, asyncio.TaskGroup() as group:
         group.create_task(swallow(client.prefill([5] * 30000, 0)))
-        while not (await client.slots())[0].busy:  # noqa: ASYNC110 - the engine must be asked
+        while not (await client.slots())[0].busy:
             await asyncio.sleep(0.01)
         assert await process.stop() is not None
     assert not alive(process.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from slotkeeper.core.choice import Plan, blind, cheapest, continuing
 from slotkeeper.core.effects import Effect, Forward, Observe, Plant
@@ -12,6 +13,10 @@ from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.state import State
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.types import Place, Reason, SlotId
+
+# Decisions on long prompts take milliseconds: so many in a row that want a slot which is not free yet,
+# and whoever stands behind them waits too.
+LOOKAHEAD: Final = 16
 
 
 def arrived(state: State, event: Arrived) -> None:
@@ -41,8 +46,9 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from _send_steered(state, now)
     if state.queue and not state.up:
         yield from _fail_open(state, now)
+    left_waiting = 0
     for request in tuple(state.queue):
-        if not any(table.idle for table in state.up):
+        if left_waiting == LOOKAHEAD or not any(table.idle for table in state.up):
             break
         pending, scene = state.requests[request], state.scene(now)
         if pending.waits_in == scene:
@@ -53,6 +59,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
             yield _begin(pending, plan, now)
         else:
             pending.waits_in = scene
+            left_waiting += pending.rendered
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -30,13 +30,37 @@ class DataPort:
         self._gate = gate
         self._max_body = max_body_bytes
         self._prefix = api_prefix
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closing = False
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=self._max_body)
         app.router.add_route("*", "/{path:.*}", self.handle)
+        app.on_shutdown.append(self._shut)
         return app
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        task = asyncio.current_task()
+        if task is None:
+            raise AssertionError("a handler runs in a task")
+        self._running.add(task)
+        try:
+            return await self._handle(request)
+        except asyncio.CancelledError:
+            if request.writer.output_size:  # it is we who break it off, if the client is still there
+                abort(request)
+            raise
+        finally:
+            self._running.discard(task)
+
+    async def _shut(self, _: web.Application) -> None:
+        """Asked once, running answers get their time; asked again, somebody has lost patience."""
+        if self._closing:
+            for task in self._running:
+                task.cancel()
+        self._closing = True
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         api = classify(request.method, request.rel_url.raw_path, self._prefix)
         known_as = request_id(request.headers.get(names.REQUEST_ID), lambda: uuid.uuid4().hex)
         try:
@@ -48,8 +72,6 @@ class DataPort:
             return self._failed(api, fault, known_as)
         except GONE:
             return web.Response(status=499)  # nobody reads it
-        except asyncio.CancelledError:
-            raise
         except Exception:
             log.exception("exchange_failed", request_id=known_as)
             self._gate.metrics.fallback("exchange")

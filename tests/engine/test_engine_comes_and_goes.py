@@ -1,0 +1,225 @@
+"""Engines that start late, die, and come back: nobody is promised what died with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from slotkeeper.app import Sidecar, running
+from slotkeeper.config import Settings
+from slotkeeper.engine.launch import free_port
+
+ONE = ["-t", "1"]
+CHAT = "/v1/chat/completions"
+PATIENCE = 30.0
+LONG = "The lighthouse keeper counts the ships that pass by night. " * 30
+
+
+@asynccontextmanager
+async def in_front_of(*bases: str) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
+    settings = Settings(
+        upstream=bases, listen="127.0.0.1:0", admin_listen="127.0.0.1:0", drain_timeout=1.0, drain_delay=0
+    )
+    async with (
+        running(settings) as sidecar,
+        aiohttp.ClientSession(f"http://{sidecar.addresses[0]}") as client,
+    ):
+        yield sidecar, client
+
+
+async def until(true: Callable[[], Awaitable[object]], why: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await true():
+            await asyncio.sleep(0.01)
+    assert why
+
+
+async def readyz(sidecar: Sidecar) -> int:
+    url = f"http://{sidecar.addresses[1]}/readyz"
+    async with aiohttp.ClientSession() as client, client.get(url) as answer:
+        return answer.status
+
+
+async def becomes(sidecar: Sidecar, status: int) -> None:
+    async def so() -> bool:
+        return await readyz(sidecar) == status
+
+    await until(so, f"readyz says {status}")
+
+
+async def is_ready(sidecar: Sidecar) -> None:
+    async def ready() -> bool:
+        return all(link.ready for link in sidecar.driver.links.values())
+
+    await until(ready, "all engines are probed")
+
+
+async def settled(sidecar: Sidecar) -> None:
+    """Wait until the last reply's tokens are known: all tasks but the watches are over."""
+
+    async def quiet() -> bool:
+        return len(sidecar.driver.tasks) <= len(sidecar.driver.links)
+
+    await until(quiet, "nothing is left to do")
+
+
+def body(*said: str, **more: Any) -> dict[str, Any]:
+    turns = [{"role": "user" if n % 2 == 0 else "assistant", "content": text} for n, text in enumerate(said)]
+    plain = {"chat_template_kwargs": {"plain": True}, "temperature": 0, "max_tokens": 8}
+    return {"messages": turns, **plain, **more}
+
+
+async def asked(client: aiohttp.ClientSession, *said: str) -> tuple[str, dict[str, str], int]:
+    """The reply, our headers, and how many tokens the engine had cached."""
+    async with client.post(CHAT, json=body(*said)) as answer:
+        assert answer.status == 200, await answer.text()
+        doc = await answer.json()
+        return doc["choices"][0]["message"]["content"], dict(answer.headers), doc["timings"]["cache_n"]
+
+
+async def test_a_sidecar_may_be_there_before_its_engine(engine_factory, build):
+    port = free_port()
+    async with in_front_of(f"http://127.0.0.1:{port}") as (sidecar, client):
+        assert await readyz(sidecar) == 503
+        async with client.post(CHAT, json=body("Hello")) as answer:
+            assert answer.status == 503
+            assert int(answer.headers["Retry-After"]) > 0
+            assert (await answer.json())["error"]["type"] == "unavailable_error"
+        engine_factory("tiny-hybrid", build, args=ONE, port=port)
+        await is_ready(sidecar)
+        assert await readyz(sidecar) == 200
+        await asked(client, "Hello")
+
+
+async def test_after_a_crash_in_the_middle_of_a_stream_every_slot_is_cold(engine_factory, build):
+    engine = engine_factory("tiny-hybrid", build, args=ONE)
+    async with in_front_of(engine.base) as (sidecar, client):
+        await is_ready(sidecar)
+        reply, _, _ = await asked(client, LONG)
+        await settled(sidecar)
+        _, headers, cached = await asked(client, LONG, reply, "And then?")
+        assert int(headers["X-Slotkeeper-Predicted"]) == cached > 100
+
+        endless = body(LONG, stream=True, max_tokens=5000, ignore_eos=True)
+        async with client.post(CHAT, json=endless) as answer:
+            await answer.content.readany()
+            os.killpg(engine.process.pid, signal.SIGKILL)
+            stream = await answer.read()
+        assert b'"error"' in stream
+        assert b"[DONE]" not in stream
+        await becomes(sidecar, 503)
+
+        again = engine_factory("tiny-hybrid", build, args=ONE, port=engine.flags.port)
+        await is_ready(sidecar)
+        assert await readyz(sidecar) == 200
+        assert again.base == engine.base
+        (table,) = sidecar.driver.placement.tables.values()
+        assert not any(table.shadow.slots)
+        _, headers, cached = await asked(client, LONG, reply, "And then?")
+        assert int(headers["X-Slotkeeper-Predicted"]) == cached == 0
+        await settled(sidecar)
+        _, headers, cached = await asked(client, LONG, reply, "And after that?")
+        assert int(headers["X-Slotkeeper-Predicted"]) == cached > 100
+
+
+async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
+    """/health said "ok" before and says "ok" after: only the media marker tells."""
+    engine = engine_factory("tiny-hybrid", build, args=ONE)
+    async with in_front_of(engine.base) as (sidecar, client):
+        await is_ready(sidecar)
+        await asked(client, LONG)
+        (link,) = sidecar.driver.links.values()
+        (table,) = sidecar.driver.placement.tables.values()
+        before = link._process
+        look, gate = link._look, asyncio.Event()
+
+        async def later(*args: Any) -> None:
+            await gate.wait()
+            await look(*args)
+
+        link._look = later
+        await asyncio.sleep(1.5)  # now the watch stands before its next look
+        engine.process.kill()
+        engine_factory("tiny-hybrid", build, args=ONE, port=engine.flags.port)
+        assert any(table.shadow.slots), "it has not looked yet"
+        gate.set()
+
+        async def noticed() -> bool:
+            return link.ready and link._process != before
+
+        await until(noticed, "the new process is known")
+        assert not any(table.shadow.slots)
+        _, headers, cached = await asked(client, LONG)
+        assert int(headers["X-Slotkeeper-Predicted"]) == cached == 0
+
+
+async def test_a_conversation_stays_with_its_engine_and_moves_when_that_dies(engine_factory, build):
+    engines = [engine_factory("tiny-hybrid", build, args=ONE) for _ in range(2)]
+    async with in_front_of(*(engine.base for engine in engines)) as (sidecar, client):
+        await is_ready(sidecar)
+        told: dict[str, list[str]] = {}
+        for name in ("red", "green", "blue", "black"):
+            first = f"A story of the {name} ship. {LONG}"
+            told[name] = [first, (await asked(client, first))[0]]
+        for turn in ("And then?", "And how does it end?"):
+            for said in told.values():
+                reply, _, cached = await asked(client, *said, turn)
+                assert cached > 100, "its engine had it"
+                said += [turn, reply]
+        used = [
+            len([h for h in table.shadow.slots if h]) for table in sidecar.driver.placement.tables.values()
+        ]
+        assert used == [2, 2], "four stories, four slots, two engines"
+
+        engines[0].process.kill()  # and it is dead when this returns
+        async with asyncio.TaskGroup() as group:
+            for said in told.values():
+                group.create_task(asked(client, *said, "Again, please."))
+        assert await readyz(sidecar) == 200, "one engine is enough"
+
+
+async def test_a_loading_engine_says_so_itself(engine_factory, build):
+    """A model that loads for long cannot be had here, so its answer is checked as it passes through."""
+    port = free_port()
+    async with in_front_of(f"http://127.0.0.1:{port}") as (_, client), asyncio.TaskGroup() as group:
+        seen: list[tuple[int, bytes]] = []
+        started = asyncio.Event()
+        group.create_task(_ask_until_served(client, seen, started))
+        await started.wait()
+        await asyncio.to_thread(engine_factory, "tiny-hybrid", build, args=ONE, port=port)
+    assert seen[-1][0] == 200
+    for status, answer in seen[:-1]:
+        assert status == 503
+        assert orjson.loads(answer)["error"]["type"] == "unavailable_error"
+
+
+async def _ask_until_served(
+    client: aiohttp.ClientSession, seen: list[tuple[int, bytes]], started: asyncio.Event
+) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not seen or seen[-1][0] != 200:
+            async with client.post(CHAT, json=body("Hello")) as answer:
+                seen.append((answer.status, await answer.read()))
+            started.set()
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("flag", ["--no-slots", "--slots"])
+async def test_an_engine_that_hides_its_slots_is_served_unpinned(engine_factory, build, flag):
+    engine = engine_factory("tiny-hybrid", build, args=[*ONE, flag])
+    async with in_front_of(engine.base) as (sidecar, client):
+        await becomes(sidecar, 200)
+        if flag == "--slots":
+            await is_ready(sidecar)
+        async with asyncio.TaskGroup() as group:
+            replies = [group.create_task(asked(client, f"{number}. {LONG}")) for number in range(6)]
+        pinned = ["X-Slotkeeper-Slot" in task.result()[1] for task in replies]
+        assert not any(pinned) if flag == "--no-slots" else any(pinned)
