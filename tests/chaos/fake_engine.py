@@ -63,8 +63,8 @@ class Job:
             case Fault.DIE_IN_BODY:
                 return head(200, len(body)) + body[: len(body) // 2]
             case Fault.DIE_IN_CHUNKS:
-                head = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
-                return head + chunk(body[: len(body) // 2])
+                plain = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
+                return plain + chunk(body[: len(body) // 2])
             case Fault.DIE_IN_STREAM:
                 return STREAM_HEAD + b"".join(map(chunk, self.events[:2]))
             case Fault.CUT_A_CHUNK:

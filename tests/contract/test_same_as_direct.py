@@ -1,7 +1,9 @@
 """The data port is llama-server: the same requests, directly and through us, the same answers."""
 
 from collections.abc import Iterable
+from io import BytesIO
 
+import aiohttp
 import pytest
 
 from chaos.conftest import settings
@@ -49,3 +51,16 @@ async def test_keys_are_judged_by_the_engine_alone(locked_pair):
         found = await differences(direct, behind, sidecar.addresses[0], asked)
         assert not found, "\n".join(found)
         await until(lambda: link.ready, "with a client's key the engine could be probed")
+
+
+async def test_a_refusal_that_comes_before_the_body_was_read_arrives(locked_pair):
+    """The engine judges the key first, answers, and closes with the upload unread."""
+    base = locked_pair.behind.base
+    large = b'{"content": "' + b"x" * 8_000_000 + b'"}'
+    bad = {"Authorization": "Bearer bad"}
+    async with running(settings(base, drain_timeout=1.0)) as sidecar:
+        async with aiohttp.ClientSession(f"http://{sidecar.addresses[0]}") as client:
+            for path in ("/tokenize", "/v1/chat/completions") * 6:
+                async with client.post(path, data=BytesIO(large), headers=bad) as answer:
+                    assert answer.status == 401
+                    assert (await answer.json())["error"]["type"] == "authentication_error"

@@ -154,6 +154,8 @@ def forward(pending: Pending, now: float) -> Forward:
         look = _look_now(table, slot, pending)
         table.shadow.launch(look, others)
         pending.base = look.base
+        if plan.reason is Reason.BRIEF:
+            pending.predicted = look.reuse  # its tokens will come too late to say better
     pending.stage = Stage.RUNNING
     if plan.pinned and slot is not None:
         pending.slot = slot

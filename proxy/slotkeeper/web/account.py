@@ -44,6 +44,7 @@ class Account:
         self._reader: AnswerReader | None = None
         self._first_token: float | None = None
         self._open = False  # the driver waits to hear how it ended
+        self._unrendered: Ask | None = None  # its tokens are promised to the driver, but not looked for yet
         self.id = request_id
         self.key = RequestId("")
         self.ask: Ask | None = None
@@ -67,15 +68,19 @@ class Account:
         self._metrics.spent("parse", self._driver.now() - self.arrived)
 
     def open(self) -> bool:
-        """A new key, under which the driver will know it. Returns whether `Rendered` will follow."""
+        """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(_numbers)}:{self.id}")  # a client may send one id twice
         self._open = True
-        ask = self.ask
-        if ask is None or (ask.chat is None and ask.prompt is None):
-            return False
         self.rendered = asyncio.Event()
-        self._driver.tasks.start(self._render(ask))
-        return True
+        ask = self.ask
+        self._unrendered = ask if ask and (ask.chat is not None or ask.prompt is not None) else None
+        return self._unrendered is not None
+
+    def render(self) -> None:
+        """Find its tokens, in the background; once for each key."""
+        if self._unrendered is not None:
+            self._driver.tasks.start(self._render(self._unrendered))
+            self._unrendered = None
 
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
@@ -128,6 +133,7 @@ class Account:
                 slot=figures.slot,
             )
         )
+        self.render()
         if self._first_token is not None:
             self._metrics.first_token.observe(self._first_token)
         self._log(answer, forward, status)

@@ -84,7 +84,12 @@ class Exchange:
         account, driver = self._account, self._gate.driver
         await driver.awake()
         renders = account.open()
-        forward = await driver.admit(self._arrival(renders=renders))
+        arrival = self._arrival(renders=renders)
+        if not arrival.brief:
+            account.render()
+        forward = await driver.admit(arrival)
+        if forward.reason is not Reason.BRIEF:  # whose tokens can wait until its answer is over
+            account.render()
         self._gate.metrics.waited(driver.now() - account.arrived)
         return forward
 
@@ -99,7 +104,7 @@ class Exchange:
             id_slot=ask.id_slot if ask else None,
             copies=ask.copies if ask else 1,
             outline=ask.outline if ask and ask.cache_prompt else (),
-            brief=len(self._body) <= BRIEF_BYTES,
+            brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES,
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1",
         )
@@ -172,7 +177,7 @@ class Exchange:
         if forward.slot is not None:
             response.headers[names.SLOT] = str(forward.slot)
         pending = self._gate.driver.placement.pending(account.key)
-        if pending and not pending.rendered:
+        if pending and pending.predicted is None and not pending.rendered:
             try:
                 await asyncio.wait_for(account.rendered.wait(), PREDICTION_WAIT)
             except TimeoutError:

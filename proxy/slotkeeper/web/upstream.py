@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from io import BytesIO
 from typing import Final
 
 import aiohttp
@@ -19,7 +20,6 @@ from slotkeeper.wire.headers import forwardable
 CONNECT_SECONDS: Final = 5.0
 RETRY_AFTER: Final = 2  # seconds: a llama-server that is starting or restarting
 CHUNK: Final = 64 * 1024
-PIECE: Final = 2**20  # bytes; aiohttp warns of larger ones written at once
 # Our own hints stay with us. aiohttp frames the body itself.
 NOT_SENT: Final = ("host", "content-length", "expect", names.BYPASS, names.CONVERSATION)
 GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenPipeError)
@@ -92,14 +92,13 @@ def target(request: web.BaseRequest) -> str:
     return path
 
 
-def _framed(body: bytes) -> bytes | AsyncIterator[memoryview]:
-    """Large bodies in pieces, so that one upload does not hold the loop."""
-    return body if len(body) <= PIECE else _pieces(memoryview(body))
+def _framed(body: bytes) -> bytes | BytesIO:
+    """Large bodies in small pieces, so that an upload does not hold the loop.
 
-
-async def _pieces(body: memoryview) -> AsyncIterator[memoryview]:
-    for at in range(0, len(body), PIECE):
-        yield body[at : at + PIECE]
+    Small also because llama-server refuses a bad key before it has read the body, and closes: its answer
+    must be taken in between two pieces, for after a write that failed nothing is read any more.
+    """
+    return body if len(body) <= CHUNK else BytesIO(body)
 
 
 def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> CIMultiDict[str]:
