@@ -117,7 +117,7 @@ def stock(model: str, folder: Path, port: int) -> list[str]:
     path, slot_dir = build_model(Tiny(model)), folder / "slots"
     slot_dir.mkdir(exist_ok=True)
     return (
-        f"-m {path} --host 127.0.0.1 --port {port} -c 131072 -np 2 --slots --metrics --jinja -t 2"
+        f"-m {path} --host 127.0.0.1 --port {port} -c 131072 -np 2 --slots --metrics --jinja -t 1"
         f" --device none --fit off --slot-save-path {slot_dir}"
     ).split()
 

@@ -48,6 +48,7 @@ class EngineShadow:
         self.traits = traits
         self.slots: list[Held | None] = [None] * traits.n_slots
         self.ram: list[Held] = []
+        self._copied: dict[SlotId, Held] = {}  # idle slots whose content is in the RAM cache already
         self._tasks = 0
 
     def __repr__(self) -> str:
@@ -114,6 +115,7 @@ class EngineShadow:
             _publish(self.ram, held)
         if look.source is Source.RAM and look.base in self.ram:
             self.ram.remove(look.base)
+            self._copied.clear()
         if look.base is not held:
             self.slots[look.slot] = look.base
         if self.traits.ram_cache and self.traits.idle_copy:
@@ -178,6 +180,7 @@ class EngineShadow:
     def forget_ram(self) -> None:
         """What we believed to be in the RAM cache was not."""
         self.ram.clear()
+        self._copied.clear()
 
     def assume_unified(self, wiped: Collection[SlotId]) -> None:
         """These idle slots were cleared by another's task: they are in the RAM cache now (T6)."""
@@ -191,6 +194,7 @@ class EngineShadow:
         """Twice the RAM cache did not hold what stock settings would have put there."""
         self.traits = replace(self.traits, ram_cache=False)
         self.ram.clear()
+        self._copied.clear()
 
     # -- rules -------------------------------------------------------------------------------------
 
@@ -238,8 +242,11 @@ class EngineShadow:
 
     def _copy_idle(self, running: SlotId, idle: Collection[SlotId]) -> None:
         for other in idle:
-            if other != running and (held := self.slots[other]):
-                _publish(self.ram, held)
+            held = self.slots[other]
+            if held and other != running:
+                if self._copied.get(other) is not held:
+                    _publish(self.ram, held)
+                    self._copied[other] = held
                 if self.traits.unified:
                     self.slots[other] = None
 

@@ -30,6 +30,8 @@ from slotkeeper.wire.routes import Api
 PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
 AUTH: Final = ("Authorization", "X-Api-Key")
 
+# Straight through, or over before its client could tire of it: no progress is asked for.
+AS_IT_IS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
 BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
 
 log = get_logger(__name__)
@@ -128,7 +130,7 @@ class Exchange:
         if forward.pin and forward.slot is not None:
             body = pin(body, forward.slot)
         ask, progress = self._account.ask, None
-        if ask is not None and forward.reason is not Reason.BYPASS and can_ask(ask, body):
+        if ask is not None and forward.reason not in AS_IT_IS and can_ask(ask, body):
             body, progress = ask_for(body), ProgressFilter()
         link = driver.links[forward.engine]
         try:
