@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from benchmarks.raw import Took, post
+from benchmarks.raw import Line, Took, post
 from benchmarks.stage import DIRECT, OURS, Stage, stage
 from slotkeeper.bench.measure import percentile
 
@@ -52,6 +52,21 @@ async def one_by_one(found: Stage, requests: int) -> Found:
             await asyncio.sleep(PAUSE_SECONDS)
             if number >= 0:
                 answers[name].append(took)
+    return answers
+
+
+async def kept(found: Stage, requests: int) -> Found:
+    """As `one_by_one`, on connections that the clients keep."""
+    lines = {name: Line(way.url) for name, way in found.ways.items()}
+    answers: Found = {name: [] for name in lines}
+    for number in track(range(-WARM_UP, requests), "kept connections", console=console, transient=True):
+        for name, line in random.sample(list(lines.items()), len(lines)):
+            took = await line.post(PATH, small_request())
+            await asyncio.sleep(PAUSE_SECONDS)
+            if number >= 0:
+                answers[name].append(took)
+    for line in lines.values():
+        line.close()
     return answers
 
 
@@ -102,6 +117,7 @@ async def measure(requests: int, rounds: int) -> dict[str, Any]:
     async with stage(slots=CROWD, context_tokens=1024, relays=False) as found:
         return {
             "one by one": summary(await one_by_one(found, requests)),
+            "one by one, connections kept": summary(await kept(found, requests)),
             "twenty at once": summary(await crowds(found, rounds)),
         }
 

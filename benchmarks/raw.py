@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 CHUNK: Final = 1 << 20
+LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,36 @@ async def post(base: str, path: str, body: bytes) -> Took:
     last = time.perf_counter()
     writer.close()
     return Took(sent=sent, first=first, last=last, answer=answer)
+
+
+@dataclass(slots=True)
+class Line:
+    """A client's connection, kept from one request to the next while the server keeps it, as SDKs do."""
+
+    base: str
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, path: str, body: bytes) -> Took:
+        """Send, and read a chunked answer to its last chunk, or any other until the connection closes."""
+        address = urlsplit(self.base)
+        if self.streams is None or self.streams[0].at_eof():
+            self.streams = await asyncio.open_connection(address.hostname, address.port, limit=CHUNK)
+        reader, writer = self.streams
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        sent = time.perf_counter()
+        writer.write(head.encode() + body)
+        answer = await reader.read(CHUNK)
+        first = time.perf_counter()
+        while not answer.endswith(LAST_CHUNK) and (more := await reader.read(CHUNK)):
+            answer += more
+        return Took(sent=sent, first=first, last=time.perf_counter(), answer=answer)
+
+    def close(self) -> None:
+        if self.streams:
+            self.streams[1].close()
 
 
 @dataclass(slots=True, kw_only=True)

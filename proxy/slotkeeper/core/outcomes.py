@@ -1,4 +1,4 @@
-"""Taking in what really happened: answers, disconnects, observations, engines that come and go."""
+"""Taking in what really happened to requests: plants, answers, disconnects, looks at the slots."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from slotkeeper.core.arrivals import again, forward, next_plant
-from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import (
-    EngineLost,
-    EngineUp,
     Finished,
     Gone,
     Observed,
@@ -22,10 +19,10 @@ from slotkeeper.core.events import (
 )
 from slotkeeper.core.held import Held
 from slotkeeper.core.pending import Pending, Stage
-from slotkeeper.core.shadow import EngineShadow, Source
+from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State, user_starts
-from slotkeeper.core.table import LINGER, SHARED_FOR, EngineTable, Orphan, SlotState
-from slotkeeper.core.types import Reason, SlotId
+from slotkeeper.core.table import LINGER, EngineTable, Orphan, SlotState
+from slotkeeper.core.types import SlotId
 
 SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
 
@@ -110,7 +107,7 @@ def close(state: State, pending: Pending) -> Iterator[Effect]:
     del state.requests[request]
 
 
-def _close_ended(state: State) -> Iterator[Effect]:
+def close_ended(state: State) -> Iterator[Effect]:
     for pending in [p for p in state.requests.values() if p.stage is Stage.ENDED]:
         yield from close(state, pending)
 
@@ -226,7 +223,7 @@ def observed(state: State, event: Observed) -> Iterator[Effect]:
             pending.predict()
         if pending.finished:
             _release(pending, table, slot, pending.finished, event.at, certain=True)
-    yield from _close_ended(state)
+    yield from close_ended(state)
 
 
 def observe_failed(state: State, event: ObserveFailed) -> None:
@@ -247,35 +244,3 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
             if held and held.request == event.request:
                 shadow.slots[slot] = held.known_as(pending.prompt)
     yield from close(state, pending)
-
-
-def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
-    table = state.tables.get(event.engine)
-    if table is None:
-        table = state.tables[event.engine] = EngineTable(event.engine, EngineShadow(event.traits))
-    table.up = True
-    table.reset(event.traits, event.at)
-    table.unseen = True
-    _still_out(state, table, event.at)
-    if not event.fresh:
-        table.shared_until = event.at + SHARED_FOR
-    yield from _close_ended(state)
-
-
-def _still_out(state: State, table: EngineTable, now: float) -> None:
-    """What was sent before may have reached this very engine: no slot is sure until it ends or is seen."""
-    for request, pending in state.requests.items():
-        sent_open = pending.plan is None and table.engine == state.engines[0]
-        if pending.stage is Stage.RUNNING and sent_open:
-            reason = Reason.BYPASS if pending.arrived.bypass else Reason.FAIL_OPEN
-            pending.plan = Plan(table=table, reason=reason, pinned=False)
-        if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
-            pending.slot = None
-            table.unsettled[request] = now
-
-
-def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
-    if table := state.tables.get(event.engine):
-        table.up = False
-        table.reset(table.traits, event.at)
-    yield from _close_ended(state)

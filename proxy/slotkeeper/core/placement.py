@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from slotkeeper.core import arrivals, outcomes
+from slotkeeper.core import arrivals, engines, outcomes
 from slotkeeper.core.effects import Effect
 from slotkeeper.core.events import (
     Arrived,
@@ -95,8 +95,8 @@ class Placement:
             case ObserveFailed():
                 outcomes.observe_failed(state, event)
             case EngineUp():
-                yield from outcomes.engine_up(state, event)
+                yield from engines.engine_up(state, event)
             case EngineLost():
-                yield from outcomes.engine_lost(state, event)
+                yield from engines.engine_lost(state, event)
             case _:
                 assert_never(event)

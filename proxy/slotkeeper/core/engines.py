@@ -1,0 +1,47 @@
+"""Engines that come and go, and what that means for the requests that were sent to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slotkeeper.core.choice import Plan
+from slotkeeper.core.effects import Effect
+from slotkeeper.core.events import EngineLost, EngineUp
+from slotkeeper.core.outcomes import close_ended
+from slotkeeper.core.pending import Stage
+from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.state import State
+from slotkeeper.core.table import SHARED_FOR, EngineTable
+from slotkeeper.core.types import Reason
+
+
+def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
+    table = state.tables.get(event.engine)
+    if table is None:
+        table = state.tables[event.engine] = EngineTable(event.engine, EngineShadow(event.traits))
+    table.up = True
+    table.reset(event.traits, event.at)
+    table.unseen = True
+    _still_out(state, table, event.at)
+    if not event.fresh:
+        table.shared_until = event.at + SHARED_FOR
+    yield from close_ended(state)
+
+
+def _still_out(state: State, table: EngineTable, now: float) -> None:
+    """What was sent before may have reached this very engine: no slot is sure until it ends or is seen."""
+    for request, pending in state.requests.items():
+        sent_open = pending.plan is None and table.engine == state.engines[0]
+        if pending.stage is Stage.RUNNING and sent_open:
+            reason = Reason.BYPASS if pending.arrived.bypass else Reason.FAIL_OPEN
+            pending.plan = Plan(table=table, reason=reason, pinned=False)
+        if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
+            pending.slot = None
+            table.unsettled[request] = now
+
+
+def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
+    if table := state.tables.get(event.engine):
+        table.up = False
+        table.reset(table.traits, event.at)
+    yield from close_ended(state)
