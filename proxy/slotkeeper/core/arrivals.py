@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core.choice import Plan, blind, cheapest, continuing
@@ -96,11 +97,7 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
 
 
 def _named(plan: Plan | None, reason: Reason) -> Plan | None:
-    return (
-        Plan(table=plan.table, slot=plan.slot, pinned=plan.pinned, reason=reason, price=plan.price)
-        if plan
-        else None
-    )
+    return replace(plan, reason=reason) if plan else None
 
 
 def _clients_own(state: State, id_slot: int, now: float) -> Plan | None:
@@ -137,7 +134,7 @@ def next_plant(pending: Pending) -> Plant:
     plan = pending.plan
     if plan is None or plan.slot is None:
         raise AssertionError("only a planned request plants")
-    tokens, purpose = plan.plants[len(plan.plants) - pending.plants_left]
+    tokens, purpose = pending.plant()
     place = Place(plan.table.engine, plan.slot)
     return Plant(request=pending.arrived.request, place=place, tokens=tokens, purpose=purpose)
 

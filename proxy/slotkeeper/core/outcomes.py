@@ -42,7 +42,7 @@ def planted(state: State, event: Planted) -> Iterator[Effect]:
         table.leave(slot, event.at)
         again(state, pending)
         return
-    tokens, purpose = pending.plan.plants[len(pending.plan.plants) - pending.plants_left]
+    tokens, purpose = pending.plant()
     pending.planted += event.computed
     pending.plants_left -= 1
     others = [s for s in table.idle if s != slot]

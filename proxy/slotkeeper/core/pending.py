@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slotkeeper.core.choice import Plan
-from slotkeeper.core.effects import Report
+from slotkeeper.core.effects import Purpose, Report
 from slotkeeper.core.events import Arrived, Finished
 from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.tokens import Tokens
@@ -39,6 +39,12 @@ class Pending:
     waits_in: Scene | None = None  # in which it was decided that it must wait
     plain: bool = False  # a plant failed for it: no more of them
     finished: Finished | None = None
+
+    def plant(self) -> tuple[Tokens, Purpose]:
+        """The plant that is due."""
+        if self.plan is None or not self.plants_left:
+            raise AssertionError("only a planned request plants")
+        return self.plan.plants[-self.plants_left]
 
     def predict(self) -> None:
         """Say what `cached` will be, once both the prompt and the slot's content are known."""

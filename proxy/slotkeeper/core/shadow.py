@@ -57,7 +57,7 @@ class EngineShadow:
 
     # -- questions ---------------------------------------------------------------------------------
 
-    def look(self, slot: SlotId, prompt: Tokens, *, evict: bool | None = None) -> Look:
+    def look(self, slot: SlotId, prompt: Tokens, *, evict: bool = False) -> Look:
         """Send it to `slot` as it is. `evict`: the engine chose the slot by age (save and load)."""
         return self._look(self.slots[slot], self.ram, slot, prompt, evict=evict)
 
@@ -118,8 +118,7 @@ class EngineShadow:
             self._copied.clear()
         if look.base is not held:
             self.slots[look.slot] = look.base
-        if self.traits.ram_cache and self.traits.idle_copy:
-            self._copy_idle(look.slot, idle)
+        self._copy_idle(look.slot, idle)
 
     def touch(self, slot: SlotId, idle: Collection[SlotId]) -> None:
         """A one-token task ran in `slot`."""
@@ -127,8 +126,7 @@ class EngineShadow:
         if held and self._parks(held, 0):
             _publish(self.ram, held)
         self.slots[slot] = Held(opaque=1)
-        if self.traits.ram_cache and self.traits.idle_copy:
-            self._copy_idle(slot, idle)
+        self._copy_idle(slot, idle)
 
     def finish(
         self,
@@ -193,8 +191,7 @@ class EngineShadow:
     def distrust_ram(self) -> None:
         """Twice the RAM cache did not hold what stock settings would have put there."""
         self.traits = replace(self.traits, ram_cache=False)
-        self.ram.clear()
-        self._copied.clear()
+        self.forget_ram()
 
     # -- rules -------------------------------------------------------------------------------------
 
@@ -205,10 +202,10 @@ class EngineShadow:
         slot: SlotId,
         prompt: Tokens,
         *,
-        evict: bool | None = None,
+        evict: bool = False,
     ) -> Look:
         common = held.tokens.lcp(prompt) if held else 0
-        parks = self._parks(held, common) or bool(evict and self.traits.ram_cache)
+        parks = self._parks(held, common) or (evict and self.traits.ram_cache)
         base, source = held, Source.SLOT
         if parks and (better := self._better(held, ram, prompt)):
             base, source = better, Source.RAM
@@ -241,6 +238,9 @@ class EngineShadow:
         return replace(best, slack=0) if best and best.slack else best
 
     def _copy_idle(self, running: SlotId, idle: Collection[SlotId]) -> None:
+        """At the start of a task the engine copies its other idle slots, and with one buffer clears them."""
+        if not (self.traits.ram_cache and self.traits.idle_copy):
+            return
         for other in idle:
             held = self.slots[other]
             if held and other != running:

@@ -53,6 +53,12 @@ class Driver:
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
         self._plants: dict[RequestId, asyncio.Task[None]] = {}
 
+    @property
+    def front(self) -> EngineLink:
+        """The first engine that is ready, else the first that was named."""
+        links = self.links.values()
+        return next((link for link in links if link.ready), next(iter(links)))
+
     @staticmethod
     def now() -> float:
         return time.monotonic()
@@ -68,7 +74,7 @@ class Driver:
 
     async def awake(self) -> None:
         """Wait, but not for long, until some engine is ready."""
-        if any(link.ready for link in self.links.values()):
+        if self.front.ready:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
@@ -183,7 +189,7 @@ class Driver:
             if link.traits and link.up:
                 up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=False)
                 self._events.append(up)
-        engine = next((link.engine for link in self.links.values() if link.ready), next(iter(self.links)))
+        engine = self.front.engine
         for request, grant in waiting.items():
             if not grant.done():
                 grant.set_result(

@@ -55,18 +55,18 @@ class EngineLink:
 
     async def wake(self) -> None:
         """Look at once: an engine that has just come up is not to serve its first requests unpinned."""
-        for _ in range(2):  # as in `is_gone`
-            self.kick()
-            await self._looked.wait()
-            if self.ready:
-                return
+        await self._turns_out(ready=True)
 
     async def is_gone(self) -> bool:
-        """Look at once. The look that is under way may have begun before the failure, so the next counts."""
+        """Look at once, after a connection has failed."""
+        return await self._turns_out(ready=False)
+
+    async def _turns_out(self, *, ready: bool) -> bool:
+        """The look that is under way may have begun too early, so the next counts as well."""
         for _ in range(2):
             self.kick()
             await self._looked.wait()
-            if not self.ready:
+            if self.ready is ready:
                 return True
         return False
 

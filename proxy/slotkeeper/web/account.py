@@ -84,9 +84,9 @@ class Account:
 
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
-        link = next((link for link in driver.links.values() if link.ready), None)
+        link = driver.front
         try:
-            self.prompt = await render.prompt_of(link, ask, self._auth) if link else None
+            self.prompt = await render.prompt_of(link, ask, self._auth) if link.ready else None
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=str(error))
             self._metrics.fallback("render")

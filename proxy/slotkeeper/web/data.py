@@ -100,8 +100,7 @@ class DataPort:
         self, request: web.Request, api: Api, body: bytes | None, known_as: str
     ) -> web.StreamResponse:
         """A route without a slot: to the first engine that is there."""
-        links = self._gate.driver.links
-        link = next((link for link in links.values() if link.ready), next(iter(links.values())))
+        link = self._gate.driver.front
         try:
             answer = await self._gate.upstream.send(link.engine, request, body, known_as)
         except UpstreamFault:

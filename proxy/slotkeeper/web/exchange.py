@@ -118,10 +118,10 @@ class Exchange:
 
     async def _elsewhere(self, engine: EngineId) -> bool:
         """Whether the engine is really gone and another is there: then nobody has to hear of it."""
-        links = self._gate.driver.links
-        if len(links) == 1:
+        driver = self._gate.driver
+        if len(driver.links) == 1:
             return False
-        return await links[engine].is_gone() and any(link.ready for link in links.values())
+        return await driver.links[engine].is_gone() and driver.front.ready
 
     # -- the answer --------------------------------------------------------------------------------
 
