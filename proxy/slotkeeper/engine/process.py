@@ -104,7 +104,8 @@ class EngineProcess:
             for number, seconds in STOP_STEPS:
                 self._send(number)
                 with contextlib.suppress(TimeoutError):
-                    return await asyncio.wait_for(self.wait(), seconds)
+                    async with asyncio.timeout(seconds):
+                        return await self.wait()
         finally:
             self.kill()
         return self.returncode

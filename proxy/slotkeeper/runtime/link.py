@@ -80,7 +80,8 @@ class EngineLink:
             self._looked.set()
             self._looked = asyncio.Event()
             try:
-                await asyncio.wait_for(self._kick.wait(), CALM if self.health is Health.OK else EAGER)
+                async with asyncio.timeout(CALM if self.health is Health.OK else EAGER):
+                    await self._kick.wait()
                 self._kick.clear()
                 await asyncio.sleep(EAGER / 4)  # a burst of failures is one look
             except TimeoutError:

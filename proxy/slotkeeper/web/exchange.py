@@ -181,7 +181,8 @@ class Exchange:
         pending = self._gate.driver.placement.pending(account.key)
         if pending and pending.predicted is None and not pending.rendered:
             try:
-                await asyncio.wait_for(account.rendered.wait(), PREDICTION_WAIT)
+                async with asyncio.timeout(PREDICTION_WAIT):
+                    await account.rendered.wait()
             except TimeoutError:
                 return
         if pending and pending.predicted is not None:
