@@ -36,8 +36,17 @@ class EngineTraits:
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
     speculative: bool = False
     user_start: tuple[tuple[int, ...], ...] = ()  # token sequences that open a user message
+    slot_files: bool = False  # slots can be saved to a folder that we read and write as well
+    state_version: int = 0  # of its slot files, which is what they fit into; 0 = none was seen
+    files_carry: bool | None = None  # whether its slot files carry checkpoints; None = not seen yet
+    fingerprint: str = ""  # of all that a slot file must fit; empty = not known, so no file is offered
 
     @property
     def cuttable(self) -> bool:
         """Whether a slot can be rolled back to any token."""
         return self.memory is Memory.DENSE or (self.memory is Memory.SWA and self.swa_full)
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether states can be kept in files and offered again."""
+        return self.slot_files and self.state_version > 0 and bool(self.fingerprint)
