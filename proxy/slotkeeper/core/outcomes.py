@@ -18,6 +18,7 @@ from slotkeeper.core.events import (
     Started,
 )
 from slotkeeper.core.held import Held
+from slotkeeper.core.looking import observe
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State, user_starts
@@ -212,7 +213,7 @@ def observed(state: State, event: Observed) -> Iterator[Effect]:
     table = state.tables.get(event.engine)
     if table is None:
         return
-    for request, slot in table.observe(event).items():
+    for request, slot in observe(table, event).items():
         pending = state.requests.get(request)
         if pending is None:
             continue

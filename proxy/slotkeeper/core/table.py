@@ -6,14 +6,10 @@ really released it. Two tasks in one slot corrupt a running answer (engine.md T1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from slotkeeper.core.events import Observed
-from slotkeeper.core.held import Held
-from slotkeeper.core.observed import SlotView
 from slotkeeper.core.shadow import EngineShadow
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, RequestId, SlotId
@@ -24,7 +20,6 @@ STALE: Final = 0.05  # seconds: an older look at a shared engine is no proof tha
 RAM_STRIKES: Final = 2  # misses in a row until we stop counting on the engine's RAM cache
 QUICK_LOOKS: Final = 6  # within a fifth of a second, enough for a slot that is being released
 SILENCE: Final = 1.3  # seconds: the engine sees a disconnect only after one in which nobody asked (T10)
-COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ without our ids being wrong
 
 
 class SlotState(StrEnum):
@@ -171,146 +166,3 @@ class EngineTable:
             self.shadow.distrust_ram()
         elif not hit:
             self.shadow.forget_ram()
-
-    def observe(self, seen: Observed) -> dict[RequestId, SlotId]:
-        """Take in GET /slots. Returns the unsettled requests whose slot is now known."""
-        self.observing = self.look_again = False
-        self.failures = 0
-        self.unseen = self.unseen and seen.asked < self.reset_at
-        self.observed_at = seen.at
-        self.patience += 1
-        settled: dict[RequestId, SlotId] = {}
-        if self._wiped(seen):
-            return settled
-        self._whose(seen, settled)
-        for view in seen.slots:
-            if self._tells(view, seen):
-                self._merge(view, seen.at)
-        self._adopt(seen, settled)
-        return settled
-
-    def _merge(self, view: SlotView, now: float) -> None:
-        state, slot = self.states[view.slot], view.slot
-        if view.busy:
-            if state is SlotState.LAUNCHED:
-                self.move(slot, SlotState.RUNNING, self.owners[slot], now)
-        elif state in (SlotState.DRAINING, SlotState.FOREIGN):
-            self._correct(view, now)
-            self.move(slot, SlotState.IDLE, None, now)
-        elif state is SlotState.IDLE and not self.orphans:
-            self._correct(view, now)
-
-    def _whose(self, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
-        """Slots that we thought idle are busy: with ours that went unpinned, or with another's tasks.
-
-        Nothing is concluded until all of ours must be among them.
-        """
-        busy = [
-            view.slot
-            for view in sorted(seen.slots, key=_age)
-            if view.busy and self._tells(view, seen) and self.states[view.slot] is SlotState.IDLE
-        ]
-        left = [orphan for orphan in self.orphans if orphan.total is None]
-        late = [orphan for orphan in self.orphans if orphan.since > seen.asked]
-        unseen = any(sent > seen.asked for sent in self.unsettled.values())
-        ended = any(orphan.total is not None for orphan in late)
-        if unseen or ended or len(busy) < len(self.unsettled) + len(late):
-            return
-        for slot in busy:
-            if self.unsettled:
-                request = next(iter(self.unsettled))
-                del self.unsettled[request]
-                settled[request] = slot
-                self.move(slot, SlotState.RUNNING, request, seen.at)
-            elif left:
-                self.orphans.remove(left.pop(0))
-                self.shadow.slots[slot] = None
-                self.move(slot, SlotState.DRAINING, None, seen.at)
-            else:
-                self.shared_until = seen.at + SHARED_FOR
-                self.shadow.slots[slot] = None
-                self.move(slot, SlotState.FOREIGN, None, seen.at)
-
-    def _tells(self, view: SlotView, seen: Observed) -> bool:
-        """Whether this look is newer than what we know of the slot."""
-        return view.slot < len(self.states) and self.changed[view.slot] <= seen.asked
-
-    def _correct(self, view: SlotView, now: float) -> None:
-        """Believe the engine's count of a free slot more than ours."""
-        held = self.shadow.slots[view.slot]
-        count, ours = view.held or 0, held.total if held else 0
-        if held is None:
-            self.shadow.slots[view.slot] = Held(opaque=count, used=now) if count else None
-        elif count == 0:
-            self.shadow.slots[view.slot] = None
-        elif held.rough or count <= ours + COUNT_SLIP:
-            self.shadow.slots[view.slot] = held.shrunk(count)
-        else:  # longer than we left it: somebody else wrote there
-            self.shadow.slots[view.slot] = Held(opaque=count, used=now)
-            self.shared_until = now + SHARED_FOR
-
-    def _adopt(self, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
-        """Find the slots of requests that ended before they were seen: by what they left there."""
-        due = [orphan for orphan in self.orphans if orphan.since <= seen.asked]
-        if not due:
-            return
-        free = [
-            view
-            for view in seen.slots
-            if not view.busy and self._tells(view, seen) and self.states[view.slot] is SlotState.IDLE
-        ]
-        for orphan in due:
-            self.orphans.remove(orphan)
-            total = orphan.total
-            fitting = [v for v in free if total and abs((v.held or 0) - total) <= COUNT_SLIP]
-            if fitting:
-                newest = max(fitting, key=_age)
-                settled[orphan.request] = newest.slot
-                free.remove(newest)
-        if not self.orphans:
-            for view in free:
-                self._correct(view, seen.at)
-
-    def _wiped(self, seen: Observed) -> bool:
-        """Whether slots lost what we left there: all of them (restart), or all but the last to run (T6)."""
-        views = {v.slot: v for v in seen.slots}
-        believed = [
-            slot
-            for slot in self.idle
-            if self.shadow.slots[slot] and self.changed[slot] <= seen.asked and slot in views
-        ]
-        empty = [slot for slot in believed if not views[slot].busy and not views[slot].held]
-        kept = [slot for slot in believed if slot not in empty]
-        if any(self._outlived_a_task(slot, views) for slot in kept):
-            self.proven = True
-        if not empty or (kept and kept != [max(believed, key=lambda slot: self.changed[slot])]):
-            return False
-        if any(v.held or v.busy for v in seen.slots):
-            self._learn_unified(empty)
-            return False
-        if all(state is SlotState.IDLE for state in self.states):
-            sent = dict(self.unsettled)  # perhaps to the new engine already
-            self.reset(self.traits, seen.asked)
-            self.unsettled.update(sent)
-            return True
-        return False
-
-    def _outlived_a_task(self, kept: SlotId, views: Mapping[SlotId, SlotView]) -> bool:
-        """Whether another slot began a task after this one got its content."""
-        return any(
-            self.begun[slot] > self.changed[kept]
-            and (self.states[slot] is not SlotState.LAUNCHED or views[slot].busy)
-            for slot in views
-            if slot != kept and slot < len(self.states)
-        )
-
-    def _learn_unified(self, wiped: list[SlotId]) -> None:
-        """Idle slots are saved to the RAM cache and cleared at each task: what was there is there now."""
-        if self.proven or self.traits.unified:
-            return
-        self.shadow.assume_unified(wiped)
-
-
-def _age(view: SlotView) -> int:
-    """Tasks are numbered as they come in: the order in which slots were last taken."""
-    return -1 if view.task is None else view.task

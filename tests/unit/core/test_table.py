@@ -6,6 +6,7 @@ import pytest
 
 from slotkeeper.core.events import Observed
 from slotkeeper.core.held import Held
+from slotkeeper.core.looking import observe
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.shadow import EngineShadow
 from slotkeeper.core.table import (
@@ -74,7 +75,7 @@ def test_a_look_moves_a_slot(before, seen, after):
     engine = table(None)
     if before is not IDLE:
         engine.move(SlotId(0), before, R1 if before in (LAUNCHED, RUNNING) else None, NOW - 1)
-    engine.observe(look(seen))
+    observe(engine, look(seen))
     assert engine.states == [after]
     assert engine.owners[0] == (R1 if after in (LAUNCHED, RUNNING) else None)
 
@@ -84,7 +85,7 @@ def test_a_look_moves_a_slot(before, seen, after):
 def test_a_look_older_than_the_slots_state_says_nothing(state, seen):
     engine = table(A)
     engine.move(SlotId(0), state, None, NOW)
-    engine.observe(look(seen, asked=NOW - 0.001))
+    observe(engine, look(seen, asked=NOW - 0.001))
     assert engine.states == [state]
     assert totals(engine) == [1000]
 
@@ -94,9 +95,9 @@ def test_a_slot_left_on_the_way_is_not_believed_free_for_a_moment():
     engine.move(SlotId(0), LAUNCHED, R1, NOW)
     engine.leave(SlotId(0), NOW)
     assert engine.pin_on_its_way(NOW)
-    engine.observe(look(0, asked=NOW + LINGER / 2))
+    observe(engine, look(0, asked=NOW + LINGER / 2))
     assert engine.states == [DRAINING]
-    engine.observe(look(0, asked=NOW + LINGER))
+    observe(engine, look(0, asked=NOW + LINGER))
     assert engine.states == [IDLE]
 
 
@@ -104,7 +105,7 @@ def test_a_slot_left_while_running_is_free_with_the_next_look():
     engine = table(None)
     engine.move(SlotId(0), RUNNING, R1, NOW)
     engine.leave(SlotId(0), NOW)
-    engine.observe(look(0, asked=NOW))
+    observe(engine, look(0, asked=NOW))
     assert engine.states == [IDLE]
 
 
@@ -123,7 +124,7 @@ def test_a_slot_left_while_running_is_free_with_the_next_look():
 )
 def test_the_engines_count_of_an_idle_slot_is_believed(count, known, opaque):
     engine = table(A, B)
-    engine.observe(look(count, 400))
+    observe(engine, look(count, 400))
     held = engine.shadow.slots[0]
     assert (len(held.tokens), held.opaque) == (known, opaque)
     assert (engine.shared_until > NOW) is (count == 1500)
@@ -131,7 +132,7 @@ def test_the_engines_count_of_an_idle_slot_is_believed(count, known, opaque):
 
 def test_a_slot_found_empty_is_empty_and_one_found_full_is_unknown():
     engine = table(A, B, None)
-    engine.observe(look(0, 400, 77))
+    observe(engine, look(0, 400, 77))
     assert totals(engine) == [0, 400, 77]
     assert len(engine.shadow.slots[2].tokens) == 0
 
@@ -139,7 +140,7 @@ def test_a_slot_found_empty_is_empty_and_one_found_full_is_unknown():
 def test_a_rough_state_takes_any_count():
     engine = table(A, B)
     engine.shadow.slots[0] = replace(engine.shadow.slots[0], rough=True)
-    engine.observe(look(1500, 400))
+    observe(engine, look(1500, 400))
     held = engine.shadow.slots[0]
     assert (held.tokens, held.opaque, held.rough) == (A, 500, False)
     assert engine.shared_until == 0.0
@@ -152,7 +153,7 @@ def test_an_unpinned_request_is_found_in_the_slot_that_became_busy():
     engine = table(A, None)
     engine.unsettled[R1] = NOW - 1
     assert not engine.open_for_pins(NOW)
-    assert engine.observe(look(1000, "busy")) == {R1: 1}
+    assert observe(engine, look(1000, "busy")) == {R1: 1}
     assert engine.owners == [None, R1]
     assert engine.open_for_pins(NOW)
 
@@ -160,9 +161,9 @@ def test_an_unpinned_request_is_found_in_the_slot_that_became_busy():
 def test_nothing_is_concluded_until_all_unpinned_requests_can_be_seen():
     engine = table(None, None)
     engine.unsettled.update({R1: NOW - 2, R2: NOW - 1})
-    assert engine.observe(look("busy", 0)) == {}
+    assert observe(engine, look("busy", 0)) == {}
     assert engine.states == [IDLE, IDLE]
-    assert engine.observe(look("busy", "busy", asked=NOW + 1)) == {R1: 0, R2: 1}
+    assert observe(engine, look("busy", "busy", asked=NOW + 1)) == {R1: 0, R2: 1}
 
 
 def test_the_older_task_is_the_older_request():
@@ -170,13 +171,13 @@ def test_the_older_task_is_the_older_request():
     engine.unsettled.update({R1: NOW - 2, R2: NOW - 1})
     seen = look("busy", "busy")
     views = (replace(seen.slots[0], task=9), replace(seen.slots[1], task=8))
-    assert engine.observe(replace(seen, slots=views)) == {R1: 1, R2: 0}
+    assert observe(engine, replace(seen, slots=views)) == {R1: 1, R2: 0}
 
 
 def test_what_is_busy_beside_ours_is_anothers():
     engine = table(None, None)
     engine.unsettled[R1] = NOW - 1
-    engine.observe(look("busy", "busy"))
+    observe(engine, look("busy", "busy"))
     assert engine.states == [RUNNING, FOREIGN]
     assert engine.shared_until == pytest.approx(NOW + SHARED_FOR, abs=1)
 
@@ -184,7 +185,7 @@ def test_what_is_busy_beside_ours_is_anothers():
 def test_an_orphan_is_found_in_the_newest_slot_that_fits():
     engine = table(None, None, None)
     engine.orphans.append(Orphan(R1, 300, NOW - 1))
-    assert engine.observe(look(299, 301, 50)) == {R1: 1}
+    assert observe(engine, look(299, 301, 50)) == {R1: 1}
     assert engine.orphans == []
     assert totals(engine) == [299, 0, 50]  # the caller fills in slot 1
 
@@ -192,7 +193,7 @@ def test_an_orphan_is_found_in_the_newest_slot_that_fits():
 def test_an_orphan_is_not_looked_for_in_an_older_look():
     engine = table(None)
     engine.orphans.append(Orphan(R1, 300, NOW))
-    assert engine.observe(look(300, asked=NOW - 1)) == {}
+    assert observe(engine, look(300, asked=NOW - 1)) == {}
     assert engine.orphans
     assert not engine.open_for_pins(NOW)
 
@@ -203,7 +204,7 @@ def test_an_orphan_is_not_looked_for_in_an_older_look():
 def test_all_slots_empty_is_a_restart():
     engine = table(A, B)
     engine.shadow.ram.append(Held(tokens=A))
-    engine.observe(look(0, 0))
+    observe(engine, look(0, 0))
     assert totals(engine) == [0, 0]
     assert engine.shadow.ram == []
 
@@ -211,14 +212,14 @@ def test_all_slots_empty_is_a_restart():
 def test_a_restart_forgets_no_request_that_is_on_its_way():
     engine = table(A)
     engine.unsettled[R1] = NOW - 1
-    engine.observe(look(0))
+    observe(engine, look(0))
     assert R1 in engine.unsettled
 
 
 def test_a_slot_emptied_while_another_runs_shows_a_unified_engine():
     engine = table(A, None)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 1)
-    engine.observe(look(0, "busy"))
+    observe(engine, look(0, "busy"))
     assert engine.traits.unified
     assert [held.tokens for held in engine.shadow.ram] == [A]
 
@@ -228,7 +229,7 @@ def test_a_slot_emptied_by_a_task_that_is_over_shows_a_unified_engine():
     engine.move(SlotId(0), IDLE, None, NOW - 3)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    engine.observe(look(0, 400))
+    observe(engine, look(0, 400))
     assert engine.traits.unified
     assert not engine.proven
 
@@ -238,9 +239,9 @@ def test_a_slot_that_outlived_anothers_task_shows_that_it_is_not():
     engine.move(SlotId(0), IDLE, None, NOW - 3)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    engine.observe(look(1000, 400))
+    observe(engine, look(1000, 400))
     assert engine.proven
-    engine.observe(look(0, 400, asked=NOW + 1))  # erased by somebody
+    observe(engine, look(0, 400, asked=NOW + 1))  # erased by somebody
     assert not engine.traits.unified
 
 
@@ -250,7 +251,7 @@ def test_two_tasks_side_by_side_prove_nothing():
     engine.move(SlotId(1), LAUNCHED, R2, NOW - 3)
     engine.move(SlotId(0), IDLE, None, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    engine.observe(look(1000, 400))
+    observe(engine, look(1000, 400))
     assert not engine.proven
 
 
@@ -290,7 +291,7 @@ def test_looks_that_change_nothing_come_more_slowly_and_a_change_wakes_them():
     engine.move(SlotId(0), DRAINING, None, NOW - 1)
     first = engine.watch(waiting=False, now=NOW)
     for n in range(30):
-        engine.observe(look("busy", asked=NOW + n))
+        observe(engine, look("busy", asked=NOW + n))
     slow = engine.watch(waiting=False, now=NOW)
     assert first < slow
     assert slow == SILENCE  # the engine sees that a client left only when nobody asks it
@@ -303,7 +304,7 @@ def test_one_that_waits_in_the_engine_does_not_keep_a_lost_client_from_being_see
     engine.move(SlotId(0), DRAINING, None, NOW - 1)
     engine.unsettled[R1] = NOW - 1
     for n in range(30):
-        engine.observe(look("busy", asked=NOW + n))
+        observe(engine, look("busy", asked=NOW + n))
     assert engine.watch(waiting=True, now=NOW) == SILENCE
 
 
@@ -316,7 +317,7 @@ def test_a_failed_look_is_not_repeated_at_once():
 def test_on_a_shared_engine_a_look_is_good_for_a_moment_only():
     engine = table(A)
     engine.shared_until = NOW + 60
-    engine.observe(look(1000, asked=NOW))
+    observe(engine, look(1000, asked=NOW))
     assert engine.open_for_pins(NOW + STALE / 2)
     assert not engine.open_for_pins(NOW + 2 * STALE)
     assert engine.watch(waiting=True, now=NOW + 2 * STALE) == 0.0

@@ -1,0 +1,169 @@
+"""What GET /slots says of an engine, taken into its table: who is where, what was lost, what is free.
+
+Believed over our own account where they differ, but only where the look is newer than what we know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from slotkeeper.core.events import Observed
+from slotkeeper.core.held import Held
+from slotkeeper.core.observed import SlotView
+from slotkeeper.core.table import SHARED_FOR, EngineTable, SlotState
+from slotkeeper.core.types import RequestId, SlotId
+
+COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ without our ids being wrong
+
+
+def observe(table: EngineTable, seen: Observed) -> dict[RequestId, SlotId]:
+    """Take in GET /slots. Returns the unsettled requests whose slot is now known."""
+    table.observing = table.look_again = False
+    table.failures = 0
+    table.unseen = table.unseen and seen.asked < table.reset_at
+    table.observed_at = seen.at
+    table.patience += 1
+    settled: dict[RequestId, SlotId] = {}
+    if _wiped(table, seen):
+        return settled
+    _whose(table, seen, settled)
+    for view in seen.slots:
+        if _tells(table, view, seen):
+            _merge(table, view, seen.at)
+    _adopt(table, seen, settled)
+    return settled
+
+
+def _merge(table: EngineTable, view: SlotView, now: float) -> None:
+    state, slot = table.states[view.slot], view.slot
+    if view.busy:
+        if state is SlotState.LAUNCHED:
+            table.move(slot, SlotState.RUNNING, table.owners[slot], now)
+    elif state in (SlotState.DRAINING, SlotState.FOREIGN):
+        _correct(table, view, now)
+        table.move(slot, SlotState.IDLE, None, now)
+    elif state is SlotState.IDLE and not table.orphans:
+        _correct(table, view, now)
+
+
+def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
+    """Slots that we thought idle are busy: with ours that went unpinned, or with another's tasks.
+
+    Nothing is concluded until all of ours must be among them.
+    """
+    busy = [
+        view.slot
+        for view in sorted(seen.slots, key=_age)
+        if view.busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
+    ]
+    left = [orphan for orphan in table.orphans if orphan.total is None]
+    late = [orphan for orphan in table.orphans if orphan.since > seen.asked]
+    unseen = any(sent > seen.asked for sent in table.unsettled.values())
+    ended = any(orphan.total is not None for orphan in late)
+    if unseen or ended or len(busy) < len(table.unsettled) + len(late):
+        return
+    for slot in busy:
+        if table.unsettled:
+            request = next(iter(table.unsettled))
+            del table.unsettled[request]
+            settled[request] = slot
+            table.move(slot, SlotState.RUNNING, request, seen.at)
+        elif left:
+            table.orphans.remove(left.pop(0))
+            table.shadow.slots[slot] = None
+            table.move(slot, SlotState.DRAINING, None, seen.at)
+        else:
+            table.shared_until = seen.at + SHARED_FOR
+            table.shadow.slots[slot] = None
+            table.move(slot, SlotState.FOREIGN, None, seen.at)
+
+
+def _tells(table: EngineTable, view: SlotView, seen: Observed) -> bool:
+    """Whether this look is newer than what we know of the slot."""
+    return view.slot < len(table.states) and table.changed[view.slot] <= seen.asked
+
+
+def _correct(table: EngineTable, view: SlotView, now: float) -> None:
+    """Believe the engine's count of a free slot more than ours."""
+    held = table.shadow.slots[view.slot]
+    count, ours = view.held or 0, held.total if held else 0
+    if held is None:
+        table.shadow.slots[view.slot] = Held(opaque=count, used=now) if count else None
+    elif count == 0:
+        table.shadow.slots[view.slot] = None
+    elif held.rough or count <= ours + COUNT_SLIP:
+        table.shadow.slots[view.slot] = held.shrunk(count)
+    else:  # longer than we left it: somebody else wrote there
+        table.shadow.slots[view.slot] = Held(opaque=count, used=now)
+        table.shared_until = now + SHARED_FOR
+
+
+def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
+    """Find the slots of requests that ended before they were seen: by what they left there."""
+    due = [orphan for orphan in table.orphans if orphan.since <= seen.asked]
+    if not due:
+        return
+    free = [
+        view
+        for view in seen.slots
+        if not view.busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
+    ]
+    for orphan in due:
+        table.orphans.remove(orphan)
+        total = orphan.total
+        fitting = [v for v in free if total and abs((v.held or 0) - total) <= COUNT_SLIP]
+        if fitting:
+            newest = max(fitting, key=_age)
+            settled[orphan.request] = newest.slot
+            free.remove(newest)
+    if not table.orphans:
+        for view in free:
+            _correct(table, view, seen.at)
+
+
+def _wiped(table: EngineTable, seen: Observed) -> bool:
+    """Whether slots lost what we left there: all of them (restart), or all but the last to run (T6)."""
+    views = {v.slot: v for v in seen.slots}
+    believed = [
+        slot
+        for slot in table.idle
+        if table.shadow.slots[slot] and table.changed[slot] <= seen.asked and slot in views
+    ]
+    empty = [slot for slot in believed if not views[slot].busy and not views[slot].held]
+    kept = [slot for slot in believed if slot not in empty]
+    if any(_outlived_a_task(table, slot, views) for slot in kept):
+        table.proven = True
+    if not empty or (kept and kept != [max(believed, key=lambda slot: table.changed[slot])]):
+        return False
+    if any(v.held or v.busy for v in seen.slots):
+        _learn_unified(table, empty)
+        return False
+    if all(state is SlotState.IDLE for state in table.states):
+        sent = dict(table.unsettled)  # perhaps to the new engine already
+        table.reset(table.traits, seen.asked)
+        table.unsettled.update(sent)
+        return True
+    return False
+
+
+def _outlived_a_task(table: EngineTable, kept: SlotId, views: Mapping[SlotId, SlotView]) -> bool:
+    """Whether another slot began a task after this one got its content."""
+    return any(
+        table.begun[slot] > table.changed[kept]
+        and (table.states[slot] is not SlotState.LAUNCHED or views[slot].busy)
+        for slot in views
+        if slot != kept and slot < len(table.states)
+    )
+
+
+def _learn_unified(table: EngineTable, wiped: list[SlotId]) -> None:
+    """Idle slots are saved to the RAM cache and cleared at each task: what was there is there now."""
+    if table.proven or table.traits.unified:
+        return
+    table.shadow.assume_unified(wiped)
+
+
+def _age(view: SlotView) -> int:
+    """Tasks are numbered as they come in: the order in which slots were last taken."""
+    return -1 if view.task is None else view.task
