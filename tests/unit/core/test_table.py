@@ -6,11 +6,10 @@ import pytest
 
 from slotkeeper.core.events import Observed
 from slotkeeper.core.held import Held
-from slotkeeper.core.looking import observe
+from slotkeeper.core.looking import COUNT_SLIP, observe
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.shadow import EngineShadow
 from slotkeeper.core.table import (
-    COUNT_SLIP,
     LINGER,
     SHARED_FOR,
     SILENCE,
