@@ -11,6 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from slotkeeper.config import Address, Settings
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.observe.log import get_logger
@@ -18,6 +19,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
 from slotkeeper.web.data import DataPort
 from slotkeeper.web.exchange import Gate
@@ -36,12 +38,19 @@ class Sidecar:
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         known = flags or {}
         links = {
-            engine: EngineLink(engine, api_key=key, flags=known.get(engine))
+            engine: EngineLink(
+                engine,
+                api_key=key,
+                flags=known.get(engine),
+                slot_dir=settings.slot_dir,
+                may_compute=settings.probe,
+            )
             for engine in map(EngineId, settings.upstream)
         }
         self.settings = settings
         self.metrics = Metrics()
-        self.driver = Driver(links, self.metrics)
+        store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
+        self.driver = Driver(links, self.metrics, store=store, limits=limits_in(settings))
         self.admin = AdminPort(self.driver, self.metrics, token)
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
@@ -84,6 +93,7 @@ class Sidecar:
         await asyncio.sleep(delay)
         if self._data is not None:
             await self._data.cleanup()
+        await self.driver.save_all(self.settings.save_timeout)
 
     async def close(self) -> None:
         for runner in self._runners:
@@ -91,6 +101,15 @@ class Sidecar:
         await self.driver.close()
         if self._upstream is not None:
             await self._upstream.close()
+
+
+def limits_in(settings: Settings) -> Limits:
+    return Limits(
+        hot_bytes=int(settings.hot_bytes),
+        cold_bytes=int(settings.cold_bytes) if settings.cold_dir else 0,
+        hourly_bytes=int(settings.hourly_bytes),
+        pause=settings.save_pause,
+    )
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -68,10 +68,33 @@ class Settings(BaseSettings):
     admin_listen: str = Field(default="127.0.0.1:9090", description="metrics, probes and state, HOST:PORT")
     slot_dir: Path | None = Field(
         default=None,
-        description="the engine's --slot-save-path; `up` passes it on, snapshots will live there",
+        description="the engine's --slot-save-path, as seen from here: snapshots are kept there",
     )
     cold_dir: Path | None = Field(
-        default=None, description="second tier for snapshots (kept for the release that has them)"
+        default=None, description="second tier for snapshots that have no room in the slot directory"
+    )
+    hot_bytes: ByteSize = Field(
+        default=ByteSize(16 * 2**30), ge=0, description="room for snapshots in the slot directory, as 16GiB"
+    )
+    cold_bytes: ByteSize = Field(
+        default=ByteSize(128 * 2**30), ge=0, description="room for snapshots in the cold directory"
+    )
+    hourly_bytes: ByteSize = Field(
+        default=ByteSize(64 * 2**30),
+        ge=0,
+        description="how much may be written in an hour while conversations pause",
+    )
+    save_pause: float = Field(
+        default=2.0,
+        ge=0,
+        description="seconds without a request until a conversation is saved; longer where a save is slow",
+    )
+    save_timeout: float = Field(
+        default=60.0, ge=0, description="seconds that saving may take when the sidecar is stopped"
+    )
+    probe: bool = Field(
+        default=True,
+        description="try out an unused engine with a few tokens, to learn what its slot files carry",
     )
     engine_api_key: SecretStr | None = Field(
         default=None, description="the engine's --api-key, for our own control calls"

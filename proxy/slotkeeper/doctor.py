@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from slotkeeper.core.snapshots import Tier
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
-from slotkeeper.engine.doctor import Finding, Severity, examine, probe
+from slotkeeper.engine.doctor import Finding, Probe, Severity, examine, probe
+from slotkeeper.engine.statefiles import about_files, state_bytes
 from slotkeeper.engine.traits import Reading, read_traits
+from slotkeeper.store import names
+from slotkeeper.store.health import SLOW_BYTES_PER_SECOND
+from slotkeeper.store.shelf import Shelf
+from slotkeeper.store.trouble import ADVICE, StoreError, Trouble, troubles
 
 COLOURS: Final = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow", Severity.FAIL: "red"}
+TRIAL_BYTES: Final = 32 << 20  # enough that a disk's own memory does not hide how slow it is
+CHUNK: Final = 1 << 20
 
 
-async def doctor(upstream: str, api_key: str | None, console: Console) -> int:
-    """Print the findings. Returns 1 when there is a FAIL, or no engine to look at."""
+async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir: Path | None = None) -> int:
+    """Print the findings. Returns 1 when there is a FAIL, or no engine to look at.
+
+    With a folder it also tries out snapshots: it saves an idle slot's state, prefills a few tokens in an
+    engine that nobody has used yet, and measures how quickly the folder can be written.
+    """
+    unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []
+    usable = slot_dir if not any(finding.severity is Severity.FAIL for finding in unfit) else None
     async with EngineClient(upstream.rstrip("/"), api_key=api_key) as client:
         health = await client.health()
         if health not in {Health.OK, Health.SLEEPING}:
@@ -25,7 +45,9 @@ async def doctor(upstream: str, api_key: str | None, console: Console) -> int:
             return 1
         try:
             seen = await probe(client)
-            reading = await read_traits(client) if health is Health.OK else None
+            reading = None
+            if health is Health.OK:
+                reading = await read_traits(client, slot_dir=usable, may_compute=True)
         except EngineGoneError as error:
             console.print(f"[red]{escape(str(error))}[/]")
             return 1
@@ -36,17 +58,68 @@ async def doctor(upstream: str, api_key: str | None, console: Console) -> int:
     if reading is None:
         console.print("The engine sleeps; looking closer would wake it. Run doctor again when it is awake.")
         return 0
-    findings = examine(
+    if usable:
+        unfit += [*about_files(reading, None), *about_room(usable, reading)]
+    findings = _examined(reading, seen, unfit if slot_dir else None)
+    console.print(_traits(reading))
+    console.print(_findings(findings))
+    return int(any(finding.severity is Severity.FAIL for finding in findings))
+
+
+def about_folder(folder: Path) -> Iterator[Finding]:
+    """Whether we can work there at all, whatever the engine can. Blocks."""
+    try:
+        with troubles(f"use {folder} for snapshots"):
+            Shelf(folder, Tier.HOT).demand(0)
+            rate = written_per_second(folder)
+    except StoreError as error:
+        yield in_words(error, Severity.FAIL)
+        return
+    if rate < SLOW_BYTES_PER_SECOND:
+        what = f"{folder} takes {rate / 1e6:.1f} MB a second: computing again is often quicker."
+        yield Finding(trap="folder", severity=Severity.WARN, what=what, do=ADVICE[Trouble.SLOW])
+
+
+def about_room(folder: Path, reading: Reading) -> Iterator[Finding]:
+    """Whether the largest state of one slot has room. Blocks for one look at the disk."""
+    try:
+        if reading.header:
+            Shelf(folder, Tier.HOT).demand(state_bytes(reading.header, reading.traits.n_ctx))
+    except StoreError as error:
+        yield in_words(error, Severity.WARN)
+
+
+def in_words(error: StoreError, severity: Severity) -> Finding:
+    do = ADVICE[error.trouble]
+    return Finding(trap="folder", severity=severity, what=str(error).removesuffix(do).rstrip(), do=do)
+
+
+def written_per_second(folder: Path) -> float:
+    """Bytes, all the way to the disk. Raises OSError."""
+    path = folder / names.new_temporary(time.time())
+    chunk = secrets.token_bytes(CHUNK)  # what can be compressed would be too quick on some file systems
+    started = time.perf_counter()
+    try:
+        with path.open("xb") as file:
+            for _ in range(TRIAL_BYTES // CHUNK):
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        return TRIAL_BYTES / (time.perf_counter() - started)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _examined(reading: Reading, seen: Probe, files: list[Finding] | None) -> list[Finding]:
+    return examine(
         reading.traits,
         None,
         seen.props,
         slots_ok=seen.slots_ok,
         metrics_ok=seen.metrics_ok,
         slot_save=seen.slot_save,
+        files=files,
     )
-    console.print(_traits(reading))
-    console.print(_findings(findings))
-    return int(any(finding.severity is Severity.FAIL for finding in findings))
 
 
 def _traits(reading: Reading) -> Table:

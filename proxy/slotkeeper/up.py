@@ -66,7 +66,8 @@ def up(
         raise UsageError(str(error)) from None
     base, keys = plan.flags.base, plan.flags.api_keys
     key = settings.engine_api_key or (SecretStr(keys[0]) if keys else None)
-    front = settings.model_copy(update={"upstream": (base,), "engine_api_key": key})
+    folder = plan.flags.slot_save_path  # the user may have named another one after --
+    front = settings.model_copy(update={"upstream": (base,), "engine_api_key": key, "slot_dir": folder})
     try:
         run_loop(serve(front, {EngineId(base): plan.flags}, beside=lambda: _supervise(plan)))
     except EngineDiedError as died:

@@ -71,6 +71,37 @@ async def test_a_prefill_leaves_exactly_its_tokens_in_the_slot(client):
     assert (await client.slots())[1].held == 340
 
 
+async def test_a_prefill_says_how_long_the_engine_computed(client):
+    ids = await ids_for(client, "timed", 2000)
+    all_of_it, nearly_nothing = await client.prefill(ids, SlotId(1)), await client.prefill(ids, SlotId(1))
+    assert all_of_it.seconds > nearly_nothing.seconds > 0
+
+
+async def test_a_state_that_was_saved_comes_back_in_another_slot(client, engine):
+    ids = await ids_for(client, "saved", 300)
+    await client.prefill(ids, SlotId(0))
+    saved = await client.save(SlotId(0), "state")
+    assert (saved.tokens, saved.written) == (300, (engine.slot_dir / "state").stat().st_size)
+    assert saved.seconds > 0
+
+    restored = await client.restore(SlotId(1), "state")
+    assert (restored.tokens, restored.read) == (300, saved.written)
+    assert restored.seconds > 0
+    assert (await client.prefill([*ids, 5, 6], SlotId(1))).cached == 300
+    assert await client.erase(SlotId(1)) == 302
+    assert await client.erase(SlotId(1)) == 0
+
+
+async def test_a_file_that_cannot_be_loaded_is_a_refusal_and_empties_the_slot(client, engine):
+    (engine.slot_dir / "short").write_bytes(b"qsgg")
+    await client.prefill([5, 6, 7], SlotId(1))
+    for name in ("short", "missing", "no/folder"):
+        with pytest.raises(EngineError) as refused:
+            await client.restore(SlotId(1), name)
+        assert refused.value.status == 400
+    assert await client.erase(SlotId(1)) == 0
+
+
 async def test_a_slot_is_busy_while_it_generates(client, engine):
     body = {"prompt": "Count.", "n_predict": 4000, "id_slot": 0, "ignore_eos": True, "stream": True}
     async with aiohttp.ClientSession() as session:

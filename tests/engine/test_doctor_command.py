@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import re
+import shutil
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
 
 from engine.conftest import serves, stock, wait_until
+from slotkeeper import doctor as doctor_command
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli import main
+from slotkeeper.engine import voice
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.launch import Kind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 
 MEMORY = {Tiny.DENSE: "dense", Tiny.SWA: "swa, window 256", Tiny.RECURRENT: "recurrent"}
@@ -143,6 +151,136 @@ def test_a_sleeping_engine_is_not_woken(engine_factory, build, doctor):
     assert code == 0
     assert "sleeps" in out
     assert httpx.get(f"{engine.base}/props", timeout=10).json()["is_sleeping"]
+
+
+# -- snapshots -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def look_at_files(monkeypatch):
+    """Exit code and output of a look that tries out snapshots in this folder."""
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def look(base: str, folder: Path) -> tuple[int, str]:
+        console = Console(record=True, width=300)
+        code = asyncio.run(doctor_command.doctor(base, None, console, folder))
+        return code, console.export_text()
+
+    return look
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Callable[..., Path]]:
+    """A maker of folders that are file systems of their own."""
+    folders: list[Path] = []
+
+    def mount(*args: str) -> Path:
+        program, folder = shutil.which("mount"), tmp_path / f"disk{len(folders)}"
+        folder.mkdir()
+        if not program or subprocess.run([program, *args, folder], check=False).returncode:
+            pytest.skip("only root can mount a disk")
+        folders.append(folder)
+        return folder
+
+    yield mount
+    for folder in reversed(folders):
+        subprocess.run([shutil.which("umount"), folder], check=True)
+
+
+@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
+def test_snapshots_that_work_are_described_and_leave_no_trace(engine_factory, build, model, look_at_files):
+    engine = engine_factory(model, build)
+    code, out = look_at_files(engine.base, engine.slot_dir)
+    assert code == 0, out
+    newer = build == Kind.XLLAMACPP
+    assert re.search(rf"files of version {4 if newer else 2}, fingerprint [0-9a-f]{{16}}", out)
+    assert ("carry the checkpoints" in out) is (newer and model is not Tiny.DENSE)
+    assert ("carry no checkpoints" in out) is (not newer and model is not Tiny.DENSE)
+    assert ("mend its window" in out) is (not newer and model is Tiny.SWA)
+    assert "(voice " in finding(out, "fingerprint", "note"), "how it is known again must be said"
+    assert [path.name for path in engine.slot_dir.iterdir()] == [voice.FILE]
+    slots = httpx.get(f"{engine.base}/slots", timeout=10).json()
+    assert not any(slot["is_processing"] or slot.get("n_prompt_tokens") for slot in slots)
+
+
+def test_an_engine_of_others_that_was_used_may_have_flags_that_nobody_knows(
+    engine_factory, build, look_at_files
+):
+    engine = engine_factory(build=build)
+    httpx.post(f"{engine.base}/completion", json={"prompt": "One, two", "n_predict": 2}, timeout=60)
+    out = look_at_files(engine.base, engine.slot_dir)[1]
+    assert "another --slot-dir" in finding(out, "fingerprint", "note")
+    assert not list(engine.slot_dir.iterdir())
+
+
+def test_a_draft_has_its_state_in_checkpoints_only(engine_factory, build, look_at_files):
+    engine = engine_factory(Tiny.HYBRID_MTP, build, args=["--spec-type", "draft-mtp"])
+    out = look_at_files(engine.base, engine.slot_dir)[1]
+    newer = build == Kind.XLLAMACPP
+    assert ("only the checkpoints" in finding(out, "draft", "note")) is newer
+
+
+def test_an_engine_that_saves_no_slots_fails_where_snapshots_are_wanted(bare, tmp_path, look_at_files):
+    code, out = look_at_files(bare, tmp_path)
+    assert code == 1
+    assert "--slot-save-path" in finding(out, "snapshots", "fail")
+
+
+def test_a_folder_that_the_engine_does_not_have_is_a_failure(engine, tmp_path, look_at_files):
+    code, out = look_at_files(engine.base, tmp_path)
+    assert code == 1
+    assert "same folder" in finding(out, "snapshots", "fail")
+
+
+def test_a_missing_folder_is_a_failure(engine, tmp_path, look_at_files):
+    code, out = look_at_files(engine.base, tmp_path / "none")
+    assert code == 1
+    assert "Make the folder" in finding(out, "folder", "fail")
+
+
+def test_a_read_only_folder_is_a_failure(engine, disk, look_at_files):
+    code, out = look_at_files(engine.base, disk("-t", "tmpfs", "-o", "ro", "none"))
+    assert code == 1
+    assert "writable" in finding(out, "folder", "fail")
+
+
+def test_a_full_folder_is_a_failure(engine, disk, look_at_files):
+    code, out = look_at_files(engine.base, disk("-t", "tmpfs", "-o", "size=8m", "none"))
+    assert code == 1
+    assert "Free some space" in finding(out, "folder", "fail")
+
+
+def test_a_folder_of_somebody_else_is_a_failure(engine, monkeypatch, look_at_files):
+    """As root, nothing is forbidden to the tests: so the system's refusal is made up."""
+
+    def refused(folder: Path) -> float:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(doctor_command, "written_per_second", refused)
+    code, out = look_at_files(engine.base, engine.slot_dir)
+    assert code == 1
+    assert "chown" in finding(out, "folder", "fail")
+
+
+def test_no_room_for_the_largest_state_is_a_warning(engine_factory, build, disk, look_at_files):
+    """A reserve of 64 MiB and 65536 tokens of 540 bytes are more than these 96 MiB."""
+    small = disk("-t", "tmpfs", "-o", "size=96m", "none")
+    engine = engine_factory(Tiny.DENSE, build, args=["--slot-save-path", str(small)])
+    code, out = look_at_files(engine.base, small)
+    assert code == 0
+    assert "No room" in finding(out, "folder", "warn")
+
+
+def test_a_slow_folder_is_a_warning(engine, monkeypatch, look_at_files):
+    monkeypatch.setattr(doctor_command, "written_per_second", lambda _folder: 5e6)
+    code, out = look_at_files(engine.base, engine.slot_dir)
+    assert code == 0
+    assert "5.0 MB" in finding(out, "folder", "warn")
+
+
+def test_the_speed_of_a_folder_is_measured_and_nothing_stays(tmp_path):
+    assert doctor_command.written_per_second(tmp_path) > 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_nobody_there_is_a_failure(doctor):

@@ -23,6 +23,12 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "drain_timeout": ("11", "12", "13"),
     "log_level": ("debug", '"warning"', "error"),
     "log_format": ("json", '"console"', "auto"),
+    "hot_bytes": ("11", "12", "13"),
+    "cold_bytes": ("11", "12", "13"),
+    "hourly_bytes": ("11", "12", "13"),
+    "save_pause": ("11", "12", "13"),
+    "save_timeout": ("11", "12", "13"),
+    "probe": ("False", "false", "False"),
 }
 
 
@@ -53,9 +59,9 @@ def plain(name: str, loaded) -> str:
 
 
 def agrees(name: str, loaded, text: str) -> bool:
-    """Numbers may come back as 11.0."""
+    """Numbers may come back as 11.0, and truth in capitals."""
     got, wanted = plain(name, loaded), text.strip('[]"')
-    return got == wanted or float(got) == float(wanted)
+    return got.lower() == wanted.lower() or float(got) == float(wanted)
 
 
 # -- who wins ------------------------------------------------------------------------------------------

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from slotkeeper.core import chores
 from slotkeeper.core.choice import Plan, blind, cheapest, continuing
-from slotkeeper.core.effects import Effect, Forward, Observe, Plant
+from slotkeeper.core.effects import Effect, Forward, Observe
 from slotkeeper.core.events import Arrived, Rendered
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.state import State
+from slotkeeper.core.steps import effect
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.types import Place, Reason, SlotId
+from slotkeeper.core.types import Reason, SlotId
 
 # Decisions on long prompts take milliseconds: so many in a row that want a slot which is not free yet,
 # and whoever stands behind them waits too.
@@ -57,10 +59,11 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         plan = _decide(state, pending, now)
         if plan and not plan.wait:
             state.queue.served(request)
-            yield _begin(pending, plan, now)
+            yield _begin(state, pending, plan, now)
         else:
             pending.waits_in = scene
             left_waiting += pending.rendered
+    yield from chores.settle(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
@@ -73,27 +76,27 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     request = pending.arrived
     if request.copies > 1:
         tables = [t for t in state.up if len(t.idle) >= min(request.copies, len(t.states))]
-        return _named(blind(tables, pinnable=False, now=now), Reason.UNPINNABLE)
+        return _named(blind(tables, pinnable=False, now=now, shelf=state.shelf), Reason.UNPINNABLE)
     if request.id_slot is not None:
         return _clients_own(state, request.id_slot, now)  # 1
     if request.pinnable and (plan := continuing(state.up, request.outline, now)):
         return plan  # 2
     if request.pinnable and request.brief:
-        return _named(blind(state.up, pinnable=True, now=now), Reason.BRIEF)  # 3
+        return _named(blind(state.up, pinnable=True, now=now, shelf=state.shelf), Reason.BRIEF)  # 3
     if not pending.rendered:
         return None
     if pending.prompt is not None and len(pending.prompt) > 0:
-        plants = not pending.plain
         return cheapest(  # 4
             state.up,
             pending.prompt,
             outline=request.outline,
             pinnable=request.pinnable,
             now=now,
-            plants=plants,
+            shelf=state.shelf,
+            plain=pending.plain,
         )
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
-    return _named(blind(state.up, pinnable=request.pinnable, now=now), reason)  # 5
+    return _named(blind(state.up, pinnable=request.pinnable, now=now, shelf=state.shelf), reason)  # 5
 
 
 def _named(plan: Plan | None, reason: Reason) -> Plan | None:
@@ -110,33 +113,31 @@ def _clients_own(state: State, id_slot: int, now: float) -> Plan | None:
 
 
 def again(state: State, pending: Pending) -> None:
-    """Back into the line: its slot was lost on the way, with the engine or by a plant that failed."""
+    """Back into the line: its slot was lost on the way, with the engine or by a step that failed."""
     pending.stage = Stage.QUEUED
     pending.plan = pending.slot = None
-    pending.plants_left = 0
+    pending.steps_left = 0
     state.queue.put_back(pending.arrived.request, pending.arrived.client)
 
 
-def _begin(pending: Pending, plan: Plan, now: float) -> Effect:
+def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     pending.plan = plan
-    pending.plants_left = len(plan.plants)
-    if not plan.plants:
+    pending.steps_left = len(plan.steps)
+    if not plan.steps:
         return forward(pending, now)
     if plan.slot is None:
-        raise AssertionError("a plant needs a slot")
-    pending.stage = Stage.PLANTING
+        raise AssertionError("a step needs a slot")
+    pending.stage = Stage.PREPARING
     pending.slot = plan.slot
-    plan.table.move(plan.slot, SlotState.LAUNCHED, pending.arrived.request, now)
-    return next_plant(pending)
+    return next_step(state, pending, now)
 
 
-def next_plant(pending: Pending) -> Plant:
-    plan = pending.plan
+def next_step(state: State, pending: Pending, now: float) -> Effect:
+    plan, owner = pending.plan, pending.arrived.request
     if plan is None or plan.slot is None:
-        raise AssertionError("only a planned request plants")
-    tokens, purpose = pending.plant()
-    place = Place(plan.table.engine, plan.slot)
-    return Plant(request=pending.arrived.request, place=place, tokens=tokens, purpose=purpose)
+        raise AssertionError("only a planned request takes steps")
+    plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
+    return effect(pending.step, owner, plan.table, plan.slot, state.shelf)
 
 
 def forward(pending: Pending, now: float) -> Forward:
@@ -173,9 +174,9 @@ def forward(pending: Pending, now: float) -> Forward:
 
 
 def _look_now(table: EngineTable, slot: SlotId, pending: Pending) -> Look:
-    """What the plan saw, or, once a plant has changed the slot, what is there now."""
+    """What the plan saw, or, once a step has changed the slot, what is there now."""
     plan = pending.plan
-    if plan and plan.look and not plan.plants:
+    if plan and plan.look and not plan.steps:
         return plan.look
     if pending.prompt is not None:
         return table.shadow.look(slot, pending.prompt)

@@ -15,12 +15,14 @@ from typing import Final
 from slotkeeper.core.traits import EngineTraits, Memory
 
 TAIL: Final = 4  # the engine cuts its last batch this many tokens before the prompt's end
+CELLS: Final = 256  # a sliding layer's cache is a multiple of so many cells
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     at: int  # tokens
     task: int  # our count of tasks on this slot: thinning spares those of the running task
+    first: int = 0  # SWA: the first position that the slot's window still held when this was made
 
 
 def keeps_checkpoints(traits: EngineTraits) -> bool:
@@ -33,10 +35,21 @@ def survivors(checkpoints: Sequence[Checkpoint], reuse: int) -> tuple[Checkpoint
 
 
 def newest_usable(checkpoints: Sequence[Checkpoint], common: int, traits: EngineTraits) -> int:
-    """Tokens the engine keeps when it must go back to a checkpoint at or below `common`; 0 if none."""
+    """Tokens the engine keeps when it must go back to a checkpoint at or below `common`; 0 if none.
+
+    It takes the last one of its list that will do, which is not always the one farthest on.
+    """
     if traits.memory is Memory.SWA:  # the window's last token is computed again: one token less is kept
-        return max((c.at - 1 for c in checkpoints if c.at - 1 <= common), default=0)
-    return max((c.at for c in checkpoints if c.at <= common), default=0)
+        needed = common - traits.n_swa
+        usable = (c.at - 1 for c in reversed(checkpoints) if c.at - 1 <= common and not 0 < c.first >= needed)
+    else:
+        usable = (c.at for c in reversed(checkpoints) if c.at <= common)
+    return next(usable, 0)
+
+
+def window_cells(traits: EngineTraits) -> int:
+    """Tokens that a sliding layer can hold: its window and one ubatch, rounded up."""
+    return -(-(traits.n_swa + traits.n_ubatch) // CELLS) * CELLS
 
 
 def after_prefill(
@@ -47,8 +60,12 @@ def after_prefill(
     user_starts: Sequence[int],
     task: int,
     traits: EngineTraits,
+    first: int = 0,
 ) -> tuple[Checkpoint, ...]:
-    """The list after a prompt of `end` tokens was evaluated from `reuse` on."""
+    """The list after a prompt of `end` tokens was evaluated from `reuse` on.
+
+    `first` is the first position that a sliding window holds before that.
+    """
     if not keeps_checkpoints(traits):
         return ()
     kept = list(survivors(checkpoints, reuse))
@@ -63,7 +80,7 @@ def after_prefill(
             _make_room(kept, task, traits)
             if kept and kept[-1].at == at and not traits.eager_thinning:
                 kept.pop()  # newer builds replace the one at the same place
-            kept.append(Checkpoint(at, task))
+            kept.append(Checkpoint(at, task, max(first, at - window_cells(traits))))
         at = stop
     return tuple(kept)
 

@@ -1,18 +1,21 @@
 """Where a prompt goes: every possible place is looked at, priced in tokens, and the cheapest taken.
 
-A price is what the engine must compute now, plus what overwriting a slot will probably cost later.
-Nothing here changes anything.
+A price is what the engine must compute now, the time that files take, and what overwriting a slot
+will probably cost later. Nothing here changes anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from slotkeeper.core.effects import Purpose
-from slotkeeper.core.held import Held, continues, shared_messages, succeeds
+from slotkeeper.core.effects import Moment, Purpose
+from slotkeeper.core.held import continues, shared_messages
+from slotkeeper.core.pricing import Want, blind_price, loss, parked_price, price_of, restore_price
 from slotkeeper.core.shadow import Look, Source
+from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason, SlotId
@@ -22,7 +25,7 @@ from slotkeeper.core.types import Reason, SlotId
 TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
 UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known
-IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
+PARK_TOKENS: Final = 256  # less is not worth a file
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
 
 
@@ -35,7 +38,7 @@ class Plan:
     slot: SlotId | None = None  # expected; certain when pinned
     pinned: bool = True
     look: Look | None = None
-    plants: tuple[tuple[Tokens, Purpose], ...] = ()
+    steps: tuple[Step, ...] = ()  # to be done in the slot first
     price: float = 0.0
     wait: bool = False  # the best place will be free in a moment
 
@@ -65,25 +68,26 @@ def cheapest(
     outline: Sequence[bytes] = (),
     pinnable: bool,
     now: float,
-    plants: bool = True,
+    shelf: Shelf,
+    plain: bool = False,
 ) -> Plan | None:
-    """The best place for an exact prompt; None when no slot can be had."""
+    """The best place for an exact prompt; None when no slot can be had. `plain`: without any step before."""
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
     offers = _pinned if pinnable else _unpinnable
-    want = _Want(prompt, outline, now)
-    plans = (plan for table in tables for plan in offers(table, want) if plants or not plan.plants)
+    want = Want(prompt, outline, now, shelf)
+    plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
     return min(plans, key=lambda plan: (plan.price, plan.table.load, plan.slot), default=None)
 
 
-def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float) -> Plan | None:
+def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float, shelf: Shelf) -> Plan | None:
     """The slot that loses least, for a prompt whose tokens are unknown."""
     plans = []
     for table in tables:
         ready = table.open_for_pins(now) if pinnable else table.open_for_anything(now)
         for slot in table.idle if ready else ():
             held = table.shadow.slots[slot]
-            price = held.total * held.chance(now) if held else 0.0
+            price = blind_price(table, held, shelf, now)
             plans.append(
                 Plan(
                     table=table,
@@ -96,57 +100,91 @@ def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float) -> Plan 
     return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Want:
-    """What is to be placed, and when."""
-
-    prompt: Tokens
-    outline: Sequence[bytes]
-    now: float
-
-
-def _pinned(table: EngineTable, want: _Want) -> Iterator[Plan]:
+def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
     shadow, idle, prompt, now = table.shadow, table.idle, want.prompt, want.now
     wait = not table.open_for_pins(now)  # for milliseconds: not worth being computed again elsewhere
-    reachable = shadow.longest_common(prompt, idle) if shadow.traits.ram_cache else 0
-    for slot in idle:
+    for plan in (*_as_it_is(table, want), *_touched(table, want), *_restored(table, want)):
+        yield replace(plan, wait=wait)
+        if not wait and (parked := _parking(plan, want)):
+            yield parked
+    for slot in table.in_state(SlotState.DRAINING, SlotState.TENDED):
         look = shadow.look(slot, prompt)
-        yield _plan(table, look, _price(table, look, want), wait=wait)
-        if reachable - look.reuse > TOUCH_PRICE:
-            touched = shadow.look_touched(slot, prompt, idle)
-            if touched.source is Source.RAM:
-                plants = ((_foreign_token(prompt), Purpose.TOUCH),)
-                price = TOUCH_PRICE + _price(table, touched, want)
-                yield _plan(table, touched, price, plants=plants, wait=wait)
-    for slot in table.in_state(SlotState.DRAINING):
-        look = shadow.look(slot, prompt)
-        price = shadow.traits.n_ubatch + _price(table, look, want)
+        price = shadow.traits.n_ubatch + price_of(table, look, want)
         yield _plan(table, look, price, wait=True)
-    if table.open_for_unpinned(now) and (natural := shadow.engine_choice(prompt, idle)):
-        price = UNPINNED_PRICE + _price(table, natural, want)
+    if (
+        table.open_for_unpinned(now)
+        and (natural := shadow.engine_choice(prompt, idle))
+        and not natural.unsafe
+    ):
+        price = UNPINNED_PRICE + price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False)
 
 
-def _unpinnable(table: EngineTable, want: _Want) -> Iterator[Plan]:
+def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:
+    for slot in table.idle:
+        look = table.shadow.look(slot, want.prompt)
+        steps = (Wipe(),) if look.unsafe else ()
+        yield _plan(table, look, price_of(table, look, want), steps=steps)
+
+
+def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """Every slot after a touch, where the engine has more in its RAM cache than in the slot."""
+    shadow, idle, prompt = table.shadow, table.idle, want.prompt
+    reachable = shadow.longest_common(prompt, idle) if shadow.traits.ram_cache else 0
+    for slot in idle:
+        if reachable - shadow.look(slot, prompt).reuse <= TOUCH_PRICE:
+            continue
+        touched = shadow.look_touched(slot, prompt, idle)
+        if touched.source is Source.RAM and not touched.unsafe:
+            steps = (Prefill(_foreign_token(prompt), Purpose.TOUCH),)
+            yield _plan(table, touched, TOUCH_PRICE + price_of(table, touched, want), steps=steps)
+
+
+def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """Every slot after the file that saves most was restored there."""
+    found = want.shelf.best(want.prompt, table.traits, lambda s: restore_price(table, s))
+    if found is None:
+        return
+    snapshot, _ = found
+    for slot in table.idle:
+        look = table.shadow.look_restored(slot, want.prompt, snapshot)
+        if look.source is Source.SNAPSHOT and look.reuse:
+            price = restore_price(table, snapshot) + price_of(table, look, want)
+            yield _plan(table, look, price, steps=(Load(snapshot),))
+
+
+def _parking(plan: Plan, want: Want) -> Plan | None:
+    """The same plan, but the slot is saved before it is overwritten; None where that would not pay."""
+    table, look = plan.table, plan.look
+    victim = table.shadow.slots[look.slot] if look else None
+    if look is None or victim is None or victim.total < PARK_TOKENS or not table.may_save(want.now):
+        return None
+    lost, cost = loss(table, look, want), parked_price(table, victim, want.now)
+    if cost >= lost:
+        return None
+    return replace(plan, steps=(Keep(Moment.PARK), *plan.steps), price=plan.price - lost + cost)
+
+
+def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
     """A route without id_slot: leave it to the engine, or first put the prompt where we want it (T5)."""
     prompt, now = want.prompt, want.now
     wait = not table.open_for_unpinned(now)
     natural = table.shadow.engine_choice(prompt, table.idle)
     if natural:
-        price = _price(table, natural, want)
+        price = price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
     for plan in _pinned(table, want):
         if plan.wait:
             yield plan
         elif plan.pinned and plan.look and len(prompt) > STEER_TAIL:
-            steer = (prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
+            steer = Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
             yield _plan(
                 table,
                 plan.look,
                 STEER_PRICE + plan.price,
                 reason=Reason.STEERED,
                 pinned=False,
-                plants=(*plan.plants, steer),
+                steps=(*plan.steps, steer),
                 wait=wait,
             )
 
@@ -158,41 +196,25 @@ def _plan(
     *,
     reason: Reason | None = None,
     pinned: bool = True,
-    plants: tuple[tuple[Tokens, Purpose], ...] = (),
+    steps: tuple[Step, ...] = (),
     wait: bool = False,
 ) -> Plan:
-    kind = {Source.SLOT: Reason.PREFIX, Source.RAM: Reason.RAM_CACHE, Source.NOTHING: Reason.COLD}
+    kind = {
+        Source.SLOT: Reason.PREFIX,
+        Source.RAM: Reason.RAM_CACHE,
+        Source.SNAPSHOT: Reason.SNAPSHOT,
+        Source.NOTHING: Reason.COLD,
+    }
     return Plan(
         table=table,
         slot=look.slot,
         pinned=pinned,
         reason=reason or kind[look.source],
         look=look,
-        plants=plants,
+        steps=steps,
         price=price,
         wait=wait,
     )
-
-
-def _price(table: EngineTable, look: Look, want: _Want) -> float:
-    """Tokens to compute now, and the tokens that will be missed later."""
-    lost = 0.0
-    victim = table.shadow.slots[look.slot]
-    if victim and not succeeds(want.outline, victim):
-        copied = look.parked or table.shadow.elsewhere(victim, look.slot)
-        lost += _missed(victim, want) * (IN_RAM if copied else 1.0)
-    moved = look.base if look.source is Source.RAM else None
-    if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
-        lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
-    return len(want.prompt) - look.reuse + lost
-
-
-def _missed(held: Held, want: _Want) -> float:
-    return (held.total - held.tokens.lcp(want.prompt)) * held.chance(want.now)
-
-
-def _same(one: Held, other: Held) -> bool:
-    return one.total == other.total and one.tokens == other.tokens
 
 
 def _foreign_token(prompt: Tokens) -> Tokens:

@@ -5,23 +5,94 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import EngineId, Place, Reason, RequestId
 
 
 class Purpose(StrEnum):
+    """Why we prefill something ourselves."""
+
     TOUCH = "touch"  # one token, so that the engine loads from its RAM cache (T6)
     STEER = "steer"  # the prompt itself, where the engine will then look for it (T5)
+    CUT = "cut"  # back to a checkpoint, so that the state there can be saved
+    HOME = "home"  # forward again to where the slot was before its states were saved
+    DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is done while nobody waits, and not for one request."""
+        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT}
+
+
+class Moment(StrEnum):
+    """When a slot is saved."""
+
+    PARK = "park"  # before a request overwrites it
+    PAUSE = "pause"  # its conversation has paused
+    CLOSE = "close"  # we are being stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:
-    """Prefill `tokens` in a slot before the request goes there; answered by `Planted`."""
+    """Prefill `tokens` in a slot; answered by `Planted`. `request` is whose step it is, also of a chore's."""
 
     request: RequestId
     place: Place
     tokens: Tokens
     purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Save a slot to a file and keep it if it is whole; answered by `Saved`."""
+
+    request: RequestId
+    place: Place
+    moment: Moment
+    tokens: Tokens  # that the slot should hold; the file's own list is the truth
+    size: int  # bytes, as far as can be foretold
+    others: tuple[SnapshotId, ...] = ()  # of the same conversation: their checkpoints may be taken over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Restore a file into a slot; answered by `Restored`."""
+
+    request: RequestId
+    place: Place
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erase:
+    """Empty a slot; answered by `Erased`."""
+
+    request: RequestId
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Delete a snapshot's file, or move it to the cold tier."""
+
+    snapshot: SnapshotId
+    to_cold: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prove:
+    """Whether a restore paid, by the engine's own count."""
+
+    snapshot: SnapshotId
+    paid: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Something will be due in `delay` seconds; answered by `Woke`."""
+
+    delay: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,4 +129,4 @@ class Report:
     planted: int  # tokens computed by our own prefills for it
 
 
-Effect = Plant | Forward | Observe | Report
+Effect = Plant | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Report

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from slotkeeper.core.observed import SlotView
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import ClientId, EngineId, RequestId
@@ -43,6 +45,72 @@ class Planted:
     at: float
     request: RequestId
     computed: int | None
+    seconds: float | None = None  # that the engine took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A `Save` effect ended. `snapshot` is what was kept, None if it failed.
+
+    `tokens` are the ids that the slot held by the file's own word, also where ours was not whole.
+    """
+
+    at: float
+    request: RequestId
+    snapshot: Snapshot | None
+    tokens: Tokens | None = None
+    seconds: float = 0.0  # that the engine took
+    full: bool = False  # it failed, and so will the next ones for a while
+
+
+class Loading(StrEnum):
+    """How a restore ended."""
+
+    DONE = "done"
+    UNFIT = "unfit"  # the file is gone or damaged: the engine was not asked, the slot is as it was
+    REFUSED = "refused"  # by the engine, which has emptied the slot
+    LOST = "lost"  # no answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A `Restore` effect ended."""
+
+    at: float
+    request: RequestId
+    outcome: Loading
+    checkpoints: bool = True  # whether those in the file came into memory
+    seconds: float = 0.0  # that the engine took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased:
+    """An `Erase` effect ended."""
+
+    at: float
+    request: RequestId
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelved:
+    """Snapshots that were found, or whose tier has changed; `gone` are offered no more."""
+
+    at: float
+    snapshots: tuple[Snapshot, ...] = ()
+    gone: tuple[SnapshotId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Woke:
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """We are being stopped: whatever is worth it is saved now."""
+
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +131,7 @@ class Finished:
     cached: int | None = None
     generated: int | None = None
     slot: int | None = None
+    prefill_seconds: float | None = None  # that the engine took for what it computed of the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +187,12 @@ Event = (
     Arrived
     | Rendered
     | Planted
+    | Saved
+    | Restored
+    | Erased
+    | Shelved
+    | Woke
+    | Closing
     | Started
     | Finished
     | Gone

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from slotkeeper.core.checkpoints import Checkpoint, newest_usable
+from slotkeeper.core.checkpoints import Checkpoint, keeps_checkpoints, newest_usable, window_cells
+from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import RequestId
 
+RESTORED: Final = 0  # a restored checkpoint is of no task of ours
 HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half as likely to return
 
 
@@ -25,6 +27,7 @@ class Held:
     opaque: int = 0  # tokens after them: the engine says they are there, we do not know their ids
     checkpoints: tuple[Checkpoint, ...] = ()
     slack: int = 0  # SWA: tokens it can be cut back without a checkpoint
+    floor: int = 0  # --swa-full: below it the window is not there, though the engine thinks so (T9)
     outline: tuple[bytes, ...] = ()  # the messages, as chained digests
     request: RequestId | None = None  # who wrote it last
     turns: int = 0  # how often it was continued
@@ -45,11 +48,48 @@ class Held:
         known = tokens.cut(0, self.total)
         return replace(self, tokens=known, opaque=self.total - len(known))
 
+    def seen_as(self, tokens: Tokens, checkpoints: Sequence[int] | None) -> Held:
+        """The same state, as a file of it shows it. `checkpoints`: None where files do not carry them."""
+        known = {c.at: c for c in self.checkpoints}
+        kept = (
+            self.checkpoints
+            if not checkpoints
+            else tuple(known.get(at, Checkpoint(at, RESTORED)) for at in checkpoints)
+        )
+        return replace(self, tokens=tokens, opaque=0, checkpoints=kept, rough=False)
+
     def shrunk(self, total: int) -> Held:
         """The same state, when the engine says it holds `total` tokens."""
         known = self.tokens.cut(0, total)
         left = tuple(c for c in self.checkpoints if c.at <= total)
         return replace(self, tokens=known, opaque=total - len(known), checkpoints=left, rough=False)
+
+
+def restored(
+    snapshot: Snapshot, traits: EngineTraits, *, request: RequestId | None = None, now: float
+) -> Held:
+    """What a slot holds once this file was restored into it (engine.md 2.6).
+
+    The engine takes the last checkpoints of the file, as many as its list may have.
+    """
+    carried = snapshot.checkpoints if keeps_checkpoints(traits) and traits.files_carry is not False else ()
+    state = Held(
+        tokens=snapshot.tokens,
+        checkpoints=tuple(
+            Checkpoint(at, RESTORED, max(0, at - window_cells(traits)))
+            for at in carried[-traits.checkpoint_cap :]
+        ),
+        request=request,
+        used=now,
+    )
+    # A mended window is one position longer than a bare one, so that it can be extended.
+    return replace(bare(state, traits), slack=1 if snapshot.repaired else 0)
+
+
+def bare(state: Held, traits: EngineTraits) -> Held:
+    """The same state, copied to a file or to the RAM cache and back: a window loses what lies before it."""
+    cut_short = traits.memory is Memory.SWA and traits.swa_full and state.total > traits.n_swa
+    return replace(state, slack=0, floor=state.total - 1 if cut_short else 0)
 
 
 def reuse(held: Held | None, prompt: Tokens, traits: EngineTraits) -> int:
@@ -58,10 +98,34 @@ def reuse(held: Held | None, prompt: Tokens, traits: EngineTraits) -> int:
         return 0
     common = min(held.tokens.lcp(prompt), len(prompt) - 1)  # it evaluates at least one token
     if traits.cuttable:
-        return common
+        return common if common >= held.floor else 0
     if _extends(held, prompt, common, traits):
         return common
     return newest_usable(held.checkpoints, common, traits)
+
+
+def unsafe(held: Held | None, prompt: Tokens, traits: EngineTraits) -> bool:
+    """Whether the engine would cut this state where its window is gone, and give wrong answers (T9)."""
+    if held is None or held.floor == 0:
+        return False
+    common = min(held.tokens.lcp(prompt), len(prompt) - 1)
+    return held.floor + 1 - traits.n_swa < common < held.floor
+
+
+def first_kept(held: Held | None, kept: int, traits: EngineTraits) -> int:
+    """The first position that a sliding window holds once this state was cut back to `kept` tokens."""
+    if held is None or kept == 0 or traits.cuttable or traits.memory is not Memory.SWA:
+        return 0
+    if kept > held.total - held.slack:
+        return max(0, held.total - held.slack - traits.n_swa)
+    return max(0, kept + 1 - traits.n_swa)  # from a checkpoint, which has the bare window
+
+
+def slack(total: int, first: int, traits: EngineTraits) -> int:
+    """How far a sliding window that begins at `first` can be cut back from `total` tokens."""
+    if traits.memory is not Memory.SWA:
+        return 0
+    return max(0, total - traits.n_swa - max(first, total - window_cells(traits)))
 
 
 def _extends(held: Held, prompt: Tokens, common: int, traits: EngineTraits) -> bool:

@@ -87,6 +87,8 @@ def _tells(table: EngineTable, view: SlotView, seen: Observed) -> bool:
 def _correct(table: EngineTable, view: SlotView, now: float) -> None:
     """Believe the engine's count of a free slot more than ours."""
     held = table.shadow.slots[view.slot]
+    if _unrun(table, view):
+        return
     count, ours = view.held or 0, held.total if held else 0
     if held is None:
         table.shadow.slots[view.slot] = Held(opaque=count, used=now) if count else None
@@ -129,6 +131,7 @@ def _wiped(table: EngineTable, seen: Observed) -> bool:
         slot
         for slot in table.idle
         if table.shadow.slots[slot] and table.changed[slot] <= seen.asked and slot in views
+        if not _unrun(table, views[slot])
     ]
     empty = [slot for slot in believed if not views[slot].busy and not views[slot].held]
     kept = [slot for slot in believed if slot not in empty]
@@ -162,6 +165,11 @@ def _learn_unified(table: EngineTable, wiped: list[SlotId]) -> None:
     if table.proven or table.traits.unified:
         return
     table.shadow.assume_unified(wiped)
+
+
+def _unrun(table: EngineTable, view: SlotView) -> bool:
+    """A file was restored into a slot that never ran a task: nothing shows of it (engine.md 1.7)."""
+    return view.held is None and view.slot in table.loaded
 
 
 def _age(view: SlotView) -> int:

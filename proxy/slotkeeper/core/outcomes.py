@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from slotkeeper.core.arrivals import again, forward, next_plant
-from slotkeeper.core.effects import Effect, Purpose
+from slotkeeper.core import keeping
+from slotkeeper.core.effects import Effect
 from slotkeeper.core.events import (
     Finished,
     Gone,
     Observed,
     ObserveFailed,
-    Planted,
     Rendered,
     ReplyKnown,
     Started,
@@ -26,50 +25,6 @@ from slotkeeper.core.table import LINGER, EngineTable, Orphan, SlotState
 from slotkeeper.core.types import SlotId
 
 SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
-
-
-def planted(state: State, event: Planted) -> Iterator[Effect]:
-    pending = state.requests.get(event.request)
-    if pending is None or pending.plan is None or pending.stage is not Stage.PLANTING:
-        return
-    owned = state.slot_of(pending)
-    if owned is None:  # the engine was restarted
-        again(state, pending)
-        return
-    table, slot = owned
-    if event.computed is None:  # the request goes on without it; the engine may still be at work on it
-        pending.plain = True
-        table.shadow.slots[slot] = None
-        table.leave(slot, event.at)
-        again(state, pending)
-        return
-    tokens, purpose = pending.plant()
-    pending.planted += event.computed
-    pending.plants_left -= 1
-    others = [s for s in table.idle if s != slot]
-    if purpose is Purpose.TOUCH:
-        table.shadow.touch(slot, others)
-    else:
-        table.shadow.launch(table.shadow.look(slot, tokens), others)
-        table.shadow.finish(
-            slot,
-            prompt=tokens,
-            prompt_tokens=len(tokens),
-            cached=len(tokens) - event.computed,
-            generated=0,
-            user_starts=user_starts(tokens, table.traits),
-            outline=(),
-            request=event.request,
-            now=event.at,
-        )
-    if pending.plants_left:
-        table.move(slot, SlotState.LAUNCHED, event.request, event.at)
-        yield next_plant(pending)
-    elif pending.plan.pinned:
-        yield forward(pending, event.at)
-    else:
-        table.move(slot, SlotState.RUNNING, event.request, event.at)
-        state.steered.append(event.request)
 
 
 def started(state: State, event: Started) -> None:
@@ -92,7 +47,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         _end_unseen(pending, pending.plan.table, event)
     if event.prompt_tokens is not None:
         pending.remember(state.tree)
-        _learn(pending, event)
+        yield from _learn(state, pending, event)
     yield from close(state, pending)
 
 
@@ -151,11 +106,16 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> None:
         table.orphans.append(Orphan(event.request, total, event.at))
 
 
-def _learn(pending: Pending, event: Finished) -> None:
+def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
     """Compare with what we predicted; a large difference means that the shadow is wrong."""
-    if pending.predicted is None or event.cached is None or pending.plan is None:
+    if event.cached is None or pending.plan is None:
         return
     table, look = pending.plan.table, pending.plan.look
+    table.rates.prefilled((event.prompt_tokens or 0) - event.cached, event.prefill_seconds)
+    if look and look.source is Source.SNAPSHOT:
+        yield from keeping.proved(state, pending.plan, cached=event.cached, now=event.at)
+    if pending.predicted is None:
+        return
     if look and look.source is Source.RAM:
         table.ram_loaded(hit=event.cached * 2 >= pending.predicted)
     if abs(pending.predicted - event.cached) > SURPRISE:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slotkeeper.core.choice import Plan
-from slotkeeper.core.effects import Purpose, Report
+from slotkeeper.core.effects import Report
 from slotkeeper.core.events import Arrived, Finished
 from slotkeeper.core.held import Held, reuse
+from slotkeeper.core.steps import Step
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.tree import PromptTree
 from slotkeeper.core.types import SlotId
@@ -18,7 +19,7 @@ Scene = tuple[tuple[int, bool, bool, bool], ...]  # all that decides who must wa
 
 class Stage(StrEnum):
     QUEUED = "queued"  # in our line, its tokens known or not
-    PLANTING = "planting"
+    PREPARING = "preparing"  # steps are taken in its slot
     RUNNING = "running"
     ENDED = "ended"  # the answer is over; the report waits for the tokens
 
@@ -35,16 +36,17 @@ class Pending:
     predicted: int | None = None
     known_before: int = 0  # longest prefix of the prompt that was ever computed
     planted: int = 0
-    plants_left: int = 0
+    steps_left: int = 0
     waits_in: Scene | None = None  # in which it was decided that it must wait
-    plain: bool = False  # a plant failed for it: no more of them
+    plain: bool = False  # a step failed for it: no more of them
     finished: Finished | None = None
 
-    def plant(self) -> tuple[Tokens, Purpose]:
-        """The plant that is due."""
-        if self.plan is None or not self.plants_left:
-            raise AssertionError("only a planned request plants")
-        return self.plan.plants[-self.plants_left]
+    @property
+    def step(self) -> Step:
+        """The step that is due."""
+        if self.plan is None or not self.steps_left:
+            raise AssertionError("only a planned request takes steps")
+        return self.plan.steps[-self.steps_left]
 
     def predict(self) -> None:
         """Say what `cached` will be, once both the prompt and the slot's content are known."""

@@ -6,12 +6,14 @@ A request is served by the first of these that applies (`arrivals` carries the n
 1 It carries `id_slot`: that slot, when it is free.
 2 A free slot's messages are the beginning of its messages: pin it there, without waiting for tokens.
 3 It is a few words long: the free slot that loses least. Rendering it would cost more than it can save.
-4 Its tokens are known: the cheapest of every free slot as it is, every free slot after a one-token
-  touch (so that the engine loads from its RAM cache), and the engine's own choice. See `choice`.
+4 Its tokens are known: the cheapest of every free slot as it is, after a one-token touch (so that the
+  engine loads from its RAM cache) or after a restored file, and of the engine's own choice; what is
+  overwritten is saved first where that pays. See `choice`.
 5 Its tokens cannot be known: the free slot that loses least.
 6 Otherwise it waits in our line, never in the engine's.
 
 One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
+While nobody waits, slots whose conversations have paused are saved: see `chores`.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from slotkeeper.core import arrivals, engines, outcomes
+from slotkeeper.core import arrivals, chores, engines, keeping, outcomes, preparing
 from slotkeeper.core.effects import Effect
 from slotkeeper.core.events import (
     Arrived,
+    Closing,
     EngineLost,
     EngineUp,
+    Erased,
     Event,
     Finished,
     Gone,
@@ -33,9 +37,15 @@ from slotkeeper.core.events import (
     Planted,
     Rendered,
     ReplyKnown,
+    Restored,
+    Saved,
+    Shelved,
     Started,
+    Woke,
 )
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.pending import Pending
+from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.state import State
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.types import EngineId, RequestId
@@ -44,8 +54,8 @@ from slotkeeper.core.types import EngineId, RequestId
 class Placement:
     """Every decision about every slot of every engine."""
 
-    def __init__(self, *engines: EngineId) -> None:
-        self._state = State(engines=engines)
+    def __init__(self, *engines: EngineId, limits: Limits | None = None) -> None:
+        self._state = State(engines=engines, limits=limits or Limits())
 
     def __repr__(self) -> str:
         state = self._state
@@ -66,13 +76,21 @@ class Placement:
     def queued(self) -> int:
         return len(self._state.queue)
 
+    @property
+    def shelf(self) -> Shelf:
+        return self._state.shelf
+
+    def unsaved(self, now: float) -> bool:
+        """Whether anything is still to be saved before we go."""
+        return chores.left(self._state, now)
+
     def pending(self, request: RequestId) -> Pending | None:
         """A request that has not ended."""
         return self._state.requests.get(request)
 
     # -- one line for each event -------------------------------------------------------------------
 
-    def _take(self, event: Event) -> Iterator[Effect]:  # noqa: C901 - a table, not a tangle
+    def _take(self, event: Event) -> Iterator[Effect]:  # noqa: C901, PLR0912 - a table, not a tangle
         state = self._state
         match event:
             case Arrived():
@@ -80,8 +98,14 @@ class Placement:
             case Rendered():
                 arrivals.rendered(state, event)
                 yield from outcomes.rendered_late(state, event)
-            case Planted():
-                yield from outcomes.planted(state, event)
+            case Planted() | Saved() | Restored() | Erased():
+                yield from preparing.ended(state, event)
+            case Shelved():
+                yield from keeping.shelved(state, event)
+            case Woke():
+                state.wakes_at = None
+            case Closing():
+                state.closing = True
             case Started():
                 outcomes.started(state, event)
             case Finished():

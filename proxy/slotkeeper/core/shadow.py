@@ -13,9 +13,10 @@ from enum import StrEnum
 from typing import Final
 
 from slotkeeper.core.checkpoints import Checkpoint, after_prefill
-from slotkeeper.core.held import Held, reuse
+from slotkeeper.core.held import Held, bare, first_kept, restored, reuse, slack, unsafe
+from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.tokens import EMPTY, Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import RequestId, SlotId
 
 RAM_ENTRIES: Final = 64  # the engine's limit is in bytes, which we cannot see; a wrong guess is corrected
@@ -26,6 +27,7 @@ LOAD: Final = 0.25  # an entry must keep at least this share of itself to be loa
 class Source(StrEnum):
     SLOT = "slot"
     RAM = "ram"
+    SNAPSHOT = "snapshot"
     NOTHING = "nothing"
 
 
@@ -39,6 +41,7 @@ class Look:
     base: Held | None  # the state it would extend
     parked: bool  # whether the engine would first copy the slot's content to its RAM cache
     touched: bool = False  # after a one-token task in that slot
+    unsafe: bool = False  # the engine would answer wrongly (T9): erase the slot first
 
 
 class EngineShadow:
@@ -71,10 +74,16 @@ class EngineShadow:
         if self.traits.ram_cache and self.traits.idle_copy:
             for other in idle:
                 if other != slot and (held := self.slots[other]):
-                    _publish(ram, held)
+                    _publish(ram, held, self.traits)
         one = Held(tokens=prompt.cut(0, 0), opaque=1)
-        parked = self._parks(self.slots[slot], 0)
+        parked = self._parks(self.slots[slot])
         return replace(self._look(one, ram, slot, prompt), touched=True, parked=parked)
+
+    def look_restored(self, slot: SlotId, prompt: Tokens, snapshot: Snapshot) -> Look:
+        """Send it to `slot` after this file was restored there: what the slot holds now is lost."""
+        look = self._look(restored(snapshot, self.traits, now=0.0), self.ram, slot, prompt)
+        source = Source.SNAPSHOT if look.source is Source.SLOT else look.source
+        return replace(look, source=source, parked=False)
 
     def longest_common(self, prompt: Tokens, idle: Collection[SlotId]) -> int:
         """The longest prefix that any idle slot or RAM cache entry has in common with a prompt."""
@@ -83,7 +92,7 @@ class EngineShadow:
 
     def look_blind(self, slot: SlotId) -> Look:
         """Send a prompt of which nothing is known but that it has little in common with any other."""
-        parked = self._parks(self.slots[slot], 0)
+        parked = self._parks(self.slots[slot])
         return Look(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=parked)
 
     def engine_choice(self, prompt: Tokens, idle: Sequence[SlotId]) -> Look | None:
@@ -112,7 +121,7 @@ class EngineShadow:
         """A task starts in `look.slot`: the RAM cache and the other idle slots change."""
         held = self.slots[look.slot]
         if look.parked and held:
-            _publish(self.ram, held)
+            _publish(self.ram, held, self.traits)
         if look.source is Source.RAM and look.base in self.ram:
             self.ram.remove(look.base)
             self._copied.clear()
@@ -123,10 +132,18 @@ class EngineShadow:
     def touch(self, slot: SlotId, idle: Collection[SlotId]) -> None:
         """A one-token task ran in `slot`."""
         held = self.slots[slot]
-        if held and self._parks(held, 0):
-            _publish(self.ram, held)
+        if held and self._parks(held):
+            _publish(self.ram, held, self.traits)
         self.slots[slot] = Held(opaque=1)
         self._copy_idle(slot, idle)
+
+    def restore(self, slot: SlotId, snapshot: Snapshot, now: float) -> None:
+        """A file was restored into `slot`. The RAM cache is passed by (engine.md 4)."""
+        self.slots[slot] = restored(snapshot, self.traits, now=now)
+
+    def erase(self, slot: SlotId) -> None:
+        """`slot` was erased. The RAM cache is passed by (engine.md 4)."""
+        self.slots[slot] = None
 
     def finish(
         self,
@@ -151,7 +168,8 @@ class EngineShadow:
             tokens=tokens,
             opaque=total - len(tokens),
             checkpoints=checkpoints,
-            slack=self.traits.n_ubatch if self.traits.memory is Memory.SWA else 0,
+            slack=slack(total, first_kept(base, cached, self.traits), self.traits),
+            floor=base.floor if base and cached else 0,
             outline=outline,
             request=request,
             turns=(base.turns if base and kept_most else 0) + 1,
@@ -173,6 +191,7 @@ class EngineShadow:
             user_starts=user_starts,
             task=self._tasks,
             traits=self.traits,
+            first=first_kept(base, reuse, self.traits),
         )
 
     def forget_ram(self) -> None:
@@ -185,7 +204,7 @@ class EngineShadow:
         self.traits = replace(self.traits, unified=True)
         for slot in wiped:
             if held := self.slots[slot]:
-                _publish(self.ram, held)
+                _publish(self.ram, held, self.traits)
             self.slots[slot] = None
 
     def distrust_ram(self) -> None:
@@ -205,24 +224,34 @@ class EngineShadow:
         evict: bool = False,
     ) -> Look:
         common = held.tokens.lcp(prompt) if held else 0
-        parks = self._parks(held, common) or (evict and self.traits.ram_cache)
+        parks = self._parks(held, common, len(prompt)) or (evict and self.traits.ram_cache)
         base, source = held, Source.SLOT
         if parks and (better := self._better(held, ram, prompt)):
             base, source = better, Source.RAM
         n_past = reuse(base, prompt, self.traits)
         if n_past == 0:
             source = Source.NOTHING if source is Source.SLOT else source
-        return Look(slot=slot, reuse=n_past, source=source, base=base, parked=parks and held is not None)
+        return Look(
+            slot=slot,
+            reuse=n_past,
+            source=source,
+            base=base,
+            parked=parks and held is not None,
+            unsafe=unsafe(base, prompt, self.traits),
+        )
 
     def _last_used(self, slot: SlotId) -> float:
         held = self.slots[slot]
         return held.used if held else -1.0
 
-    def _parks(self, held: Held | None, common: int) -> bool:
-        """Whether a pinned task makes the engine save this slot: an empty one gives NaN (T6)."""
+    def _parks(self, held: Held | None, common: int = 0, length: int = 1) -> bool:
+        """Whether a pinned task of `length` tokens makes the engine save this slot; an empty one never (T6).
+
+        A slot that is not similar enough to be chosen counts as one of which nothing would be kept.
+        """
         if not self.traits.ram_cache or self.traits.similarity == 0 or not held or held.total == 0:
             return False
-        return common / held.total < KEEP
+        return common / held.total < KEEP or common / max(1, length) <= self.traits.similarity
 
     def _better(self, held: Held | None, ram: Sequence[Held], prompt: Tokens) -> Held | None:
         """The RAM cache entry that the engine would load: it must beat the slot on both shares."""
@@ -235,7 +264,7 @@ class EngineShadow:
             entry_keep, entry_similar = shared / max(1, entry.total), shared / max(1, len(prompt))
             if entry_keep >= LOAD and entry_keep > keep and entry_similar > similar:
                 keep, similar, best = entry_keep, entry_similar, entry
-        return replace(best, slack=0) if best and best.slack else best
+        return best
 
     def _copy_idle(self, running: SlotId, idle: Collection[SlotId]) -> None:
         """At the start of a task the engine copies its other idle slots, and with one buffer clears them."""
@@ -245,7 +274,7 @@ class EngineShadow:
             held = self.slots[other]
             if held and other != running:
                 if self._copied.get(other) is not held:
-                    _publish(self.ram, held)
+                    _publish(self.ram, held, self.traits)
                     self._copied[other] = held
                 if self.traits.unified:
                     self.slots[other] = None
@@ -255,9 +284,9 @@ def _contains(outer: Held, inner: Held) -> bool:
     return outer.total >= inner.total and outer.tokens.begins_with(inner.tokens)
 
 
-def _publish(ram: list[Held], held: Held) -> None:
+def _publish(ram: list[Held], held: Held, traits: EngineTraits) -> None:
     """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
     if held.total == 0 or any(_contains(entry, held) for entry in ram):
         return
     ram[:] = [entry for entry in ram if not _contains(held, entry)][-(RAM_ENTRIES - 1) :]
-    ram.append(replace(held, slack=0))  # a loaded state holds the bare window (engine.md 5)
+    ram.append(bare(held, traits))

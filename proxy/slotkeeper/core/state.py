@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slotkeeper.core.chore import Chore
+from slotkeeper.core.limits import Limits, WriteBudget
 from slotkeeper.core.pending import Pending, Scene
 from slotkeeper.core.queue import FairQueue
+from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
@@ -18,11 +21,21 @@ from slotkeeper.core.types import EngineId, RequestId, SlotId
 class State:
     engines: tuple[EngineId, ...]  # in the order in which they were named
     tree: PromptTree = field(default_factory=PromptTree)
+    shelf: Shelf = field(default_factory=Shelf)
     tables: dict[EngineId, EngineTable] = field(default_factory=dict)
     requests: dict[RequestId, Pending] = field(default_factory=dict)
     queue: FairQueue = field(default_factory=FairQueue)
     bypassing: list[RequestId] = field(default_factory=list)  # waiting for pinned tasks to have begun
     steered: list[RequestId] = field(default_factory=list)  # prompt in place, request not yet sent
+    limits: Limits = field(default_factory=Limits)
+    writes: WriteBudget = field(init=False)
+    chores: dict[RequestId, Chore] = field(default_factory=dict)
+    chores_begun: int = 0
+    wakes_at: float | None = None  # when a `Wake` that is out will be answered
+    closing: bool = False
+
+    def __post_init__(self) -> None:
+        self.writes = WriteBudget(self.limits.hourly_bytes, left=self.limits.hourly_bytes, at=0.0)
 
     @property
     def up(self) -> list[EngineTable]:

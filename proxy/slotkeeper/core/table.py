@@ -6,11 +6,14 @@ really released it. Two tasks in one slot corrupt a running answer (engine.md T1
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from slotkeeper.core.held import Held
+from slotkeeper.core.rates import Rates
 from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, RequestId, SlotId
 
@@ -28,6 +31,7 @@ class SlotState(StrEnum):
     RUNNING = "running"  # ours, and the engine is at work on it
     DRAINING = "draining"  # ours no more, not yet released
     FOREIGN = "foreign"  # somebody else's task
+    TENDED = "tended"  # saved or restored by us while nobody waits
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class Orphan:
 class EngineTable:
     engine: EngineId
     shadow: EngineShadow
+    rates: Rates = field(default_factory=Rates)
     up: bool = True
     states: list[SlotState] = field(init=False)
     owners: list[RequestId | None] = field(init=False)
@@ -61,6 +66,9 @@ class EngineTable:
     proven: bool = False  # whether idle slots were seen to keep their content (T6)
     look_again: bool = False  # something was not as predicted
     ram_misses: int = 0  # loads in a row from the RAM cache that were not there
+    settled: dict[SlotId, Held] = field(default_factory=dict)  # states that need not be saved (again)
+    loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
+    no_save_until: float = -1.0  # a save failed, and so would the next ones
 
     def __post_init__(self) -> None:
         self.reset(self.traits)
@@ -85,6 +93,9 @@ class EngineTable:
         self.moves += 1
         self.reset_at = now
         self.observed_at = -1.0
+        self.settled.clear()
+        self.loaded.clear()
+        self.no_save_until = -1.0
         self.ram_misses = 0
         self.proven = False
 
@@ -113,7 +124,17 @@ class EngineTable:
 
     def pin_on_its_way(self, now: float) -> bool:
         """Whether a pinned task may yet arrive in a slot that the engine thinks free."""
-        return SlotState.LAUNCHED in self.states or any(changed > now for changed in self.changed)
+        ours = SlotState.LAUNCHED in self.states or SlotState.TENDED in self.states
+        return ours or any(changed > now for changed in self.changed)
+
+    def may_save(self, now: float) -> bool:
+        return self.traits.snapshots and now >= self.no_save_until
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing of ours is at work there or on its way."""
+        at_work = {SlotState.LAUNCHED, SlotState.RUNNING, SlotState.TENDED}
+        return not self.unsettled and not self.orphans and at_work.isdisjoint(self.states)
 
     def open_for_anything(self, now: float) -> bool:
         """Room for one more task of which nobody needs to know the slot beforehand."""
@@ -145,8 +166,10 @@ class EngineTable:
 
     def move(self, slot: SlotId, state: SlotState, owner: RequestId | None, now: float) -> None:
         was_idle = self.states[slot] is SlotState.IDLE
-        if state is SlotState.LAUNCHED or (was_idle and state is not SlotState.IDLE):
+        if state is SlotState.LAUNCHED or (was_idle and state not in (SlotState.IDLE, SlotState.TENDED)):
             self.begun[slot] = now
+        if state in (SlotState.RUNNING, SlotState.FOREIGN):
+            self.loaded.discard(slot)
         self.states[slot] = state
         self.owners[slot] = owner
         self.moves += 1
@@ -158,6 +181,12 @@ class EngineTable:
         late = LINGER if self.states[slot] is SlotState.LAUNCHED else 0.0
         self.move(slot, state, None, now)
         self.changed[slot] = now + late
+
+    def learn_files(self, snapshot: Snapshot) -> None:
+        """The first file of a slot that must have had checkpoints shows whether this build writes them."""
+        traits = self.traits
+        if traits.files_carry is None and not traits.cuttable and len(snapshot.tokens) > traits.n_ubatch:
+            self.shadow.traits = replace(traits, files_carry=bool(snapshot.checkpoints))
 
     def ram_loaded(self, *, hit: bool) -> None:
         """Whether the RAM cache held what we expected of it."""

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     CONTINUES = "continues"  # the slot's last messages are the beginning of these: no tokens needed to see it
     PREFIX = "prefix"  # cheapest: this slot holds the longest usable prefix
     RAM_CACHE = "ram_cache"  # the engine loads the prefix from its own RAM prompt cache
+    SNAPSHOT = "snapshot"  # restored from a file, because that is cheaper than any slot as it is
     COLD = "cold"  # nothing usable anywhere: the slot that loses least
     CLIENT_CHOSE = "client_chose"  # the request carried id_slot
     ENGINE_CHOSE = "engine_chose"  # left to the engine, because pinning would lose (engine.md T6)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -78,8 +78,12 @@ def examine(
     slots_ok: bool,
     metrics_ok: bool,
     slot_save: SaveSupport,
+    files: Iterable[Finding] | None = None,
 ) -> list[Finding]:
-    """Everything worth telling, the worst first; a single OK if there is nothing to change."""
+    """Everything worth telling, the worst first; an OK if there is nothing to change.
+
+    `files` is what a closer look at slot files gave, None if nobody looked.
+    """
     if props.get("role") == "router" or (flags and flags.router):
         return [
             Finding(
@@ -90,7 +94,8 @@ def examine(
             )
         ]
     found = [
-        *about_routes(props, flags, slots_ok, metrics_ok, slot_save),
+        *about_routes(props, flags, slots_ok, metrics_ok),
+        *(about_saving(slot_save) if files is None else files),
         *about_slots(traits, flags),
         *about_checkpoints(traits, flags),
         *about_window(traits),
@@ -99,7 +104,7 @@ def examine(
     ]
     order = list(Severity)
     found.sort(key=lambda finding: -order.index(finding.severity))
-    if all(finding.severity is Severity.NOTE for finding in found):
+    if all(finding.severity in {Severity.NOTE, Severity.OK} for finding in found):
         found.append(Finding(trap="flags", severity=Severity.OK, what="No flag needs to change."))
     return found
 
@@ -109,7 +114,6 @@ def about_routes(
     flags: EngineFlags | None,
     slots_ok: bool,
     metrics_ok: bool,
-    slot_save: SaveSupport,
 ) -> Iterator[Finding]:
     if not slots_ok:
         what = "GET /slots is off: what a slot holds, and whether it is free again, cannot be checked (T1)."
@@ -117,18 +121,21 @@ def about_routes(
     if not metrics_ok:
         what = "GET /metrics is off: the engine's own counters cannot be compared with ours."
         yield Finding(trap="metrics", severity=Severity.NOTE, what=what, do="Add --metrics.")
-    if slot_save is SaveSupport.NO:
-        what = "Slots cannot be saved (501): no snapshots, nothing survives a restart or a full house."
-        yield Finding(trap="snapshots", severity=Severity.WARN, what=what, do="Add --slot-save-path DIR.")
-    if slot_save is SaveSupport.UNKNOWN:
-        what = "Whether slots can be saved was not found out."
-        yield Finding(trap="snapshots", severity=Severity.NOTE, what=what, do="Add --slot-save-path DIR.")
     if not props.get("chat_template") or (flags and not flags.jinja):
         what = "No Jinja chat template: chats cannot be rendered, so requests are placed by age alone."
         yield Finding(trap="template", severity=Severity.WARN, what=what, do="Add --jinja.")
     if flags and (flags.api_keys or flags.api_key_file):
         what = "The engine wants a key: without one of our own, control calls borrow the last client's."
         yield Finding(trap="key", severity=Severity.NOTE, what=what, do="Give Slotkeeper the key too.")
+
+
+def about_saving(slot_save: SaveSupport) -> Iterator[Finding]:
+    if slot_save is SaveSupport.NO:
+        what = "Slots cannot be saved (501): no snapshots, nothing survives a restart or a full house."
+        yield Finding(trap="snapshots", severity=Severity.WARN, what=what, do="Add --slot-save-path DIR.")
+    if slot_save is SaveSupport.UNKNOWN:
+        what = "Whether slots can be saved was not found out."
+        yield Finding(trap="snapshots", severity=Severity.NOTE, what=what, do="Add --slot-save-path DIR.")
 
 
 def about_slots(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
@@ -207,6 +214,8 @@ def about_caches(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Fi
         yield Finding(trap="T1", severity=Severity.WARN, what=what, do="Let it listen on 127.0.0.1.")
     if traits.speculative:
         what = "Speculative decoding: a slot file does not hold the draft's state; drafts are poor after it."
+        if traits.files_carry:
+            what = "Speculative decoding: of a slot file only the checkpoints hold the draft's state."
         yield Finding(trap="draft", severity=Severity.NOTE, what=what)
 
 

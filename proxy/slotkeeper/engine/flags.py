@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -30,10 +31,12 @@ class Option:
     off: tuple[str, ...] = ()
     read: Callable[[str], Any] | None = None
     env: str = ""
+    words: int = 1  # that follow it, read as one text
+    adds: bool = False  # given again, it adds to what was given before
 
 
-def keys(text: str) -> tuple[str, ...]:
-    return tuple(key for key in text.split(",") if key)
+def several(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
 
 
 OPTIONS: Final[Mapping[str, Option]] = {
@@ -60,12 +63,37 @@ OPTIONS: Final[Mapping[str, Option]] = {
         names=("-cms", "--checkpoint-min-step"), read=int, env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"
     ),
     "swa_full": Option(names=("--swa-full",), env="LLAMA_ARG_SWA_FULL"),
+    "flash_attn": Option(names=("-fa", "--flash-attn"), read=str, env="LLAMA_ARG_FLASH_ATTN"),
+    "cache_type_k": Option(names=("-ctk", "--cache-type-k"), read=str, env="LLAMA_ARG_CACHE_TYPE_K"),
+    "cache_type_v": Option(names=("-ctv", "--cache-type-v"), read=str, env="LLAMA_ARG_CACHE_TYPE_V"),
+    "rope_scaling": Option(names=("--rope-scaling",), read=str, env="LLAMA_ARG_ROPE_SCALING_TYPE"),
+    "rope_scale": Option(names=("--rope-scale",), read=float, env="LLAMA_ARG_ROPE_SCALE"),
+    "rope_freq_base": Option(names=("--rope-freq-base",), read=float, env="LLAMA_ARG_ROPE_FREQ_BASE"),
+    "rope_freq_scale": Option(names=("--rope-freq-scale",), read=float, env="LLAMA_ARG_ROPE_FREQ_SCALE"),
+    "yarn_orig_ctx": Option(names=("--yarn-orig-ctx",), read=int, env="LLAMA_ARG_YARN_ORIG_CTX"),
+    "yarn_ext_factor": Option(names=("--yarn-ext-factor",), read=float, env="LLAMA_ARG_YARN_EXT_FACTOR"),
+    "yarn_attn_factor": Option(names=("--yarn-attn-factor",), read=float, env="LLAMA_ARG_YARN_ATTN_FACTOR"),
+    "yarn_beta_slow": Option(names=("--yarn-beta-slow",), read=float, env="LLAMA_ARG_YARN_BETA_SLOW"),
+    "yarn_beta_fast": Option(names=("--yarn-beta-fast",), read=float, env="LLAMA_ARG_YARN_BETA_FAST"),
+    "override_kv": Option(names=("--override-kv",), read=several, adds=True),
+    "control_vectors": Option(names=("--control-vector", "--control-vector-scaled"), read=several, adds=True),
+    "control_layers": Option(names=("--control-vector-layer-range",), read=str, words=2),
     "spec_type": Option(names=("--spec-type",), read=str, env="LLAMA_ARG_SPEC_TYPE"),
     "draft_model": Option(
         names=("-md", "--model-draft", "--spec-draft-model"), read=str, env="LLAMA_ARG_SPEC_DRAFT_MODEL"
     ),
+    "draft_type_k": Option(
+        names=("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
+        read=str,
+        env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+    ),
+    "draft_type_v": Option(
+        names=("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
+        read=str,
+        env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+    ),
     "slot_save_path": Option(names=("--slot-save-path",), read=Path),
-    "api_keys": Option(names=("--api-key",), read=keys, env="LLAMA_API_KEY"),
+    "api_keys": Option(names=("--api-key",), read=several, env="LLAMA_API_KEY"),
     "api_key_file": Option(names=("--api-key-file",), read=Path, env="LLAMA_ARG_API_KEY_FILE"),
     "slots": Option(names=("--slots",), off=("--no-slots",), env="LLAMA_ARG_ENDPOINT_SLOTS"),
     "metrics": Option(names=("--metrics",), env="LLAMA_ARG_ENDPOINT_METRICS"),
@@ -104,8 +132,25 @@ class EngineFlags:
     checkpoint_cap: int = 32
     checkpoint_min_step: int = 8192
     swa_full: bool = False
+    flash_attn: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    rope_scaling: str = ""  # "", 0 and -1: what the model says
+    rope_scale: float = 0
+    rope_freq_base: float = 0
+    rope_freq_scale: float = 0
+    yarn_orig_ctx: int = 0
+    yarn_ext_factor: float = -1
+    yarn_attn_factor: float = -1
+    yarn_beta_slow: float = -1
+    yarn_beta_fast: float = -1
+    override_kv: tuple[str, ...] = ()
+    control_vectors: tuple[str, ...] = ()  # files, or FILE:SCALE
+    control_layers: str = ""
     spec_type: str = "none"
     draft_model: str = ""
+    draft_type_k: str = "f16"
+    draft_type_v: str = "f16"
     slot_save_path: Path | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: Path | None = None
@@ -130,10 +175,12 @@ class EngineFlags:
             key, option = entry
             if option.read is None:
                 found[key] = spelled(word) not in option.off
-            elif (text := next(words, None)) is None:
+                continue
+            following = list(islice(words, option.words))
+            if len(following) < option.words:
                 raise FlagError(f"{word} needs a value")
-            else:
-                found[key] = convert(word, option, text)
+            value = convert(word, option, " ".join(following))
+            found[key] = found.get(key, ()) + value if option.adds else value
         return cls(**found)
 
     @property

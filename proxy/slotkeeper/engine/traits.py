@@ -1,4 +1,7 @@
-"""Reading what kind of engine stands behind a URL: from its answers, its flags and its model's header."""
+"""Reading what kind of engine stands behind a URL: from its answers, its flags and its model's header.
+
+And from its slot files, if there is a folder for them: what must be tried out for that is in `canary`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.core.traits import EngineTraits
+from slotkeeper.engine.canary import ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.fingerprint import Identity, about_adapters, about_flags, about_model, streams_of
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.launch import LAZY_SINCE
+from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.openers import user_openers
+from slotkeeper.engine.voice import voice_of
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
 
@@ -26,9 +33,14 @@ class Reading:
 
     traits: EngineTraits
     props: dict[str, Any]
+    model: dict[str, Any]  # its entry in /v1/models
     model_path: Path | None  # readable here, and the model that is served
+    header: GgufHeader | None
     build: str
     notes: list[str]
+    files: ProbeResult | None = None  # what its slot files are like
+    no_files: NoFilesError | None = None  # or why there are none; neither without a folder
+    voice: str = ""  # its name, where the flags are not known and it could be heard
 
 
 async def read_traits(
@@ -37,12 +49,55 @@ async def read_traits(
     overrides: Mapping[str, Any] | None = None,
     *,
     headers: Headers | None = None,
+    slot_dir: Path | None = None,
+    may_compute: bool = False,
+    known: ProbeResult | None = None,
 ) -> Reading:
     """Look at an engine that is awake: this asks for its slots, which would wake a sleeping one.
 
-    `flags` are those we started it with, None if others did; `overrides` are fields of EngineTraits that
-    the user knows better. Raises EngineError and EngineGoneError.
+    Args:
+        client: of that engine.
+        flags: those we started it with, None if others did.
+        overrides: fields of EngineTraits that the user knows better.
+        headers: credentials, if not the client's own.
+        slot_dir: its --slot-save-path as this machine sees it; None = no snapshots, nothing is saved.
+        may_compute: whether a canary is allowed in an engine that was not used yet.
+        known: the `files` of an earlier reading, of this engine or of another.
+
+    Raises:
+        EngineError: a refusal; but trouble with slot files is only noted.
+        EngineGoneError: no answer.
     """
+    reading = await read_answers(client, flags, headers)
+    if slot_dir is not None:
+        try:
+            identity = await identify(client, reading, flags, headers)
+            files = await probe_files(
+                client,
+                slot_dir,
+                reading.traits,
+                identity.digest,
+                may_compute=may_compute,
+                known=known,
+                headers=headers,
+            )
+            voice = ""
+            if flags is None:
+                process = str(reading.props.get("media_marker", ""))
+                voice = await voice_of(
+                    client, slot_dir, identity.digest, process, may_compute=may_compute, headers=headers
+                )
+        except NoFilesError as error:
+            notes = [*reading.notes, f"no snapshots: {error}"]
+            reading = replace(reading, no_files=error, notes=notes)
+        else:
+            traits = files.traits_into(reading.traits, identity.fingerprint(files.state_version, voice))
+            reading = replace(reading, traits=traits, files=files, voice=voice)
+    return replace(reading, traits=replace(reading.traits, **(overrides or {})))
+
+
+async def read_answers(client: EngineClient, flags: EngineFlags | None, headers: Headers | None) -> Reading:
+    """All but its slot files. Nothing is computed or saved for this."""
     props = await client.props(headers=headers)
     model = await client.models(headers=headers)
     build, notes = str(props.get("build_info", "")), []
@@ -71,8 +126,27 @@ async def read_traits(
         notes.append("started by others: flags not shown by /props are taken to be llama-server's defaults")
     else:
         traits = flags.traits_into(traits)
-    traits = replace(traits, **(overrides or {}))
-    return Reading(traits=traits, props=props, model_path=path, build=build, notes=notes)
+    return Reading(
+        traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
+    )
+
+
+async def identify(
+    client: EngineClient, reading: Reading, flags: EngineFlags | None, headers: Headers | None
+) -> Identity:
+    """What decides which slot files it may load. Raises NoFilesError, EngineGoneError."""
+    try:
+        adapters = await client.lora_adapters(headers=headers)
+    except EngineError as error:
+        raise NoFilesError(Why.UNCERTAIN, str(error)) from error
+    return Identity(
+        model=await asyncio.to_thread(
+            about_model, reading.model_path, reading.header, reading.props, reading.model
+        ),
+        flags=about_flags(flags),
+        adapters=await asyncio.to_thread(about_adapters, adapters),
+        streams=streams_of(reading.traits),
+    )
 
 
 def thins_eagerly(build: str, model: Mapping[str, Any]) -> bool | None:

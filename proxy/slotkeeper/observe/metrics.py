@@ -12,13 +12,16 @@ from prometheus_client.registry import Collector
 from slotkeeper import __version__
 from slotkeeper.core.effects import Purpose, Report
 from slotkeeper.core.placement import Placement
+from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId, Reason
 from slotkeeper.wire.routes import Api
 
 PREFILL: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+FILES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 OWN: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 ERRORS: Final = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+OPERATIONS: Final = ("save", "restore", "demote", "drop")
 OUTCOMES: Final = ("ok", "client_error", "upstream_error", "client_gone", "broken")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -57,6 +60,12 @@ class Metrics:
         )
         self.overhead = histogram("overhead_seconds", "Time spent in the sidecar itself.", OWN, "stage")
         self.queue_wait = histogram("queue_wait_seconds", "Waiting for a free slot.", PREFILL)
+        self.operations = counter(
+            "snapshot_operations_total", "What was done with slot files.", "op", "outcome"
+        )
+        self.operation_seconds = histogram(
+            "snapshot_seconds", "How long it took, with hashing and waiting for the engine.", FILES, "op"
+        )
         self._up = Gauge("slotkeeper_engine_up", "Whether the engine answers.", ["engine"], registry=registry)
         Info("slotkeeper_build", "The sidecar's own version.", registry=registry).info(
             {"version": __version__}
@@ -69,8 +78,14 @@ class Metrics:
     def decision(self, reason: Reason) -> None:
         self.decisions.labels(reason=reason.value).inc()
 
-    def planted(self, purpose: Purpose, computed: int) -> None:  # noqa: ARG002 - one label for both for now
-        self.prefill_tokens.labels(purpose="plant").inc(computed)
+    def planted(self, purpose: Purpose, computed: int) -> None:
+        self.prefill_tokens.labels(purpose="idle" if purpose.idle else "plant").inc(computed)
+
+    def snapshot_operation(self, op: str, outcome: str, seconds: float | None = None) -> None:
+        """`seconds` only where it went well: how long it took in all."""
+        self.operations.labels(op=op, outcome=outcome).inc()
+        if seconds is not None:
+            self.operation_seconds.labels(op=op).observe(seconds)
 
     def spent(self, stage: str, seconds: float) -> None:
         self.overhead.labels(stage=stage).observe(seconds)
@@ -107,6 +122,8 @@ class Metrics:
             self.prompt_tokens.labels(source=source)
         for purpose in ("client", "plant", "idle"):
             self.prefill_tokens.labels(purpose=purpose)
+        for op in OPERATIONS:
+            self.operations.labels(op=op, outcome="ok")
         for route in Api:
             for outcome in OUTCOMES:
                 self.requests.labels(route=route.value, outcome=outcome)
@@ -124,6 +141,12 @@ class _Slots(Collector):
         for state in SlotState:
             slots.add_metric([state.value], sum(len(table.in_state(state)) for table in tables if table.up))
         yield slots
+        shelf = self._placement().shelf
+        yield GaugeMetricFamily("slotkeeper_snapshots", "Snapshots that may be offered.", value=len(shelf))
+        sizes = GaugeMetricFamily("slotkeeper_snapshot_bytes", "Bytes of their files.", labels=["tier"])
+        for tier in Tier:
+            sizes.add_metric([tier.value], shelf.size(tier))
+        yield sizes
         waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
         waiting.add_metric([], self._placement().queued)
         yield waiting

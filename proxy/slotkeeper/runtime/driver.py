@@ -11,26 +11,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, assert_never
+from typing import Final
 
-from slotkeeper.core.effects import Effect, Forward, Observe, Plant, Report
+from slotkeeper.core.effects import Effect, Forward, Observe, Report
 from slotkeeper.core.events import (
     Arrived,
+    Closing,
     EngineLost,
     EngineUp,
     Event,
     Gone,
-    Observed,
-    ObserveFailed,
-    Planted,
+    Shelved,
 )
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason, RequestId
-from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.hands import Hands
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.snapshots import Snapshots
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.store.store import Store
 
 log = get_logger(__name__)
 
@@ -41,17 +43,29 @@ PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, whi
 class Driver:
     """Owns the placement; everybody else asks it."""
 
-    def __init__(self, links: Mapping[EngineId, EngineLink], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        links: Mapping[EngineId, EngineLink],
+        metrics: Metrics,
+        *,
+        store: Store | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Without a `store` there are no snapshots."""
         self.links = links
         self.metrics = metrics
-        self.placement = Placement(*links)
-        metrics.watch(lambda: self.placement)
         self.tasks = Tasks(self._task_failed)
+        self.snapshots = Snapshots(store, metrics, self.post) if store else None
+        self.hands = Hands(links, metrics, self.tasks, self.post, self.snapshots, lost=self._engine_lost)
+        self._limits = limits
+        self.placement = Placement(*links, limits=limits)
+        metrics.watch(lambda: self.placement)
         self.reports: Callable[[Report], None] = metrics.report
         self._events: deque[Event] = deque()
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
-        self._plants: dict[RequestId, asyncio.Task[None]] = {}
+        self._closing = False
+        self._saved = asyncio.Event()
 
     @property
     def front(self) -> EngineLink:
@@ -66,19 +80,37 @@ class Driver:
     def start(self) -> None:
         for link in self.links.values():
             self.tasks.start(link.watch(self._engine_up, self._engine_lost))
+            self.tasks.start(link.lifeline())
+        if self.snapshots:
+            self.tasks.start(self.snapshots.open())
+
+    async def save_all(self, seconds: float) -> None:
+        """Save what is worth it before we go, while no requests come any more."""
+        if self.snapshots is None:
+            return
+        self._closing = True
+        self.post(Closing(at=self.now()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._saved.wait()
 
     async def close(self) -> None:
         await self.tasks.close()
+        if self.snapshots:
+            await self.snapshots.close()
         for link in self.links.values():
             await link.client.close()
 
     async def awake(self) -> None:
-        """Wait, but not for long, until some engine is ready."""
-        if self.front.ready:
+        """Wait, but not for long, until some engine is ready, and none may have been restarted unseen."""
+        doubtful = [link for link in self.links.values() if link.doubtful]
+        if self.front.ready and not doubtful:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
-                await asyncio.gather(*(link.wake() for link in self.links.values()))
+                await asyncio.gather(*(link.settle() for link in doubtful))
+                if not self.front.ready:
+                    await asyncio.gather(*(link.wake() for link in self.links.values()))
 
     def admit(self, arrived: Arrived) -> asyncio.Future[Forward]:
         """A request enters; the future says where it goes. Cancel with `post(Gone(...))`."""
@@ -98,10 +130,12 @@ class Driver:
                 self._step(self._events.popleft())
         finally:
             self._busy = False
+        if self._closing and not self.placement.unsaved(self.now()):
+            self._saved.set()
 
     def observe_soon(self, engine: EngineId) -> None:
         """Somebody changed slots behind the core's back: a slot action passed through us."""
-        self.tasks.start(self._observe(Observe(engine=engine, delay=0.0)))
+        self.hands.perform(Observe(engine=engine, delay=0.0))
 
     # -- performing --------------------------------------------------------------------------------
 
@@ -130,44 +164,10 @@ class Driver:
                 if grant and not grant.done():
                     grant.set_result(effect)
                 self.metrics.decision(effect.reason)
-            case Plant():
-                self._plants[effect.request] = self.tasks.start(self._plant(effect))
-            case Observe():
-                self.tasks.start(self._observe(effect))
             case Report():
                 self.reports(effect)
             case _:
-                assert_never(effect)
-
-    async def _plant(self, plant: Plant) -> None:
-        computed: int | None = None
-        link = self.links[plant.place.engine]
-        try:
-            result = await link.client.prefill(plant.tokens.ids(), plant.place.slot, headers=link.auth)
-            computed = result.computed
-            self.metrics.planted(plant.purpose, computed)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it
-            log.warning("plant_failed", purpose=plant.purpose.value, place=str(plant.place), error=str(error))
-            self.metrics.fallback("plant")
-        self._plants.pop(plant.request, None)
-        self.post(Planted(at=self.now(), request=plant.request, computed=computed))
-
-    async def _observe(self, look: Observe) -> None:
-        if look.delay:
-            await asyncio.sleep(look.delay)
-        link, asked = self.links[look.engine], self.now()
-        try:
-            slots = await link.client.slots(headers=link.auth)
-        except Exception as error:  # noqa: BLE001 - without an answer to it the core would never look again
-            log.debug("slots_unseen", engine=look.engine, error=str(error))
-            if isinstance(error, EngineGoneError):
-                link.kick()
-            elif link.slots_refused():
-                self._engine_lost(link)
-            self.post(ObserveFailed(at=self.now(), engine=look.engine))
-            return
-        link.slots_shown()
-        self.post(Observed(at=self.now(), asked=asked, engine=look.engine, slots=slots))
+                self.hands.perform(effect)
 
     # -- when things go wrong ----------------------------------------------------------------------
 
@@ -175,8 +175,7 @@ class Driver:
         """The client left: nobody waits for a grant, and a running plant has lost its purpose."""
         if grant := self._grants.pop(request, None):
             grant.cancel()
-        if plant := self._plants.pop(request, None):
-            plant.cancel()
+        self.hands.let_go(request)
 
     def _release_all(self, *, renew: bool) -> None:
         """Everybody who waits goes through unpinned; a fresh core looks before it gives out a slot.
@@ -184,7 +183,9 @@ class Driver:
         Without `renew` it is not even told of the engines, because it was that which failed.
         """
         waiting, self._grants = self._grants, {}
-        self.placement = Placement(*self.links)
+        shelf = tuple(self.placement.shelf)
+        self.placement = Placement(*self.links, limits=self._limits)
+        self._events.append(Shelved(at=self.now(), snapshots=shelf))
         for link in self.links.values() if renew else ():
             if link.traits and link.up:
                 up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=False)

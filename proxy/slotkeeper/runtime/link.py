@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from yarl import URL
+
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId
+from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import read_traits
@@ -27,8 +30,21 @@ log = get_logger(__name__)
 class EngineLink:
     """Watches one engine and speaks its control routes."""
 
-    def __init__(self, engine: EngineId, *, api_key: str | None, flags: EngineFlags | None = None) -> None:
+    def __init__(
+        self,
+        engine: EngineId,
+        *,
+        api_key: str | None,
+        flags: EngineFlags | None = None,
+        slot_dir: Path | None = None,
+        may_compute: bool = False,
+    ) -> None:
+        """`slot_dir` is its --slot-save-path as we see it; `may_compute`: a canary, while it is unused."""
         self.engine = engine
+        self.files: ProbeResult | None = None  # what its slot files are like
+        self.build = ""
+        self._slot_dir = slot_dir
+        self._may_compute = may_compute
         self.client = EngineClient(engine, api_key=api_key)
         self.flags = flags
         self.tokenizer: Tokenizer | None = None
@@ -42,6 +58,10 @@ class EngineLink:
         self._looked = asyncio.Event()  # the look that is under way, or comes next
         self._refusals = 0
         self._trouble = ""
+        self._doubt = False
+        url = URL(engine)
+        self._address = (url.host or "", url.port or 80)
+        self._ssl = True if url.scheme == "https" else None
         self.up = False  # probed, so that requests may be placed; until then they go through as they came
         self.fresh = False  # no slot had been used when it was probed
 
@@ -70,6 +90,37 @@ class EngineLink:
                 return True
         return False
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether it may have become another process since we last looked."""
+        return self._doubt
+
+    async def settle(self) -> None:
+        """Wait until that is known: its slots may be empty now."""
+        while self._doubt:
+            await self._looked.wait()
+
+    async def lifeline(self) -> None:
+        """Runs for ever: an open connection that says nothing ends at once when the process does.
+
+        So a restart is seen however quick it was. llama-server itself closes such a connection after five
+        seconds; that looks the same, and costs a look.
+        """
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(*self._address, ssl=self._ssl)
+            except OSError:
+                await asyncio.sleep(EAGER)
+                continue
+            try:
+                await reader.read()
+            except OSError:
+                pass
+            finally:
+                writer.close()
+            self._doubt = self.up
+            self.kick()
+
     async def watch(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
         """Runs for ever; tells when the engine comes, goes, or is another process than before."""
         while True:
@@ -77,13 +128,16 @@ class EngineLink:
                 await self._look(on_up, on_lost)
             except Exception as error:  # noqa: BLE001 - not even an answer that nobody foresaw ends the watch
                 self._not_probed(error)
+            if not self._kick.is_set():  # else a doubt may have come up while we looked
+                self._doubt = False
             self._looked.set()
             self._looked = asyncio.Event()
             try:
                 async with asyncio.timeout(CALM if self.health is Health.OK else EAGER):
                     await self._kick.wait()
                 self._kick.clear()
-                await asyncio.sleep(EAGER / 4)  # a burst of failures is one look
+                if not self._doubt:  # for which requests wait
+                    await asyncio.sleep(EAGER / 4)  # a burst of failures is one look
             except TimeoutError:
                 pass
 
@@ -135,8 +189,16 @@ class EngineLink:
             return self._process
 
     async def _probe(self) -> None:
-        reading = await read_traits(self.client, self.flags, headers=self.auth)
-        self.traits = reading.traits
+        reading = await read_traits(
+            self.client,
+            self.flags,
+            headers=self.auth,
+            slot_dir=self._slot_dir,
+            may_compute=self._may_compute,
+            known=self.files,
+        )
+        self.traits, self.build = reading.traits, reading.build
+        self.files = reading.files or self.files
         self.fresh = await self._unused()
         self.tokenizer = await self._open_tokenizer(reading.props, reading.model_path)
         ending = await self.render_text(str(reading.props.get("eos_token") or ""))
@@ -148,10 +210,16 @@ class EngineLink:
             memory=reading.traits.memory.value,
             slots=reading.traits.n_slots,
             context=reading.traits.n_ctx,
+            snapshots=reading.traits.snapshots,
             tokenizer=self.tokenizer.mode,
             tokenizer_why=self.tokenizer.why,
             notes=reading.notes,
         )
+
+    @property
+    def layout(self) -> str:
+        """Of its slot files, where one with tokens was seen."""
+        return self.files.layout if self.files else ""
 
     async def _unused(self) -> bool:
         """Whether its slots are as at its start.

@@ -9,6 +9,8 @@ from slotkeeper.core.choice import blind, cheapest, continuing
 from slotkeeper.core.effects import Purpose
 from slotkeeper.core.held import Held
 from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.steps import Prefill
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -38,7 +40,7 @@ def table(*held, name="e0", **traits):
 
 def choose(engine, prompt, *, pinnable=True, **more):
     tables = engine if isinstance(engine, list) else [engine]
-    return cheapest(tables, prompt, pinnable=pinnable, now=NOW, **more)
+    return cheapest(tables, prompt, pinnable=pinnable, now=NOW, shelf=more.pop("shelf", Shelf()), **more)
 
 
 A = SYSTEM + text(10_000, 1900)
@@ -53,7 +55,7 @@ def test_a_second_conversation_gets_the_shared_prefix_through_the_ram_cache_and_
     engine = table(conversation(A, memory=memory), None, memory=memory)
     plan = choose(engine, B1)
     assert (plan.slot, plan.reason, plan.pinned) == (1, Reason.RAM_CACHE, True)
-    assert [purpose for _, purpose in plan.plants] == [Purpose.TOUCH]
+    assert [step.purpose for step in plan.steps] == [Purpose.TOUCH]
     assert plan.look.reuse == 2125
 
 
@@ -98,7 +100,7 @@ def test_t6_nothing_is_pinned_on_unified_memory_where_the_engine_would_load_by_i
     engine = table(None, None, unified=True)
     engine.shadow.ram.append(conversation(A))
     plan = choose(engine, A + text(11_900, 400))
-    assert (plan.reason, plan.pinned, plan.plants) == (Reason.ENGINE_CHOSE, False, ())
+    assert (plan.reason, plan.pinned, plan.steps) == (Reason.ENGINE_CHOSE, False, ())
     assert plan.look.reuse == len(A)
 
 
@@ -108,20 +110,21 @@ def test_t6_while_a_pin_is_on_its_way_a_touch_does_the_same():
     engine.move(SlotId(2), SlotState.LAUNCHED, RequestId("r"), NOW)
     plan = choose(engine, A + text(11_900, 400))
     assert (plan.reason, plan.pinned) == (Reason.RAM_CACHE, True)
-    assert plan.plants
+    assert plan.steps
 
 
 def test_the_touched_token_does_not_begin_the_prompt():
     engine = table(conversation(A), None)
-    (tokens, purpose), = choose(engine, B1).plants  # fmt: skip
+    (step,) = choose(engine, B1).steps
+    tokens, purpose = step.tokens, step.purpose
     assert purpose is Purpose.TOUCH
     assert len(tokens) == 1
     assert tokens[0] != B1[0]
 
 
 def test_after_a_failed_plant_the_same_prompt_goes_without():
-    plan = choose(table(conversation(A), None), B1, plants=False)
-    assert plan.plants == ()
+    plan = choose(table(conversation(A), None), B1, plain=True)
+    assert plan.steps == ()
 
 
 # -- routes without id_slot (T5) -----------------------------------------------------------------------------
@@ -129,19 +132,19 @@ def test_after_a_failed_plant_the_same_prompt_goes_without():
 
 def test_an_unpinnable_route_is_left_alone_where_the_engine_chooses_well():
     plan = choose(table(conversation(A), None), A + text(11_900, 400), pinnable=False)
-    assert (plan.reason, plan.slot, plan.plants) == (Reason.ENGINE_CHOSE, 0, ())
+    assert (plan.reason, plan.slot, plan.steps) == (Reason.ENGINE_CHOSE, 0, ())
 
 
 def test_an_unpinnable_route_is_steered_where_it_would_overwrite_a_conversation():
     engine = table(conversation(SYSTEM + text(10_000, 30_000)), None, ram_cache=False)
     plan = choose(engine, B1, pinnable=False)  # similar enough for the engine to take slot 0
     assert (plan.reason, plan.slot, plan.pinned) == (Reason.STEERED, 1, False)
-    assert plan.plants == ((B1.cut(0, len(B1) - 4), Purpose.STEER),)
+    assert plan.steps == (Prefill(B1.cut(0, len(B1) - 4), Purpose.STEER),)
 
 
 def test_an_unpinnable_route_may_be_touched_and_then_steered():
     plan = choose(table(conversation(A), None), B1, pinnable=False)
-    assert [purpose for _, purpose in plan.plants] == [Purpose.TOUCH, Purpose.STEER]
+    assert [step.purpose for step in plan.steps] == [Purpose.TOUCH, Purpose.STEER]
 
 
 def test_an_unpinnable_route_waits_while_a_pin_is_on_its_way():
@@ -190,7 +193,7 @@ def test_the_next_turn_of_a_conversation_may_overwrite_the_last_one_at_no_price(
     edited = conversation(A, outline=(b"s", b"1"))
     engine = table(edited, None, ram_cache=False)
     other_tools = text(70_000, 800)
-    plan = cheapest([engine], other_tools, outline=(b"t", b"1", b"2"), pinnable=True, now=NOW)
+    plan = cheapest([engine], other_tools, outline=(b"t", b"1", b"2"), pinnable=True, now=NOW, shelf=Shelf())
     assert plan.price == 800
 
 
@@ -226,7 +229,7 @@ def test_if_the_longest_is_on_a_closed_engine_no_other_is_continued_blindly():
 
 def test_a_prompt_of_unknown_tokens_overwrites_what_is_least_likely_to_return():
     engine = table(conversation(A, turns=5), conversation(A, turns=1), conversation(A, turns=9))
-    assert blind([engine], pinnable=True, now=NOW).slot == 1
-    assert blind([engine], pinnable=False, now=NOW).slot is None
+    assert blind([engine], pinnable=True, now=NOW, shelf=Shelf()).slot == 1
+    assert blind([engine], pinnable=False, now=NOW, shelf=Shelf()).slot is None
     engine.up = False
-    assert blind([engine], pinnable=True, now=NOW) is None
+    assert blind([engine], pinnable=True, now=NOW, shelf=Shelf()) is None

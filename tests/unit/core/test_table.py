@@ -26,7 +26,7 @@ E = EngineId("e0")
 NOW = 100.0
 A, B = Tokens(range(1000)), Tokens(range(5000, 5400))
 R1, R2 = RequestId("r1"), RequestId("r2")
-IDLE, LAUNCHED, RUNNING, DRAINING, FOREIGN = SlotState
+IDLE, LAUNCHED, RUNNING, DRAINING, FOREIGN, TENDED = SlotState
 
 
 def table(*held, **traits):

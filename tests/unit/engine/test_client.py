@@ -75,6 +75,22 @@ async def test_an_engine_that_dies_at_every_call_is_gone(serve):
         await client.tokenize("a", add_special=True, parse_special=True)
 
 
+async def test_what_changes_a_slot_or_a_file_is_sent_once(serve):
+    seen = []
+
+    async def slots(request: web.Request) -> web.Response:
+        seen.append(request.query["action"])
+        request.transport.abort()
+        return web.Response()
+
+    client = await serve(**{"health": answer({}), "props": answer({}), "slots/3": slots})
+    await client.health()  # leaves an idle connection, on which a call might fail for no reason of its own
+    for act in (client.save(3, "f"), client.restore(3, "f"), client.erase(3)):
+        with pytest.raises(EngineGoneError, match="/slots/3"):
+            await act
+    assert seen == ["save", "restore", "erase"]
+
+
 @pytest.mark.parametrize(
     ("event", "error"),
     [

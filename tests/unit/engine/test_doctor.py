@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.engine.doctor import SaveSupport, Severity, examine
+from slotkeeper.engine.doctor import Finding, SaveSupport, Severity, examine
 from slotkeeper.engine.flags import EngineFlags
 
 GOOD = EngineTraits(
@@ -72,6 +72,17 @@ def test_missing_routes_are_named():
     }
     assert ("snapshots", Severity.NOTE) in traps(save=SaveSupport.UNKNOWN)
     assert ("template", Severity.WARN) in traps(props={})
+
+
+def test_a_closer_look_at_files_takes_the_place_of_the_flag():
+    seen = Finding(trap="snapshots", severity=Severity.OK, what="They work.")
+    looked = examine(
+        GOOD, LINE, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.NO, files=[seen]
+    )
+    assert [(found.trap, found.severity) for found in looked] == [
+        ("snapshots", Severity.OK),
+        ("flags", Severity.OK),
+    ]
 
 
 def test_a_router_is_all_there_is_to_say():

@@ -21,7 +21,10 @@ def test_every_option_is_a_field_and_every_field_an_option():
 @pytest.mark.parametrize(("name", "entry"), BY_NAME.items())
 def test_every_spelling_of_a_flag_means_the_same(name, entry):
     key, option = entry
-    line, value = ([name, "7"], option.read("7")) if option.read else ([name], name not in option.off)
+    words = ["7"] * option.words
+    line, value = (
+        ([name, *words], option.read(" ".join(words))) if option.read else ([name], name not in option.off)
+    )
     assert getattr(EngineFlags.parse(line), key) == value
 
 
@@ -78,6 +81,22 @@ def test_flags_decide_traits():
         swa_full=True,
         speculative=True,
     )
+
+
+def test_flags_that_can_be_given_again_add_up():
+    flags = EngineFlags.parse(
+        ["--control-vector", "a,b", "--override-kv", "x=int:1", "--control-vector-scaled", "c:2"]
+    )
+    assert flags.control_vectors == ("a", "b", "c:2")
+    assert flags.override_kv == ("x=int:1",)
+
+
+def test_a_flag_of_two_words_takes_both():
+    assert EngineFlags.parse(["--control-vector-layer-range", "3", "7", "-np", "2"]) == EngineFlags(
+        control_layers="3 7", n_parallel=2
+    )
+    with pytest.raises(FlagError, match="layer-range"):
+        EngineFlags.parse(["--control-vector-layer-range", "3"])
 
 
 def test_the_command_line_wins_over_the_environment():

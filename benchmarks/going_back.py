@@ -1,0 +1,120 @@
+"""Users who go back: conversations whose turns are edited at random depths, as prompts of random tokens.
+
+Each trace takes a source of randomness and gives the requests of one session, in order.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from slotkeeper.core.tokens import EMPTY, Tokens
+
+TURNS: Final = 12  # of each conversation, and then as many edits
+SYSTEM: Final = 1500  # tokens
+CLOSING: Final = Tokens([7, 8])  # what a template puts behind a reply: the engine has not seen it at the end
+
+Turn = tuple[Tokens, Tokens, Tokens]  # what the user says, the thoughts, the reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    at: float  # seconds
+    boundary: int  # where the last user message begins, in tokens
+    prompt: Tokens
+    end: Tokens  # the prompt and what was said
+
+
+@dataclass
+class Chat:
+    """A conversation: the turns of its present branch, and the branches that were left."""
+
+    rng: random.Random
+    system: Tokens
+    thinks: bool = False
+    turns: list[Turn] = field(default_factory=list)
+    left: list[list[Turn]] = field(default_factory=list)
+
+    def text(self, low: int, high: int) -> Tokens:
+        return Tokens(self.rng.randrange(100, 150_000) for _ in range(self.rng.randint(low, high)))
+
+    def say(self, at: float) -> Request:
+        """The next turn; the thoughts of earlier ones are no part of the prompt."""
+        history = self.system
+        for user, _, reply in self.turns:
+            history += user + reply + CLOSING
+        thoughts = self.text(100, 1000) if self.thinks else EMPTY
+        user, reply = self.text(40, 400), self.text(100, 1500)
+        self.turns.append((user, thoughts, reply))
+        prompt = history + user
+        return Request(at=at, boundary=len(history), prompt=prompt, end=prompt + thoughts + reply)
+
+    def edit(self) -> None:
+        """Go back to a random turn, which will be said anew."""
+        self.left.append([*self.turns])
+        del self.turns[self.rng.randrange(len(self.turns)) :]
+
+    def go_back(self) -> None:
+        """Return to a branch that was left."""
+        there = self.rng.randrange(len(self.left))
+        self.turns, self.left[there] = self.left[there], self.turns
+
+
+def edits_among(rng: random.Random) -> list[Request]:
+    """Twelve turns in all, every third an edit."""
+    chat, at, said = Chat(rng, _system(rng)), 0.0, []
+    for turn in range(TURNS):
+        at += _pause(rng)
+        if turn > 2 and rng.random() < 1 / 3:
+            chat.edit()
+        said.append(chat.say(at))
+    return said
+
+
+def edits_of_it(rng: random.Random, *, thinks: bool = False) -> list[Request]:
+    """Twelve turns, then twelve edits of these same turns, each gone on with for up to three."""
+    chat, at, said = Chat(rng, _system(rng), thinks), 0.0, []
+    for _ in range(TURNS):
+        at += _pause(rng)
+        said.append(chat.say(at))
+    whole = [*chat.turns]
+    for _ in range(TURNS):
+        chat.turns = whole[: rng.randrange(TURNS)]
+        for _ in range(rng.randint(1, 3)):
+            at += _pause(rng)
+            said.append(chat.say(at))
+    return said
+
+
+def edits_after(
+    rng: random.Random, *, chats: int = 1, thinks: bool = False, returns: float = 0.0
+) -> list[Request]:
+    """Twelve turns of each conversation, one after the other; then twelve edits of what the last one left.
+
+    `returns` is the share of edits in place of which an older branch is gone on with.
+    """
+    system = _system(rng)
+    talks = [Chat(rng, system, thinks) for _ in range(chats)]
+    at, said = 0.0, []
+    for chat in talks * TURNS:
+        at += _pause(rng)
+        said.append(chat.say(at))
+    for _ in range(TURNS):
+        chat = rng.choice(talks)
+        if chat.left and rng.random() < returns:
+            chat.go_back()
+        else:
+            chat.edit()
+        for _ in range(rng.randint(1, 3)):
+            at += _pause(rng)
+            said.append(chat.say(at))
+    return said
+
+
+def _pause(rng: random.Random) -> float:
+    return rng.uniform(20, 180)
+
+
+def _system(rng: random.Random) -> Tokens:
+    return Tokens(rng.randrange(100, 150_000) for _ in range(SYSTEM))

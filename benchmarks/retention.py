@@ -1,0 +1,250 @@
+"""Which states to keep: prompt tokens computed a second time under a byte budget, by rule of eviction.
+
+`python -m benchmarks.retention [--seeds 50] [--first 1000] [--share 3]`. A simulation: one slot, and states
+saved at the start of each user message and at the end of each reply, as an engine needs whose files carry
+no checkpoints. The user goes back to a random turn, edits it and goes on. The budget holds a third of
+what the first twelve turns save: 8 states of 24.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.figures import console, keep
+from benchmarks.going_back import SYSTEM, TURNS, Request, edits_after, edits_among, edits_of_it
+from slotkeeper.core.held import Held, restored, reuse
+from slotkeeper.core.retention import evict
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+
+FIRST_SEED: Final = 1000  # the rule was chosen on seeds below: these it has not seen
+SHARE: Final = 3
+TITLE: Final = "prompt tokens computed again in a session, with room for 1/{} of twelve turns"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of memory, and what its states weigh."""
+
+    traits: EngineTraits
+    state_bytes: int  # of any state
+    token_bytes: int  # of each token in it
+    golden: bool = False  # the system prompt is a golden prefix
+
+
+Trace = Callable[[random.Random], list[Request]]
+Row = dict[str, Any]
+
+EQUAL: Final = Kind(
+    traits=EngineTraits(memory=Memory.HYBRID, files_carry=False), state_bytes=50_000_000, token_bytes=0
+)
+MIXED: Final = replace(EQUAL, state_bytes=20_000_000, token_bytes=10_000)
+DENSE: Final = Kind(traits=EngineTraits(memory=Memory.DENSE), state_bytes=0, token_bytes=100_000, golden=True)
+
+CASES: Final[dict[str, tuple[Kind, Trace]]] = {
+    "hybrid: edits among 12 turns": (EQUAL, edits_among),
+    "hybrid: edits of 12 turns": (EQUAL, edits_of_it),
+    "edits of 12 turns, thoughts stripped": (EQUAL, partial(edits_of_it, thinks=True)),
+    "hybrid: edits of edits": (EQUAL, edits_after),
+    "edits of edits, thoughts stripped": (EQUAL, partial(edits_after, thinks=True)),
+    "edits of edits, 1 in 4 goes back": (EQUAL, partial(edits_after, returns=0.25)),
+    "edits of edits, mixed sizes": (MIXED, edits_after),
+    "hybrid, mixed: two conversations": (replace(MIXED, golden=True), partial(edits_after, chats=2)),
+    "dense: two conversations": (DENSE, partial(edits_after, chats=2)),
+    "dense: the same, 1 in 2 goes back": (DENSE, partial(edits_after, chats=2, returns=0.5)),
+}
+
+
+# -- who decides what goes ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    states: Sequence[Snapshot]
+    budget: int
+    traits: EngineTraits
+    live: Held
+    now: float
+    past: Sequence[Request]
+    future: Sequence[Request]
+
+    @property
+    def over(self) -> int:
+        return sum(s.size for s in self.states) - self.budget
+
+
+Rule = Callable[[Asked], list[SnapshotId]]
+
+
+def by_value(asked: Asked) -> list[SnapshotId]:
+    return evict(asked.states, asked.budget, traits=asked.traits, live=[asked.live], now=asked.now)
+
+
+def oldest_used(asked: Asked) -> list[SnapshotId]:
+    return _first(asked, lambda s: max(s.used, s.created))
+
+
+def oldest(asked: Asked) -> list[SnapshotId]:
+    return _first(asked, lambda s: s.created)
+
+
+def _first(asked: Asked, key: Callable[[Snapshot], float]) -> list[SnapshotId]:
+    over, gone = asked.over, []
+    for state in sorted(asked.states, key=lambda s: (s.golden, key(s))):
+        if over > 0:
+            over -= state.size
+            gone.append(state.id)
+    return gone
+
+
+def foresight(asked: Asked) -> list[SnapshotId]:
+    """What the prompts to come will miss least: no bound, but a guess at what could be had.
+
+    A prompt counts only if what it has in common with the past is no less than with what comes before it.
+    """
+    coming = [request.prompt for n, request in enumerate(asked.future)
+              if _common(asked.past, request) >= _common(asked.future[:n], request)]  # fmt: skip
+    left, over, gone = list(asked.states), asked.over, []
+    gives = {s.id: [_given(s, prompt, asked.traits) for prompt in coming] for s in left}
+    while over > 0:
+        missed = dict.fromkeys(gives, 0)
+        for n in range(len(coming)):
+            best, *others = sorted(left, key=lambda s: gives[s.id][n], reverse=True)[:2]
+            missed[best.id] += gives[best.id][n] - max((gives[s.id][n] for s in others), default=0)
+        worst = min(left, key=lambda s: (missed[s.id] / s.size, s.created))
+        left.remove(worst)
+        gone.append(worst.id)
+        over -= worst.size
+    return gone
+
+
+RULES: Final[dict[str, Rule]] = {
+    "least recently used": oldest_used,
+    "oldest": oldest,
+    "by value": by_value,
+    "with foresight": foresight,
+    "all kept": lambda _: [],  # what is left was never saved
+}
+
+
+# -- one slot, and the files beside it ---------------------------------------------------------------
+
+
+def _given(state: Snapshot, prompt: Tokens, traits: EngineTraits) -> int:
+    return reuse(restored(state, traits, now=0.0), prompt, traits)
+
+
+def _common(others: Sequence[Request], request: Request) -> int:
+    """Tokens of its prompt that one of the others had computed."""
+    return max((other.end.lcp(request.prompt) for other in others), default=0)
+
+
+@dataclass
+class Desk:
+    kind: Kind
+    budget: int
+    rule: Rule
+    states: dict[SnapshotId, Snapshot] = field(default_factory=dict)
+    live: Held = field(default_factory=Held)
+    again: int = 0  # tokens computed that had been computed before
+    most: int = 0  # bytes
+
+    def serve(self, request: Request, past: Sequence[Request], future: Sequence[Request]) -> None:
+        traits = self.kind.traits
+        cached = reuse(self.live, request.prompt, traits)
+        best = max(self.states.values(), key=lambda s: _given(s, request.prompt, traits), default=None)
+        if best and (given := _given(best, request.prompt, traits)) > cached:
+            cached = given
+            self.states[best.id] = replace(best, used=request.at, restores=best.restores + 1)
+        self.again += max(0, min(_common(past, request), len(request.prompt) - 1) - cached)
+        for end in (request.boundary, len(request.end)):
+            if end >= cached:
+                self.live = Held(tokens=request.end.cut(0, end), used=request.at)
+                self._save(self.live.tokens, request.at)
+                self._make_room(request, past, future)
+
+    def _save(self, tokens: Tokens, at: float) -> None:
+        same = next((s for s in self.states.values() if s.tokens == tokens), None)
+        if same:
+            self.states[same.id] = replace(same, used=at)
+            return
+        name = SnapshotId(f"{at:012.3f}-{len(tokens)}")
+        size = self.kind.state_bytes + self.kind.token_bytes * len(tokens)
+        golden = self.kind.golden and len(tokens) == SYSTEM
+        self.states[name] = Snapshot(
+            id=name, fingerprint="", tokens=tokens, size=size, created=at, golden=golden
+        )
+
+    def _make_room(self, request: Request, past: Sequence[Request], future: Sequence[Request]) -> None:
+        asked = Asked(
+            states=tuple(self.states.values()), budget=self.budget, traits=self.kind.traits,
+            live=self.live, now=request.at, past=(*past, request), future=future,
+        )  # fmt: skip
+        if asked.over > 0:
+            for gone in self.rule(asked):
+                del self.states[gone]
+        self.most = max(self.most, sum(s.size for s in self.states.values()))
+
+
+def play(kind: Kind, requests: Sequence[Request], rule: Rule, budget: int) -> Desk:
+    desk = Desk(kind, budget, rule)
+    for n, request in enumerate(requests):
+        desk.serve(request, requests[:n], requests[n + 1 :])
+    return desk
+
+
+def measure(name: str, seeds: Sequence[int], share: int) -> Row:
+    kind, trace = CASES[name]
+    again: dict[str, list[int]] = {rule: [] for rule in RULES}
+    prompts = 0
+    for seed in seeds:
+        requests = trace(random.Random(seed))  # noqa: S311 - nothing secret
+        budget = play(kind, requests[:TURNS], RULES["all kept"], 0).most // share
+        prompts += sum(len(request.prompt) for request in requests)
+        for rule, decide in RULES.items():
+            again[rule].append(play(kind, requests, decide, budget).again)
+    pairs = zip(again["by value"], again["least recently used"], strict=True)
+    return {
+        "case": name,
+        "seeds": len(seeds),
+        "prompt_tokens": prompts,
+        "computed_again": {rule: sum(found) for rule, found in again.items()},
+        "seeds_no_worse_than_lru": sum(ours <= theirs for ours, theirs in pairs),
+    }
+
+
+def table(rows: Sequence[Row], share: int) -> Table:
+    shown = Table("case", *RULES, "by value / LRU", "seeds no worse", title=TITLE.format(share))
+    for row in rows:
+        found, seeds = row["computed_again"], row["seeds"]
+        ratio = found["by value"] / max(1, found["least recently used"])
+        cells = (f"{value / seeds:,.0f}" for value in found.values())
+        shown.add_row(row["case"], *cells, f"{ratio:.2f}", f"{row['seeds_no_worse_than_lru']}/{seeds}")
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.retention", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--first", type=int, default=FIRST_SEED)
+    parser.add_argument("--share", type=int, default=SHARE, help="the budget is one part in so many")
+    chosen = parser.parse_args(arguments)
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    cases = track(CASES, "cases", console=console, transient=True)
+    rows = [measure(name, seeds, chosen.share) for name in cases]
+    console.print(table(rows, chosen.share))
+    keep("retention", {"share": chosen.share, "first_seed": chosen.first, "cases": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

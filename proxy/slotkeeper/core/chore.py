@@ -1,0 +1,32 @@
+"""One slot that is being tended: saved, cut back to save a boundary, and brought to where it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slotkeeper.core.held import Held
+from slotkeeper.core.steps import Step
+from slotkeeper.core.table import EngineTable, SlotState
+from slotkeeper.core.types import RequestId, SlotId
+
+
+@dataclass(slots=True)
+class Chore:
+    id: RequestId
+    table: EngineTable
+    slot: SlotId
+    step: Step  # under way
+    home: Held  # what the slot held when it began
+
+    @property
+    def owns(self) -> bool:
+        """Whether the slot is still its own: it is not once the engine was restarted."""
+        return self.table.owners[self.slot : self.slot + 1] == [self.id]
+
+    @property
+    def held(self) -> Held | None:
+        return self.table.shadow.slots[self.slot]
+
+    def leave(self, now: float) -> None:
+        if self.table.states[self.slot] is SlotState.TENDED:
+            self.table.move(self.slot, SlotState.IDLE, None, now)

@@ -1,0 +1,107 @@
+"""What is done while nobody waits: slots whose conversations have paused are saved.
+
+A chore owns its slot (TENDED) and takes one step at a time; when somebody waits it ends after that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from slotkeeper.core.chore import Chore
+from slotkeeper.core.effects import Effect, Wake
+from slotkeeper.core.held import Held
+from slotkeeper.core.state import State
+from slotkeeper.core.steps import Keep, effect
+from slotkeeper.core.table import EngineTable, SlotState
+from slotkeeper.core.tending import first_step, next_step, worth_saving
+from slotkeeper.core.types import RequestId, SlotId
+
+SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
+LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
+EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
+
+
+def settle(state: State, now: float) -> Iterator[Effect]:
+    """Begin what is due, and ask to be woken for what will be."""
+    due_at: float | None = None
+    for table in state.up:
+        if not table.may_save(now) or any(chore.table is table for chore in state.chores.values()):
+            continue
+        for slot, held in _unsettled(table):
+            due = _due(state, table, held)
+            if due > now:
+                due_at = min(due, due_at or due)
+            elif not worth_saving(held, table, state.shelf):
+                table.settled[slot] = held
+            elif _allowed(state, table, held, now):
+                yield _begin(state, table, slot, held, now)
+                break
+    if due_at is not None and (state.wakes_at is None or due_at < state.wakes_at):
+        state.wakes_at = due_at
+        yield Wake(delay=max(EARLIEST, due_at - now))
+
+
+def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
+    """A step of it has ended."""
+    step = next_step(chore, state.shelf) if ok else None
+    if step is None and chore.held:
+        chore.table.settled[chore.slot] = chore.held  # also if it failed: not again until something is new
+    if step is None or state.waiting:
+        del state.chores[chore.id]
+        chore.leave(now)
+        return
+    if isinstance(step, Keep):
+        _spend(state, chore.table, chore.held, now)
+    chore.step = step
+    yield _bound(state, chore)
+
+
+def left(state: State, now: float) -> bool:
+    """Whether anything is still to be saved before we go."""
+    return bool(state.chores) or any(
+        worth_saving(held, table, state.shelf)
+        for table in state.up
+        if table.may_save(now)
+        for _, held in _unsettled(table)
+    )
+
+
+def _unsettled(table: EngineTable) -> Iterator[tuple[SlotId, Held]]:
+    """Free slots of which it was not yet decided that nothing has to be done."""
+    for slot in table.idle:
+        held = table.shadow.slots[slot]
+        if held and table.settled.get(slot) is not held:
+            yield slot, held
+
+
+def _due(state: State, table: EngineTable, held: Held) -> float:
+    if state.closing:
+        return 0.0
+    measured = "write" in table.rates.measured
+    seconds = table.rates.save_seconds(held.total) if measured else 0.0
+    pause = min(LONGEST, max(state.limits.pause, SHARE * seconds))
+    return held.used + (pause if table.quiet and not state.waiting else LONGEST)
+
+
+def _allowed(state: State, table: EngineTable, held: Held, now: float) -> bool:
+    if state.closing:
+        return True
+    return table.open_for_pins(now) and not state.waiting and _spend(state, table, held, now)
+
+
+def _spend(state: State, table: EngineTable, held: Held | None, now: float) -> bool:
+    return state.writes.spend(table.rates.size_of(held.total if held else 0), now)
+
+
+def _begin(state: State, table: EngineTable, slot: SlotId, held: Held, now: float) -> Effect:
+    state.chores_begun += 1
+    owner = RequestId(f"chore:{state.chores_begun}")
+    chore = Chore(owner, table, slot, first_step(held, table), held)
+    state.chores[owner] = chore
+    table.move(slot, SlotState.TENDED, owner, now)
+    return _bound(state, chore)
+
+
+def _bound(state: State, chore: Chore) -> Effect:
+    return effect(chore.step, chore.id, chore.table, chore.slot, state.shelf)

@@ -1,0 +1,82 @@
+"""Which files are kept: new ones come, the least worth go when a tier is full, and each restore is judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slotkeeper.core.choice import Plan
+from slotkeeper.core.effects import Drop, Effect, Prove
+from slotkeeper.core.events import Shelved
+from slotkeeper.core.held import Held
+from slotkeeper.core.retention import evict
+from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.core.state import State
+from slotkeeper.core.steps import Load
+from slotkeeper.core.traits import EngineTraits
+
+
+def kept(state: State, snapshot: Snapshot, now: float) -> list[Effect]:
+    """A new file lies in the hot tier: others may have to go."""
+    state.shelf.put(snapshot)
+    return make_room(state, now)
+
+
+def shelved(state: State, event: Shelved) -> list[Effect]:
+    """Files that were found, moved or lost."""
+    for gone in event.gone:
+        state.shelf.take(gone)
+    for snapshot in event.snapshots:
+        state.shelf.put(snapshot)
+    return make_room(state, event.at) if event.snapshots else []
+
+
+def make_room(state: State, now: float) -> list[Effect]:
+    """What must leave the hot tier goes to the cold one, if there is one; what must leave that is deleted."""
+    effects: list[Effect] = []
+    for tier, budget in ((Tier.HOT, state.limits.hot_bytes), (Tier.COLD, state.limits.cold_bytes)):
+        if state.shelf.size(tier) <= budget:
+            continue
+        here = [snapshot for snapshot in state.shelf if snapshot.tier is tier]
+        for gone in evict(here, budget, traits=_traits(state), live=_live(state), now=now):
+            if tier is Tier.HOT and state.limits.cold_bytes:
+                effects.append(_to_cold(state, gone))
+            else:
+                state.shelf.take(gone)
+                effects.append(Drop(snapshot=gone, to_cold=False))
+    return effects
+
+
+def drop(state: State, snapshot: Snapshot) -> list[Effect]:
+    """It proved to be worthless."""
+    state.shelf.take(snapshot.id)
+    return [Drop(snapshot=snapshot.id, to_cold=False)]
+
+
+def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]:
+    """The engine has said what the restore was worth. One that saved nothing is not offered again."""
+    snapshot = next((step.snapshot for step in plan.steps if isinstance(step, Load)), None)
+    if snapshot is None or plan.look is None:
+        return []
+    paid = cached * 2 >= plan.look.reuse
+    if not paid:
+        return [Prove(snapshot=snapshot.id, paid=False), *drop(state, snapshot)]
+    if snapshot.id in state.shelf:
+        state.shelf.put(replace(snapshot, used=now, restores=snapshot.restores + 1))
+    return [Prove(snapshot=snapshot.id, paid=True)]
+
+
+def _to_cold(state: State, gone: SnapshotId) -> Drop:
+    snapshot = state.shelf.take(gone)
+    if snapshot:
+        state.shelf.put(replace(snapshot, tier=Tier.COLD))
+    return Drop(snapshot=gone, to_cold=True)
+
+
+def _live(state: State) -> list[Held]:
+    """What slots hold: a file beside it saves little."""
+    return [held for table in state.up for held in table.shadow.slots if held and held.tokens]
+
+
+def _traits(state: State) -> EngineTraits:
+    """How files can be cut, which is the same wherever they fit."""
+    return next((table.traits for table in state.tables.values()), EngineTraits())

@@ -1,0 +1,37 @@
+"""What files may cost: room, and writing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+HOUR: Final = 3600.0
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Set by the user."""
+
+    hot_bytes: int = 16 * GIB
+    cold_bytes: int = 0  # 0 = there is no cold tier
+    hourly_bytes: int = 64 * GIB  # that may be written while conversations pause
+    pause: float = 2.0  # seconds without a request until a conversation is saved
+
+
+@dataclass(slots=True)
+class WriteBudget:
+    """Bytes that may be written for pauses: an hour's worth at once, then as they come."""
+
+    hourly: int
+    left: float
+    at: float
+
+    def spend(self, size: int, now: float) -> bool:
+        """Whether `size` bytes may be written now; then they are taken off."""
+        refill = (now - self.at) * self.hourly / HOUR
+        self.left, self.at = min(float(self.hourly), self.left + refill), now
+        if size > self.left:
+            return False
+        self.left -= size
+        return True

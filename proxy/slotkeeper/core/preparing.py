@@ -1,0 +1,156 @@
+"""Steps that ended: what they changed, and what comes next for whoever took them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, assert_never
+
+from slotkeeper.core import chores, keeping
+from slotkeeper.core.arrivals import again, forward, next_step
+from slotkeeper.core.effects import Effect, Purpose
+from slotkeeper.core.events import Erased, Loading, Planted, Restored, Saved
+from slotkeeper.core.pending import Pending, Stage
+from slotkeeper.core.state import State, user_starts
+from slotkeeper.core.steps import Load, Prefill, Step
+from slotkeeper.core.table import EngineTable, SlotState
+from slotkeeper.core.types import SlotId
+
+Ended = Planted | Saved | Restored | Erased
+
+SAVES_REST: Final = 60.0  # seconds without saves after one has failed
+HOPELESS: Final = 3600.0  # the same where files cannot be used
+
+
+def ended(state: State, event: Ended) -> Iterator[Effect]:
+    if chore := state.chores.get(event.request):
+        if chore.owns:
+            ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
+            yield from effects
+            yield from chores.went_on(state, chore, ok=ok, now=event.at)
+        else:  # the engine was restarted
+            del state.chores[event.request]
+        return
+    if isinstance(event, Saved) and event.request not in state.requests and event.snapshot:
+        yield from keeping.kept(state, event.snapshot, event.at)  # its client has left meanwhile
+    pending = state.requests.get(event.request)
+    if pending is None or pending.plan is None or pending.stage is not Stage.PREPARING:
+        return
+    owned = state.slot_of(pending)
+    if owned is None:  # the engine was restarted
+        again(state, pending)
+        return
+    ok, effects = _take_in(state, *owned, pending.step, event)
+    yield from effects
+    if isinstance(event, Planted):
+        pending.planted += event.computed or 0
+    yield from _go_on(state, pending, *owned, ok=ok or isinstance(event, Saved), now=event.at)
+
+
+def _go_on(
+    state: State, pending: Pending, table: EngineTable, slot: SlotId, *, ok: bool, now: float
+) -> Iterator[Effect]:
+    """The next step of a request, or the request itself."""
+    if not ok:  # it goes on without
+        pending.plain = not isinstance(pending.step, Load)  # of a file there may be another
+        if table.owners[slot] == pending.arrived.request:
+            table.move(slot, SlotState.IDLE, None, now)
+        again(state, pending)
+        return
+    pending.steps_left -= 1
+    if pending.steps_left:
+        yield next_step(state, pending, now)
+    elif pending.plan and pending.plan.pinned:
+        yield forward(pending, now)
+    else:
+        table.move(slot, SlotState.RUNNING, pending.arrived.request, now)
+        state.steered.append(pending.arrived.request)
+
+
+def _take_in(
+    state: State, table: EngineTable, slot: SlotId, step: Step, event: Ended
+) -> tuple[bool, list[Effect]]:
+    """The shadow takes the step that the engine took. Returns whether its owner can go on, and effects."""
+    match event:
+        case Planted():
+            return _planted(table, slot, step, event), []
+        case Saved():
+            return event.snapshot is not None, _saved(state, table, slot, event)
+        case Restored():
+            return event.outcome is Loading.DONE, _restored(state, table, slot, step, event)
+        case Erased():
+            table.shadow.erase(slot)
+            return event.ok, []
+        case _:
+            assert_never(event)
+
+
+def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bool:
+    if event.computed is None or not isinstance(step, Prefill):  # the engine may still be at work on it
+        table.shadow.slots[slot] = None
+        table.leave(slot, event.at)
+        return False
+    tokens, shadow = step.tokens, table.shadow
+    others = [s for s in table.idle if s != slot]
+    table.rates.prefilled(event.computed, event.seconds)
+    if step.purpose is Purpose.TOUCH:
+        shadow.touch(slot, others)
+        return True
+    before = shadow.slots[slot]
+    shadow.launch(shadow.look(slot, tokens), others)
+    shadow.finish(
+        slot,
+        prompt=tokens,
+        prompt_tokens=len(tokens),
+        cached=len(tokens) - event.computed,
+        generated=0,
+        user_starts=user_starts(tokens, table.traits),
+        outline=before.outline if before and step.purpose in {Purpose.HOME, Purpose.DRAFT} else (),
+        request=event.request,
+        now=before.used if before and step.purpose.idle else event.at,
+    )
+    return True
+
+
+def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list[Effect]:
+    """The file says what the slot really held, and which of its checkpoints."""
+    held, snapshot = table.shadow.slots[slot], event.snapshot
+    if snapshot is not None:
+        table.learn_files(snapshot)
+    if held and event.tokens is not None:
+        carried = snapshot.checkpoints if snapshot and table.traits.files_carry else None
+        table.shadow.slots[slot] = held.seen_as(event.tokens, carried)
+    if snapshot is None:
+        table.no_save_until = event.at + SAVES_REST
+        return []
+    table.rates.saved(snapshot.size, len(snapshot.tokens), event.seconds)
+    effects = keeping.kept(state, snapshot, event.at)
+    if not state.shelf.covered(snapshot.tokens, table.traits):  # it can not be extended: why keep it (T4)
+        table.no_save_until = event.at + HOPELESS
+        effects += keeping.drop(state, snapshot)
+    return effects
+
+
+def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event: Restored) -> list[Effect]:
+    if not isinstance(step, Load):
+        raise AssertionError("a restore answers a load")  # noqa: TRY004
+    snapshot = step.snapshot
+    match event.outcome:
+        case Loading.DONE:
+            whole = snapshot if event.checkpoints else replace(snapshot, checkpoints=())
+            table.shadow.restore(slot, whole, event.at)
+            table.loaded.add(slot)
+            table.rates.restored(snapshot.size, event.seconds)
+            return []
+        case Loading.UNFIT:
+            state.shelf.take(snapshot.id)
+            return []
+        case Loading.REFUSED:
+            table.shadow.erase(slot)
+            return keeping.drop(state, snapshot)
+        case Loading.LOST:
+            table.shadow.slots[slot] = None
+            table.leave(slot, event.at)
+            return []
+        case _:
+            assert_never(event.outcome)

@@ -1,0 +1,81 @@
+"""What a place costs: tokens to compute now, time that files take, and what will be missed later.
+
+Everything is in tokens of prefill; seconds become tokens at the rate that the engine has shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from slotkeeper.core.held import Held, succeeds
+from slotkeeper.core.shadow import Look, Source
+from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.snapshots import Snapshot, Tier
+from slotkeeper.core.table import EngineTable
+from slotkeeper.core.tokens import Tokens
+
+IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What is to be placed, when, and the files there are."""
+
+    prompt: Tokens
+    outline: Sequence[bytes]
+    now: float
+    shelf: Shelf
+
+
+def price_of(table: EngineTable, look: Look, want: Want) -> float:
+    """Of sending it where `look` says, less the steps before."""
+    moved = look.base if look.source is Source.RAM else None
+    lost = loss(table, look, want)
+    if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
+        lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
+    return len(want.prompt) - look.reuse + lost
+
+
+def loss(table: EngineTable, look: Look, want: Want) -> float:
+    """What will be missed of the slot's content once it is overwritten."""
+    victim = table.shadow.slots[look.slot]
+    if victim is None or succeeds(want.outline, victim):
+        return 0.0
+    missed = _missed(victim, want)
+    if look.parked or table.shadow.elsewhere(victim, look.slot):
+        return missed * IN_RAM
+    return min(missed, file_price(table, victim, want.shelf) * victim.chance(want.now))
+
+
+def file_price(table: EngineTable, held: Held, shelf: Shelf) -> float:
+    """Of having this state again when it was overwritten: from a file as far as one goes, then computed."""
+    covered = shelf.covers(held, table.traits)
+    if not covered:
+        return held.total
+    return held.total - covered + table.rates.restore_price(table.rates.size_of(covered))
+
+
+def parked_price(table: EngineTable, held: Held, now: float) -> float:
+    """Of saving this state now and, if it is asked for again, restoring it."""
+    rates = table.rates
+    again = rates.restore_price(rates.size_of(held.total)) * held.chance(now)
+    return rates.save_price(held.total) + again
+
+
+def restore_price(table: EngineTable, snapshot: Snapshot) -> float:
+    return table.rates.restore_price(snapshot.size, cold=snapshot.tier is Tier.COLD)
+
+
+def blind_price(table: EngineTable, held: Held | None, shelf: Shelf, now: float) -> float:
+    """Of overwriting a slot with a prompt of which nothing is known."""
+    return min(held.total, file_price(table, held, shelf)) * held.chance(now) if held else 0.0
+
+
+def _missed(held: Held, want: Want) -> float:
+    return (held.total - held.tokens.lcp(want.prompt)) * held.chance(want.now)
+
+
+def _same(one: Held, other: Held) -> bool:
+    return one.total == other.total and one.tokens == other.tokens

@@ -1,0 +1,72 @@
+"""What can be done to a slot before a request goes there, or while nobody waits: one step at a time.
+
+A step is part of a plan; bound to its owner and its slot it is an effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save
+from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.snapshots import Snapshot
+from slotkeeper.core.table import EngineTable
+from slotkeeper.core.tokens import EMPTY, Tokens
+from slotkeeper.core.types import Place, RequestId, SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Make the slot hold exactly these tokens."""
+
+    tokens: Tokens
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Save what the slot holds."""
+
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Restore a file into the slot."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """Empty the slot: the engine would cut it where it must not (T9)."""
+
+
+Step = Prefill | Keep | Load | Wipe
+
+
+def effect(
+    step: Step, owner: RequestId, table: EngineTable, slot: SlotId, shelf: Shelf
+) -> Plant | Save | Restore | Erase:
+    place = Place(table.engine, slot)
+    match step:
+        case Prefill(tokens, purpose):
+            return Plant(request=owner, place=place, tokens=tokens, purpose=purpose)
+        case Keep(moment):
+            held = table.shadow.slots[slot]
+            tokens = held.tokens if held else EMPTY
+            return Save(
+                request=owner,
+                place=place,
+                moment=moment,
+                tokens=tokens,
+                size=table.rates.size_of(held.total if held else 0),
+                others=shelf.kin(tokens, table.traits),
+            )
+        case Load(snapshot):
+            return Restore(request=owner, place=place, snapshot=snapshot)
+        case Wipe():
+            return Erase(request=owner, place=place)
+        case _:
+            assert_never(step)

@@ -1,0 +1,72 @@
+"""What an engine answers to control calls, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from slotkeeper.core.observed import SlotView
+from slotkeeper.core.types import SlotId
+
+Odds = tuple[tuple[int, float], ...]  # tokens and their logprobs, the likeliest first
+
+
+class Health(StrEnum):
+    OK = "ok"
+    LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
+    SLEEPING = "sleeping"  # alive, model unloaded, all slots empty (engine.md 7)
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillResult:
+    """What one prefill cost, in tokens, by the engine's own count."""
+
+    computed: int
+    cached: int
+    held: int  # tokens in the slot afterwards
+    slot: SlotId
+    seconds: float = 0.0  # of computing, without the time in the engine's queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """A slot's state in a file. T3: it is whole only if the file's size is `written`."""
+
+    tokens: int
+    written: int  # bytes
+    seconds: float  # for which all slots stood still, without the time in the engine's queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreResult:
+    """A file's state in a slot. A `read` below the file's size: its checkpoints were not taken."""
+
+    tokens: int
+    read: int  # bytes
+    seconds: float  # as above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """What may follow a prompt."""
+
+    odds: Odds
+    held: int  # tokens in the slot afterwards
+    slot: SlotId
+
+
+def seconds(said: Mapping[str, Any], name: str) -> float:
+    return float(said.get("timings", {}).get(name, 0)) / 1000
+
+
+def view(slot: Mapping[str, Any]) -> SlotView:
+    return SlotView(
+        slot=SlotId(slot["id"]),
+        busy=slot["is_processing"],
+        task=slot.get("id_task"),
+        speculative=slot.get("speculative", False),
+        held=slot.get("n_prompt_tokens"),
+    )

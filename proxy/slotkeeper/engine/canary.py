@@ -1,0 +1,196 @@
+"""What an engine's slot files are like, found out by letting it write one.
+
+First the state of an idle slot, which changes nothing: is the folder ours too, which version has the file.
+Then, where that does not tell whether files carry checkpoints and the engine was not used yet: a canary, a
+few tokens in one slot, saved and erased again.
+`traits` reads what an engine says of its own accord.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from slotkeeper.core.observed import SlotView
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.core.types import SlotId
+from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.obstacles import NoFilesError, Why
+from slotkeeper.engine.slotfile import Damage, SlotFile, read
+
+ANY: Final = SlotId(-1)  # the engine's choice (engine.md T8)
+# 5 leave a checkpoint on both builds (engine.md 3); more, should another build spare short prompts.
+CANARY_TOKENS: Final = 128
+CANARY_TEXT: Final = " ".join(map(str, range(CANARY_TOKENS)))  # at least one token for each number
+# A large batch on a slow machine; a slot that was taken meanwhile is saved at its release (engine.md 2.3).
+SAVE_SECONDS: Final = 120.0
+APPENDING: Final = 4  # the first version whose files may carry checkpoints (engine.md 2.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What the files of one engine are like. Worth keeping: a canary is not possible in a used engine."""
+
+    engine: str  # Identity.digest of the engine that it is true for
+    state_version: int
+    files_carry: bool | None = None  # whether they carry checkpoints; None = not found out
+    layout: str = ""  # as SlotFile has it; empty = none with tokens was seen
+    computed: int = 0  # tokens that this took
+
+    def traits_into(self, traits: EngineTraits, fingerprint: str) -> EngineTraits:
+        """The traits of an engine with such files."""
+        return replace(
+            traits,
+            slot_files=True,
+            state_version=self.state_version,
+            files_carry=self.files_carry,
+            fingerprint=fingerprint,
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self | None:
+        """What `to_document` gave; None for anything else."""
+        try:
+            result = cls(**document)
+        except TypeError:
+            return None
+        kinds = (str, int, bool | None, str, int)
+        return result if all(map(isinstance, asdict(result).values(), kinds)) else None
+
+
+async def probe_files(
+    client: EngineClient,
+    folder: Path,
+    traits: EngineTraits,
+    engine: str,
+    *,
+    may_compute: bool = False,
+    known: ProbeResult | None = None,
+    headers: Headers | None = None,
+) -> ProbeResult:
+    """Ask an engine that is awake, and that nobody pins requests to meanwhile.
+
+    1. Dense memory has no checkpoints, and older versions of the file have no place for them.
+    2. A slot that was in use may have some, and then they are in its file.
+    3. Otherwise what was found out about the same engine before.
+    4. Otherwise a canary tells, if it may and no slot was used yet.
+    5. Otherwise the first file that is saved will tell.
+
+    Args:
+        client: of that engine.
+        folder: its --slot-save-path, as this machine sees it.
+        traits: for the memory.
+        engine: its `Identity.digest`.
+        may_compute: whether a canary is allowed.
+        known: what was found out before, about this engine or another.
+        headers: credentials, if not the client's own.
+
+    Raises:
+        NoFilesError: there will be no snapshots with this engine.
+        EngineGoneError: it went away.
+    """
+    try:
+        if not await client.saves_slots(headers=headers):
+            raise NoFilesError(Why.OFF)
+        if not await asyncio.to_thread(folder.is_dir):
+            raise NoFilesError(Why.NO_FOLDER, str(folder))
+        slot = quietest(await client.slots(headers=headers))
+        file = await saved(client, folder, slot, headers)
+        result = ProbeResult(engine=engine, state_version=file.version, layout=file.layout)
+        if traits.cuttable or file.version < APPENDING:  # (1)
+            return replace(result, files_carry=False)
+        if file.records:  # (2)
+            return replace(result, files_carry=True)
+        if known and known.files_carry is not None and same(known, result):  # (3)
+            return replace(known, computed=0)
+        if may_compute and await unused(client, headers):  # (4)
+            file = await canary(client, folder, headers)
+            carry = bool(file.records)
+            return replace(result, files_carry=carry, layout=file.layout, computed=CANARY_TOKENS)
+    except EngineError as error:
+        raise NoFilesError(Why.REFUSED, str(error)) from error
+    return result  # (5)
+
+
+async def unused(client: EngineClient, headers: Headers | None) -> bool:
+    """Whether nothing is lost if a prompt of ours takes a slot."""
+    return not any(slot.busy or slot.held for slot in await client.slots(headers=headers))
+
+
+def same(known: ProbeResult, now: ProbeResult) -> bool:
+    return (known.engine, known.state_version) == (now.engine, now.state_version)
+
+
+def quietest(views: tuple[SlotView, ...]) -> SlotId:
+    """The idle slot with the smallest state. Raises NoFilesError."""
+    idle = [slot for slot in views if not slot.busy]
+    if not idle:
+        raise NoFilesError(Why.BUSY)
+    return min(idle, key=lambda slot: slot.held or 0).slot
+
+
+async def canary(client: EngineClient, folder: Path, headers: Headers | None) -> SlotFile:
+    """A few tokens, where the engine likes: if not pinned they never meet a running answer (engine.md T1)."""
+    ids = await client.tokenize(CANARY_TEXT, add_special=False, parse_special=False, headers=headers)
+    ids = ids[:CANARY_TOKENS]
+    slot = (await client.prefill(ids, ANY, headers=headers)).slot
+    try:
+        return await saved(client, folder, slot, headers)
+    finally:
+        await swept(client, slot, len(ids), headers)
+
+
+async def swept(client: EngineClient, slot: SlotId, held: int, headers: Headers | None) -> None:
+    """Erase what we put there, unless somebody has taken the slot since."""
+    views = await client.slots(headers=headers)
+    if any(view.slot == slot and not view.busy and view.held == held for view in views):
+        await client.erase(slot, headers=headers)
+
+
+async def saved(client: EngineClient, folder: Path, slot: SlotId, headers: Headers | None) -> SlotFile:
+    """The state of an idle slot, by a file that is gone afterwards. Raises NoFilesError, EngineError."""
+    path = folder / temporary()
+    try:
+        async with asyncio.timeout(SAVE_SECONDS):
+            written = (await client.save(slot, path.name, headers=headers)).written
+        return await asyncio.to_thread(inspected, path, written)
+    except TimeoutError as error:
+        raise NoFilesError(Why.BUSY) from error
+    finally:
+        await asyncio.to_thread(removed, path)
+
+
+def temporary() -> str:
+    """A name that the store takes for one of its temporary files, so that it clears away what we cannot."""
+    return f"slotkeeper-{0:012x}-{secrets.token_hex(4)}.tmp"
+
+
+def inspected(path: Path, written: int) -> SlotFile:
+    """Read what the engine says it has written. Blocks. Raises NoFilesError."""
+    try:
+        size = path.stat().st_size
+        if size != written:  # on a full disk the engine may still say 200, for it does not look at fclose
+            raise NoFilesError(Why.CUT, f"{size} of {written} bytes")
+        with path.open("rb") as file:
+            found = read(file, size)
+    except FileNotFoundError as error:
+        raise NoFilesError(Why.NOT_SHARED, str(path.parent)) from error
+    except OSError as error:
+        raise NoFilesError(Why.UNREADABLE, str(error)) from error
+    if isinstance(found, Damage):
+        raise NoFilesError(Why.UNKNOWN, found.text)
+    return found
+
+
+def removed(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise NoFilesError(Why.UNREADABLE, str(error)) from error

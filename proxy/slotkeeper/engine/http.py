@@ -1,0 +1,143 @@
+"""Sending one control call to an engine and reading its answer: connections, time limits, errors.
+
+Over a connector of its own, so that a busy data plane cannot starve it.
+Which calls there are is said in `client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from io import BytesIO
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+CONNECT_SECONDS: Final = 5.0
+KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
+CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
+
+Headers = Mapping[str, str]
+
+
+class EngineError(Exception):
+    """The engine answered, and the answer was a refusal."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+class EngineGoneError(ConnectionError):
+    """No answer: refused, reset, or silent past the time limit."""
+
+
+def within(seconds: float | None) -> aiohttp.ClientTimeout:
+    """A time limit for a whole call; None = as long as it takes."""
+    return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+
+
+class EngineHttp:
+    """One engine's address and key, and the connections to it. `close` it."""
+
+    def __init__(self, base: str, *, api_key: str | None = None) -> None:
+        self.base = base.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.base}{' with key' if self._headers else ''}"
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        limits: aiohttp.ClientTimeout,
+        headers: Headers | None = None,
+        body: Mapping[str, Any] | None = None,
+        once: bool = False,
+    ) -> Any:
+        """The document that the engine answers; arguments and errors as for `ask`."""
+        async with self.ask(method, path, limits=limits, headers=headers, body=body, once=once) as response:
+            data = await response.read()
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise EngineError(response.status, f"{path}: not JSON") from error
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        limits: aiohttp.ClientTimeout,
+        headers: Headers | None = None,
+        body: Mapping[str, Any] | None = None,
+        once: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A 200; leaving before its end closes the connection.
+
+        `once`: never sent a second time, whatever happens to the connection.
+        Raises EngineError for every other status, EngineGoneError when there is no answer.
+        """
+        data = orjson.dumps(body) if body is not None else None
+
+        async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+            stream = BytesIO(data) if data is not None else None  # aiohttp warns of bytes above 1 MiB
+            return await session.request(
+                method, self.base + path, data=stream, headers=headers, timeout=limits
+            )
+
+        try:
+            async with self._connected(once) as session:
+                try:
+                    response = await send(session)
+                except aiohttp.ClientConnectorError:
+                    raise
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    if once:
+                        raise
+                    response = await send(session)  # it had closed an idle connection
+                async with response:
+                    if response.status != 200:
+                        raise EngineError(response.status, message_in(await response.read()))
+                    yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineGoneError(f"{self.base}{path}: {error!r}") from error
+
+    @asynccontextmanager
+    async def _connected(self, once: bool) -> AsyncIterator[aiohttp.ClientSession]:
+        """The session with its idle connections; for what is sent once, a connection that never was idle.
+
+        The engine may close an idle one in the moment that we send, and then nobody knows what it did.
+        """
+        if once:
+            async with self._new_session() as session:
+                yield session
+        else:
+            if self._session is None:  # made at the first call because it belongs to the running loop
+                self._session = self._new_session()
+            yield self._session
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Content-Type": "application/json", **self._headers},
+        )
+
+
+def message_in(data: bytes) -> str:
+    """The text of an error body, whatever its shape."""
+    try:
+        return str(orjson.loads(data)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return data[:200].decode(errors="replace")

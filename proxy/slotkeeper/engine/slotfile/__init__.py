@@ -1,0 +1,43 @@
+"""Slot files: read one without an engine, and edit one without reading its payload.
+
+`read` never raises for any bytes: a file is a SlotFile, or Damage with a verdict.
+Edits are recipes, so that whoever carries them out copies and hashes in one pass.
+Nothing here knows about events, logs or folders: a caller gives an open file, and may do so in a thread.
+"""
+
+from slotkeeper.engine.slotfile.patches import Patch, patched, repair_window, with_last_token
+from slotkeeper.engine.slotfile.reading import read
+from slotkeeper.engine.slotfile.recipes import (
+    Donor,
+    Piece,
+    Recipe,
+    Span,
+    apply,
+    graft,
+    keep,
+    size_of,
+    whole,
+)
+from slotkeeper.engine.slotfile.values import Cache, Damage, Record, SlotFile, Verdict
+
+__all__ = [
+    "Cache",
+    "Damage",
+    "Donor",
+    "Patch",
+    "Piece",
+    "Recipe",
+    "Record",
+    "SlotFile",
+    "Span",
+    "Verdict",
+    "apply",
+    "graft",
+    "keep",
+    "patched",
+    "read",
+    "repair_window",
+    "size_of",
+    "whole",
+    "with_last_token",
+]

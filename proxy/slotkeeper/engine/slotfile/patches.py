@@ -1,0 +1,99 @@
+"""Changes of four bytes that make a restored slot reusable, or its drafts good again."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from slotkeeper.core.tokens import WIDTH
+from slotkeeper.engine.slotfile.recipes import Piece, Recipe, Span, size_of
+from slotkeeper.engine.slotfile.values import Cache, SlotFile
+
+PLAIN_CELL: Final = 12  # bytes: i32 position, u32 1, i32 slot
+WORDS: Final = PLAIN_CELL // 4
+MAX_ID: Final = 1 << 31  # llama_token is an int32
+WINDOWED: Final = 2  # attention memories of a sliding-window model: the whole, then the window
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Other bytes at an offset of source 0."""
+
+    offset: int
+    data: bytes
+
+
+def patched(recipe: Recipe, *patches: Patch) -> Recipe:
+    """The recipe with other bytes where they come from source 0.
+
+    Raises ValueError where a patch does not lie within one span of it.
+    """
+    pieces = list(recipe)
+    for patch in patches:
+        index, span = _place(pieces, patch)
+        end = patch.offset + len(patch.data)
+        before = Span(0, span.offset, patch.offset - span.offset)
+        behind = Span(0, end, span.offset + span.length - end)
+        pieces[index : index + 1] = [part for part in (before, patch.data, behind) if size_of((part,))]
+    return tuple(pieces)
+
+
+def with_last_token(file: SlotFile, token: int) -> Patch:
+    """Another id for the last token, so that the engine rolls back to the checkpoint before it.
+
+    With the checkpoint it loads the draft model's state, which an exact extension never does (engine.md 2.6):
+    drafts are accepted as before, for 4 tokens that are computed again. Needs a checkpoint to roll back to,
+    else everything is computed again. Raises ValueError where it would do nothing, or harm.
+    The id must be in the vocabulary: the engine refuses another, and clears the slot (engine.md 2.5).
+    """
+    if not any(record.draft and record.at < len(file.tokens) for record in file.records):
+        raise ValueError("no checkpoint with a draft state before the last token")
+    last = len(file.tokens) - 1
+    if not 0 <= token < MAX_ID or token == file.tokens[last]:
+        raise ValueError(f"{token} is no other token than the last one")
+    return Patch(file.ids_at + WIDTH * last, token.to_bytes(WIDTH, "little"))
+
+
+def repair_window(opened: BinaryIO, file: SlotFile, n_swa: int) -> Patch | None:
+    """What makes a restored sliding window extendable (engine.md T4); None where it cannot or need not be.
+
+    The file holds the window's positions N - n_swa to N - 1, and the engine wants one more. The cell of the
+    first one is outside the window of every later query, so its position may as well be one less: then an
+    exact extension reuses all N tokens, and anything else is computed again as before.
+    Only a table that is in every cell what it should be is touched. Only for engines without --swa-full:
+    under it the patched file would be cut inside the window, see T9. OSError may pass.
+    """
+    n_tokens = len(file.tokens)
+    window = _window(file)
+    if window is None or not 0 < window.cells == n_swa < n_tokens:
+        return None
+    opened.seek(window.table)
+    table = opened.read(window.cells * PLAIN_CELL)
+    if len(table) != window.cells * PLAIN_CELL:
+        return None
+    words = array("i", table)
+    positions, sequences, slots = words[0::WORDS], words[1::WORDS], words[2::WORDS]
+    first = n_tokens - n_swa
+    if set(sequences) != {1} or len(set(slots)) != 1 or sorted(positions) != list(range(first, n_tokens)):
+        return None
+    cell = window.table + PLAIN_CELL * positions.index(first)
+    return Patch(cell, (first - 1).to_bytes(4, "little"))
+
+
+def _window(file: SlotFile) -> Cache | None:
+    """The window's memory, if the file has the memories of a sliding-window model and no others."""
+    if len(file.caches) != WINDOWED or any(cache.recurrent for cache in file.caches):
+        return None
+    full, window = file.caches
+    return window if full.cells == len(file.tokens) and window.stride == PLAIN_CELL else None
+
+
+def _place(pieces: list[Piece], patch: Patch) -> tuple[int, Span]:
+    """The span that the patch lies in, and its index."""
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, Span) and piece.source == 0:
+            behind = piece.offset + piece.length - patch.offset - len(patch.data)
+            if patch.offset >= piece.offset and behind >= 0:
+                return index, piece
+    raise ValueError(f"the recipe does not copy the {len(patch.data)} bytes at {patch.offset}")

@@ -1,0 +1,103 @@
+"""What the doctor says about slot files: do snapshots work, what is in them, how large are they."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.engine.doctor import Finding, Severity
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.traits import Reading
+from slotkeeper.vocab.gguf import GgufHeader
+
+# Bytes of 32 values, from ggml's block sizes; a type that is not listed is taken for f16.
+BLOCK_BYTES: Final = {
+    "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18,
+    "iq4_nl": 18,
+}  # fmt: skip
+CELL_BYTES: Final = 28  # of a token, beside keys and values: its cell (at most 24) and its id
+
+
+def about_files(reading: Reading, flags: EngineFlags | None) -> Iterator[Finding]:
+    """For a reading with a folder."""
+    if reading.no_files is not None:
+        yield Finding(
+            trap="snapshots", severity=Severity.FAIL, what=reading.no_files.what, do=reading.no_files.do
+        )
+        return
+    traits = reading.traits
+    what = f"Snapshots work: files of version {traits.state_version}, fingerprint {traits.fingerprint}."
+    yield Finding(trap="snapshots", severity=Severity.OK, what=what)
+    yield from about_checkpoints_in_files(traits)
+    yield from about_the_window(traits)
+    if flags is None:
+        yield about_unseen_flags(reading.voice)
+
+
+def about_unseen_flags(voice: str) -> Finding:
+    what = (
+        "Started by others: its --rope-*, --yarn-*, --override-kv and control vectors cannot be seen, and it"
+    )
+    what += " takes files that were made with others without a word."
+    if voice:
+        what += f" It is told apart by what it says (voice {voice})."
+        return Finding(trap="fingerprint", severity=Severity.NOTE, what=what)
+    do = "Name another --slot-dir whenever you change one of these."
+    return Finding(trap="fingerprint", severity=Severity.NOTE, what=what, do=do)
+
+
+def about_checkpoints_in_files(traits: EngineTraits) -> Iterator[Finding]:
+    if traits.cuttable:
+        return
+    if traits.files_carry:
+        what = "Slot files carry the checkpoints: a restored slot can be cut where the live one could."
+        yield Finding(trap="files", severity=Severity.OK, what=what)
+    elif traits.files_carry is None:
+        what = (
+            "Whether slot files carry checkpoints is not known: a slot was in use. The first save will tell."
+        )
+        yield Finding(trap="files", severity=Severity.NOTE, what=what)
+    elif traits.checkpoint_cap == 0 or traits.state_version > 2:
+        what = "Slot files carry no checkpoints, though this version of them could."
+        do = "Remove --ctx-checkpoints 0, if it is given."
+        yield Finding(trap="files", severity=Severity.NOTE, what=what, do=do)
+    else:
+        what = "Slot files carry no checkpoints: a restored state can be extended, but not cut."
+        do = "A newer llama-server (b11549 does it) keeps them in the file."
+        yield Finding(trap="files", severity=Severity.NOTE, what=what, do=do)
+
+
+def about_the_window(traits: EngineTraits) -> Iterator[Finding]:
+    if traits.memory is Memory.SWA and not traits.swa_full and traits.n_swa and not traits.files_carry:
+        what = "Restored as it is, such a file is good for nothing (T4); Slotkeeper can mend its window."
+        yield Finding(trap="T4", severity=Severity.NOTE, what=what)
+
+
+def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None) -> int:
+    """At most, of a slot that is full: sliding layers are counted in full, recurrent states not at all.
+
+    0 where the header does not say how wide keys and values are.
+    """
+    kinds = (flags.cache_type_k, flags.cache_type_v) if flags else ("f16", "f16")
+    key, value = (BLOCK_BYTES.get(kind, BLOCK_BYTES["f16"]) for kind in kinds)
+    wide = header.values.get(f"{header.architecture}.embedding_length")
+    each = wide // header.head_count if isinstance(wide, int) and header.head_count else 0
+    heads = sum(kv_heads(header))
+    width = number(header, "attention.key_length", each) * key
+    width += number(header, "attention.value_length", each) * value
+    return (heads * width // 32 + CELL_BYTES) * n_ctx if heads and width else 0
+
+
+def kv_heads(header: GgufHeader) -> Sequence[int]:
+    """Of every layer that has attention."""
+    given = header.values.get(f"{header.architecture}.attention.head_count_kv", header.head_count)
+    if isinstance(given, tuple):
+        return [count for count in given if isinstance(count, int)]
+    layers = header.block_count - header.nextn_predict_layers
+    return [given] * (layers // (header.full_attention_interval or 1)) if isinstance(given, int) else []
+
+
+def number(header: GgufHeader, key: str, otherwise: int) -> int:
+    found = header.values.get(f"{header.architecture}.{key}", otherwise)
+    return found if isinstance(found, int) else otherwise

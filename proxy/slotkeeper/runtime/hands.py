@@ -1,0 +1,129 @@
+"""Effects that take time, each in a task of its own. Every one that has an answer gets it, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from slotkeeper.core.effects import (
+    Drop,
+    Effect,
+    Erase,
+    Forward,
+    Observe,
+    Plant,
+    Prove,
+    Report,
+    Restore,
+    Save,
+    Wake,
+)
+from slotkeeper.core.events import Event, Observed, ObserveFailed, Planted, Woke
+from slotkeeper.core.types import EngineId, RequestId
+from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.snapshots import Snapshots
+from slotkeeper.runtime.tasks import Tasks
+
+log = get_logger(__name__)
+
+
+class Hands:
+    """Does to engines and files what the core wants done."""
+
+    def __init__(
+        self,
+        links: Mapping[EngineId, EngineLink],
+        metrics: Metrics,
+        tasks: Tasks,
+        post: Callable[[Event], None],
+        snapshots: Snapshots | None,
+        *,
+        lost: Callable[[EngineLink], None],
+    ) -> None:
+        self._links = links
+        self._metrics = metrics
+        self._tasks = tasks
+        self._post = post
+        self._snapshots = snapshots
+        self._lost = lost
+        self._plants: dict[RequestId, asyncio.Task[None]] = {}
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case Plant():
+                self._plants[effect.request] = self._tasks.start(self._plant(effect))
+            case Save() | Restore() | Erase():
+                self._tasks.start(self._tend(effect))
+            case Drop() | Prove():
+                self._tasks.start(self._keep_house(effect))
+            case Wake():
+                self._tasks.start(self._wake(effect))
+            case Observe():
+                self._tasks.start(self._observe(effect))
+            case Forward() | Report():
+                raise AssertionError(f"{type(effect).__name__} is for the driver itself")
+
+    def let_go(self, request: RequestId) -> None:
+        """A running plant has lost its purpose. A file is not let go of: the engine goes on all the same."""
+        if plant := self._plants.pop(request, None):
+            plant.cancel()
+
+    @property
+    def planting(self) -> int:
+        return len(self._plants)
+
+    async def _plant(self, plant: Plant) -> None:
+        computed, seconds = None, None
+        link = self._links[plant.place.engine]
+        try:
+            result = await link.client.prefill(plant.tokens.ids(), plant.place.slot, headers=link.auth)
+            computed, seconds = result.computed, result.seconds
+            self._metrics.planted(plant.purpose, computed)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it
+            log.warning("plant_failed", purpose=plant.purpose.value, place=str(plant.place), error=str(error))
+            self._metrics.fallback("plant")
+        self._plants.pop(plant.request, None)
+        self._post(Planted(at=time.monotonic(), request=plant.request, computed=computed, seconds=seconds))
+
+    async def _tend(self, step: Save | Restore | Erase) -> None:
+        link, snapshots = self._links[step.place.engine], self._snapshots
+        if snapshots is None:
+            raise AssertionError("the core plans no files without a store")
+        match step:
+            case Save():
+                self._post(await snapshots.save(link, step))
+            case Restore():
+                self._post(await snapshots.restore(link, step))
+            case Erase():
+                self._post(await snapshots.erase(link, step))
+
+    async def _keep_house(self, order: Drop | Prove) -> None:
+        if self._snapshots and isinstance(order, Drop):
+            await self._snapshots.drop(order)
+        elif self._snapshots and isinstance(order, Prove):
+            await self._snapshots.prove(order)
+
+    async def _wake(self, wake: Wake) -> None:
+        await asyncio.sleep(wake.delay)
+        self._post(Woke(at=time.monotonic()))
+
+    async def _observe(self, look: Observe) -> None:
+        if look.delay:
+            await asyncio.sleep(look.delay)
+        link, asked = self._links[look.engine], time.monotonic()
+        try:
+            slots = await link.client.slots(headers=link.auth)
+        except Exception as error:  # noqa: BLE001 - without an answer to it the core would never look again
+            log.debug("slots_unseen", engine=look.engine, error=str(error))
+            if isinstance(error, EngineGoneError):
+                link.kick()
+            elif link.slots_refused():
+                self._lost(link)
+            self._post(ObserveFailed(at=time.monotonic(), engine=look.engine))
+            return
+        link.slots_shown()
+        self._post(Observed(at=time.monotonic(), asked=asked, engine=look.engine, slots=slots))

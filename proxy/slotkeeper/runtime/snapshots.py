@@ -1,0 +1,210 @@
+"""Slot files for the core: save, restore, erase, drop. Every step ends in an event, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from slotkeeper.core.effects import Drop, Erase, Prove, Restore, Save
+from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, Shelved
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
+from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.editing import editor
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.store import intake
+from slotkeeper.store.kept import Kept, snapshot
+from slotkeeper.store.store import Store
+from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
+
+RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
+
+log = get_logger(__name__)
+
+
+class Snapshots:
+    """One store, and the engines that write to it and read from it."""
+
+    def __init__(self, store: Store, metrics: Metrics, post: Callable[[Event], None]) -> None:
+        self.store = store
+        self.ready = False
+        self._metrics = metrics
+        self._post = post
+
+    async def open(self) -> None:
+        """Runs until the folder can be used; snapshots are offered from then on."""
+        said = ""
+        while not self.ready:
+            try:
+                opened = await self.store.open()
+            except StoreError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("no_snapshots", trouble=error.trouble.value, error=said)
+                await asyncio.sleep(RETRY)
+                continue
+            self.ready = True
+            for note in opened.notes:
+                log.info("snapshots_swept", note=note)
+            log.info("snapshots_found", count=len(opened.kept))
+            self._post(Shelved(at=time.monotonic(), snapshots=tuple(map(_known, opened.kept))))
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    async def save(self, link: EngineLink, save: Save) -> Saved:
+        started = time.monotonic()
+        failed = Saved(at=started, request=save.request, snapshot=None)
+        traits, place = link.traits, save.place
+        if traits is None or not self.ready:
+            return failed
+        try:
+            name = await self.store.temporary(save.size)
+        except StoreError as error:
+            self._ended("save", error.trouble.value)
+            log.warning("not_saved", place=str(place), error=str(error))
+            return failed
+        try:
+            result = await link.client.save(place.slot, name, headers=link.auth)
+        except (EngineError, EngineGoneError) as error:
+            await self._discard(name)
+            self._ended("save", "refused" if isinstance(error, EngineError) else "lost")
+            log.warning("not_saved", place=str(place), error=str(error))
+            return failed
+        facts = intake.Saved(
+            fingerprint=traits.fingerprint,
+            tokens=save.tokens,
+            written=result.written,
+            layout=link.layout,
+            build=link.build,
+            edit=editor(traits),
+        )
+        try:
+            kept = await self.store.keep(name, facts, save.others)
+        except (SnapshotError, StoreError, HaltedError) as error:
+            self._ended("save", type(error).__name__.removesuffix("Error").lower())
+            log.warning("not_kept", place=str(place), error=str(error))
+            return failed
+        self._ended("save", "ok", time.monotonic() - started)
+        log.info(
+            "snapshot_saved",
+            snapshot=kept.id,
+            place=str(place),
+            moment=save.moment.value,
+            tokens=len(kept.tokens),
+            bytes=kept.manifest.size,
+            checkpoints=len(kept.manifest.checkpoints),
+            seconds=round(time.monotonic() - started, 4),
+        )
+        return Saved(
+            at=time.monotonic(),
+            request=save.request,
+            snapshot=_known(kept),
+            tokens=kept.tokens,
+            seconds=result.seconds,
+        )
+
+    async def restore(self, link: EngineLink, restore: Restore) -> Restored:
+        started, wanted = time.monotonic(), restore.snapshot
+        fingerprint = link.traits.fingerprint if link.traits else ""
+        try:
+            name = await self.store.offer(wanted.id, fingerprint)
+        except (SnapshotError, StoreError, HaltedError) as error:
+            log.warning("not_offered", snapshot=wanted.id, error=str(error))
+            return self._restored(restore, Loading.UNFIT)
+        try:
+            result = await link.client.restore(restore.place.slot, name, headers=link.auth)
+        except EngineError as error:
+            log.warning("restore_refused", snapshot=wanted.id, place=str(restore.place), error=str(error))
+            return self._restored(restore, Loading.REFUSED)
+        except EngineGoneError as error:
+            log.warning("restore_lost", snapshot=wanted.id, place=str(restore.place), error=str(error))
+            return self._restored(restore, Loading.LOST)
+        if result.tokens != len(wanted.tokens):  # then it is not what we think, whatever it is
+            log.warning("restored_otherwise", snapshot=wanted.id, tokens=result.tokens)
+            return self._restored(restore, Loading.REFUSED)
+        self._ended("restore", "ok", time.monotonic() - started)
+        log.info(
+            "snapshot_restored",
+            snapshot=wanted.id,
+            place=str(restore.place),
+            tokens=result.tokens,
+            seconds=round(time.monotonic() - started, 4),
+        )
+        return Restored(
+            at=time.monotonic(),
+            request=restore.request,
+            outcome=Loading.DONE,
+            checkpoints=result.read >= wanted.size,  # else the engine did not take them (engine.md 2.2)
+            seconds=result.seconds,
+        )
+
+    async def erase(self, link: EngineLink, erase: Erase) -> Erased:
+        try:
+            await link.client.erase(erase.place.slot, headers=link.auth)
+        except (EngineError, EngineGoneError) as error:
+            log.warning("not_erased", place=str(erase.place), error=str(error))
+            return Erased(at=time.monotonic(), request=erase.request, ok=False)
+        return Erased(at=time.monotonic(), request=erase.request, ok=True)
+
+    # -- what nobody waits for ---------------------------------------------------------------------
+
+    async def drop(self, drop: Drop) -> None:
+        op = "demote" if drop.to_cold else "drop"
+        try:
+            if drop.to_cold:
+                await self.store.demote(drop.snapshot)
+            else:
+                await self.store.forget(drop.snapshot)
+        except SnapshotError as error:
+            self._gone(drop.snapshot)
+            self._failed(op, drop.snapshot, error)
+        except (StoreError, HaltedError) as error:
+            if drop.to_cold:  # the cold tier cannot be used: what has no room goes
+                self._gone(drop.snapshot)
+                await self.drop(Drop(snapshot=drop.snapshot, to_cold=False))
+            self._failed(op, drop.snapshot, error)
+        else:
+            self._ended(op, "ok")
+            log.info("snapshot_dropped", snapshot=drop.snapshot, to_cold=drop.to_cold)
+
+    async def prove(self, prove: Prove) -> None:
+        try:
+            await self.store.used(prove.snapshot, paid=prove.paid)
+        except (SnapshotError, StoreError, HaltedError) as error:
+            self._failed("prove", prove.snapshot, error)
+
+    async def forget(self, snapshot_id: SnapshotId) -> None:
+        """A person wants it gone. Raises SnapshotError, StoreError."""
+        self._gone(snapshot_id)
+        await self.store.forget(snapshot_id)
+
+    def _gone(self, snapshot_id: SnapshotId) -> None:
+        self._post(Shelved(at=time.monotonic(), gone=(snapshot_id,)))
+
+    async def _discard(self, name: str) -> None:
+        try:
+            await self.store.discard(name)
+        except (StoreError, HaltedError) as error:  # the next start sweeps it
+            log.debug("not_discarded", error=str(error))
+
+    def _restored(self, restore: Restore, outcome: Loading) -> Restored:
+        self._ended("restore", outcome.value)
+        return Restored(at=time.monotonic(), request=restore.request, outcome=outcome)
+
+    def _failed(self, op: str, snapshot_id: SnapshotId, error: Exception) -> None:
+        self._ended(op, "failed")
+        log.warning("snapshot_trouble", op=op, snapshot=snapshot_id, error=str(error))
+
+    def _ended(self, op: str, outcome: str, seconds: float | None = None) -> None:
+        self._metrics.snapshot_operation(op, outcome, seconds)
+
+
+def _known(kept: Kept) -> Snapshot:
+    """As the core has it: by its clock."""
+    return snapshot(kept, time.monotonic() - time.time())

@@ -1,0 +1,183 @@
+"""From what an engine has just saved, at a temporary name, to a snapshot; and from shelf to shelf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.slotfile import Damage, Recipe, SlotFile, Span, read
+from slotkeeper.store import files, names
+from slotkeeper.store.files import Halt, Passed, Stamp
+from slotkeeper.store.manifest import Manifest, chain
+from slotkeeper.store.shelf import Shelf
+from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """How the file that is kept differs from the one that was saved."""
+
+    recipe: Recipe
+    repaired: bool = False  # the window's cell table was mended (T4)
+
+
+# Given the saved file, and what was read of it and of the files of Facts.others that can still be used;
+# index 0 is the saved one, as in Span. Called in a thread. None = keep it as it is.
+Editor = Callable[[FileIO, Sequence[SlotFile]], Edit | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What the caller knows of a state that it has just had saved."""
+
+    fingerprint: str
+    tokens: Tokens  # what the slot should hold; the file may hold less, or more, but nothing else
+    written: int  # the engine's n_written, in bytes
+    layout: str = ""  # of this engine's files (slotfile.SlotFile), where it is known
+    golden: bool = False
+    build: str = ""
+    edit: Editor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    manifest: Manifest
+    tokens: Tokens  # of the file's header: what the engine will believe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """What is to become of one saved state."""
+
+    shelf: Shelf
+    saved: Saved
+    now: float  # wall clock, seconds
+    halt: Halt
+
+    def take(self, temporary: str, others: Sequence[FileIO]) -> Taken:
+        """Check what was saved, edit it, hash it and put it on the shelf, as T2 and T3 demand.
+
+        `others` are files that were checked. The temporary file is gone afterwards, whatever happens.
+        Raises TornError, HaltedError, StoreError if there is no such file; OSError passes.
+        """
+        path, saved = self.shelf.folder / temporary, self.saved
+        try:
+            with _opened(path) as file:
+                before = _dated(file)
+                if before.size != saved.written:
+                    raise TornError(f"the engine wrote {saved.written} bytes, the file has {before.size}")
+                found = _whole(file, before)
+                _agree(found, saved)
+                sources = [(file, found), *_readable(others)]
+                edit = saved.edit(file, [known for _, known in sources]) if saved.edit else None
+                if edit:
+                    return self._edited(edit, [source for source, _ in sources])
+                passed = files.hash_bytes(file, self.halt)
+                files.sync_file(file)
+            return self._admit(path, found, before, passed)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _edited(self, edit: Edit, sources: Sequence[FileIO]) -> Taken:
+        """Write the edited file, and read it once more: what counts is what is in it."""
+        path = self.shelf.folder / names.new_temporary(self.now)
+        try:
+            passed = files.pour(edit.recipe, sources, path, self.halt)
+            with files.open_ours(path) as file:
+                before = _dated(file)
+                found = _whole(file, before)
+            return self._admit(path, found, before, passed, repaired=edit.repaired)
+        except EOFError as error:
+            raise TornError(f"the engine's file became shorter: {error}") from error
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _admit(
+        self, path: Path, found: SlotFile, before: Stamp, passed: Passed, *, repaired: bool = False
+    ) -> Taken:
+        manifest = Manifest(
+            id=names.new_id(self.now),
+            fingerprint=self.saved.fingerprint,
+            version=found.version,
+            layout=found.layout,
+            tokens=len(found.tokens),
+            chain=chain(found.tokens),
+            checkpoints=tuple(record.at for record in found.records),
+            draft=any(record.draft for record in found.records),
+            repaired=repaired,
+            golden=self.saved.golden,
+            size=passed.size,
+            sha256=passed.sha256,
+            created=self.now,
+            build=self.saved.build,
+        )
+        self.shelf.admit(path, manifest, before)
+        return Taken(manifest=manifest, tokens=found.tokens)
+
+
+def transfer(source: Shelf, target: Shelf, manifest: Manifest, now: float, halt: Halt) -> None:
+    """Copy a snapshot to another shelf, hashing on the way: what arrives is what was kept.
+
+    Raises UnfitError if the source is not, MissingError, StoreError where there is no room; OSError passes.
+    """
+    target.demand(manifest.size)
+    path = target.folder / names.new_temporary(now)
+    with source.open(manifest.id) as file:
+        try:
+            passed = files.pour((Span(0, 0, manifest.size),), [file], path, halt)
+        except EOFError as error:
+            raise UnfitError(f"{manifest.id} is too short: {error}") from error
+        if passed.sha256 != manifest.sha256 or files.stamp(file).size != manifest.size:
+            path.unlink()
+            raise UnfitError(f"{manifest.id} was changed after it was kept")
+    _place(target, path, manifest)
+
+
+def _place(shelf: Shelf, path: Path, manifest: Manifest) -> None:
+    try:
+        with files.open_ours(path) as file:
+            before = _dated(file)
+        shelf.admit(path, manifest, before)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _opened(path: Path) -> FileIO:
+    try:
+        return files.open_ours(path)
+    except FileNotFoundError as error:
+        if not path.parent.is_dir():
+            raise
+        what = f"The engine said that it saved, but nothing appeared in {path.parent}"
+        raise StoreError(Trouble.NOT_SHARED, what) from error
+
+
+def _dated(file: FileIO) -> Stamp:
+    files.settle(file)
+    return files.stamp(file)
+
+
+def _whole(file: FileIO, stamp: Stamp) -> SlotFile:
+    found = read(file, stamp.size)
+    if isinstance(found, Damage):
+        raise TornError(f"the engine's file is damaged: {found.text}")
+    return found
+
+
+def _agree(found: SlotFile, saved: Saved) -> None:
+    """What is known of a slot may be a token or a reply behind or ahead, but never something else."""
+    held, expected = found.tokens, saved.tokens
+    common = held.lcp(expected)
+    if not common or common < min(len(held), len(expected)):
+        what = f"{len(held)} tokens, of which {common} are those of the {len(expected)} expected"
+        raise TornError(f"the engine's file holds something else: {what}")
+    if saved.layout and found.layout != saved.layout:  # cut between two memories a file is whole in itself
+        raise TornError("the engine's file is not laid out as its others: a part is missing")
+
+
+def _readable(others: Sequence[FileIO]) -> list[tuple[FileIO, SlotFile]]:
+    found = [(file, read(file, files.stamp(file).size)) for file in others]
+    return [(file, known) for file, known in found if isinstance(known, SlotFile)]

@@ -1,0 +1,142 @@
+"""The manifest of a snapshot: what its file must be, written last and read strictly.
+
+A JSON object beside the slot file. It never says what the tokens are, which would be the prompt in the
+clear twice: the slot file's header has them, and the chain here says whether they are the right ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Final
+
+import orjson
+
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.core.tokens import WIDTH, Tokens
+from slotkeeper.store.names import MANIFEST, ours
+
+FORMAT: Final = 1
+BLOCK: Final = 256  # tokens for each digest of the chain
+LINK_BYTES: Final = 8  # of each; what guards against tampering is the file's own hash
+LARGEST: Final = 4 << 20  # bytes: a million tokens make 80 kB
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_LINK: Final = re.compile(rf"[0-9a-f]{{{2 * LINK_BYTES}}}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All that is known of a file without opening it. `build` is advice: files fit by fingerprint."""
+
+    id: SnapshotId
+    fingerprint: str  # of the engine (engine.md 2.4)
+    version: int  # of the engine's format (engine.md 2.2)
+    layout: str  # of the state's structure; empty = it was not understood
+    tokens: int
+    chain: tuple[str, ...]
+    checkpoints: tuple[int, ...]
+    draft: bool
+    repaired: bool
+    golden: bool
+    size: int  # bytes
+    sha256: str
+    created: float  # wall clock, seconds
+    build: str
+
+    def fits(self, tokens: Tokens) -> bool:
+        """Whether these are the tokens of which it was written."""
+        return len(tokens) == self.tokens and chain(tokens) == self.chain
+
+
+class Flaw(StrEnum):
+    """Why a manifest is not believed."""
+
+    NOT_JSON = "it is not a JSON object"
+    NEWER = "a later release wrote it"
+    FIELDS = "fields are missing, unknown or of the wrong kind"
+    VALUES = "a value is impossible"
+    SEAL = "it was changed after it was written"
+    FOREIGN = "it is the manifest of another file"
+
+
+def chain(tokens: Tokens) -> tuple[str, ...]:
+    """A digest for each block of 256 ids, the last one shorter, each over all ids up to there."""
+
+    def links() -> Iterator[str]:
+        link = b""
+        for start in range(0, len(tokens.packed), BLOCK * WIDTH):
+            block = tokens.packed[start : start + BLOCK * WIDTH]
+            link = hashlib.blake2b(block, key=link, digest_size=LINK_BYTES).digest()
+            yield link.hex()
+
+    return tuple(links())
+
+
+def encode(manifest: Manifest) -> bytes:
+    body = {"format": FORMAT} | asdict(manifest)
+    return orjson.dumps(body | {"seal": _seal(body)}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+
+def decode(data: bytes, expected: SnapshotId) -> Manifest | Flaw:
+    """Read what `encode` wrote for this id. Anything else is a flaw, never an exception."""
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return Flaw.NOT_JSON
+    if not isinstance(body, dict):
+        return Flaw.NOT_JSON
+    written = body.get("format")
+    if type(written) is int and written > FORMAT:
+        return Flaw.NEWER
+    if body.pop("seal", None) != _seal(body):
+        return Flaw.SEAL
+    if type(written) is not int or body.pop("format") != FORMAT or not _shaped(body):
+        return Flaw.FIELDS
+    lists = {name: tuple(body[name]) for name in ("chain", "checkpoints")}
+    manifest = Manifest(**(body | lists))
+    if manifest.id != expected:
+        return Flaw.FOREIGN
+    return manifest if _possible(manifest) else Flaw.VALUES
+
+
+def _seal(body: dict[str, Any]) -> str:
+    """A digest of all the other fields: a changed fingerprint would load a file into the wrong engine."""
+    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+_KINDS: Final[dict[str, type]] = {
+    **dict.fromkeys(("id", "fingerprint", "layout", "sha256", "build"), str),
+    **dict.fromkeys(("version", "tokens", "size"), int),
+    **dict.fromkeys(("draft", "repaired", "golden"), bool),
+    **dict.fromkeys(("chain", "checkpoints"), list),
+    "created": float,
+}
+
+
+def _shaped(body: dict[str, Any]) -> bool:
+    if body.keys() != _KINDS.keys():
+        return False
+    if any(type(body[name]) is not kind for name, kind in _KINDS.items()):
+        return False
+    return all(type(link) is str for link in body["chain"]) and all(
+        type(at) is int for at in body["checkpoints"]
+    )
+
+
+def _possible(manifest: Manifest) -> bool:
+    cuts = manifest.checkpoints
+    return (
+        ours(manifest.id + MANIFEST) is not None
+        and bool(manifest.fingerprint)
+        and manifest.tokens > 0
+        and manifest.size > manifest.tokens * WIDTH
+        and len(manifest.chain) == -(-manifest.tokens // BLOCK)
+        and all(_LINK.fullmatch(link) for link in manifest.chain)
+        and bool(_DIGEST.fullmatch(manifest.sha256))
+        and all(a <= b for a, b in pairwise(cuts))
+        and all(0 <= at <= manifest.tokens for at in cuts)
+    )

@@ -1,0 +1,204 @@
+"""One folder of snapshots: each is `ID.slot` and `ID.json`, and without its manifest a file is nothing.
+
+So the manifest is the last thing written and the first removed, and a process killed anywhere between
+leaves either a whole snapshot or something that the next sweep takes away. All of it blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+from slotkeeper.core.snapshots import SnapshotId, Tier
+from slotkeeper.store import files, names
+from slotkeeper.store.files import Halt, Stamp
+from slotkeeper.store.manifest import LARGEST, Flaw, Manifest, decode, encode
+from slotkeeper.store.trouble import MissingError, StoreError, Trouble, UnfitError, troubles
+
+RESERVE: Final = 64 << 20  # bytes left free: the folder may share its disk with the engine's log, and ours
+QUARANTINED: Final = 8  # files kept to be looked at
+QUARANTINE_BYTES: Final = 4 << 30
+
+
+class Shelf:
+    """Two threads may use it at once, but not for the same snapshot."""
+
+    def __init__(self, folder: Path, tier: Tier, *, reserve: int = RESERVE) -> None:
+        self.folder = folder
+        self.tier = tier
+        self._reserve = reserve
+        self._lock: FileIO | None = None
+        self._proved: dict[SnapshotId, Stamp] = {}  # files that this process has itself hashed
+
+    def __repr__(self) -> str:
+        return f"<Shelf {self.tier} {self.folder} {'open' if self._lock else 'closed'}>"
+
+    @property
+    def ready(self) -> bool:
+        return self._lock is not None
+
+    def prepare(self, now: float) -> None:
+        """Make the folder, take its lock and write a probe. Raises StoreError. May be called again."""
+        with troubles(f"use {self.folder} for snapshots"):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_lock()
+            probe = self.folder / names.new_temporary(now)
+            with FileIO(probe, "xb") as file:
+                file.write(b"\0")
+            probe.unlink()
+        self.demand(0)
+
+    def demand(self, size: int) -> None:
+        """Raises StoreError where there is no room for so many bytes and a reserve."""
+        with troubles(f"look at {self.folder}"):
+            free = self.free()
+        if free < size + self._reserve:
+            need = f"{size + self._reserve >> 20} MiB are needed and {free >> 20} MiB are free"
+            raise StoreError(Trouble.DISK_FULL, f"No room in {self.folder}: {need}")
+
+    def free(self) -> int:
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize
+
+    def close(self) -> None:
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def slot(self, snapshot: SnapshotId) -> Path:
+        return self.folder / (snapshot + names.SLOT)
+
+    def manifest(self, snapshot: SnapshotId) -> Path:
+        return self.folder / (snapshot + names.MANIFEST)
+
+    def admit(self, temporary: Path, manifest: Manifest, before: Stamp) -> None:
+        """Give a file its name and, when that is on the disk, its manifest.
+
+        `before` is the file's stamp when it was hashed. A rename changes one of its times.
+        """
+        final = self.slot(manifest.id)
+        try:
+            temporary.replace(final)
+            files.sync_folder(self.folder)
+            with files.open_ours(final) as file:
+                after = files.stamp(file)
+            if (after.inode, after.size, after.mtime_ns) != (before.inode, before.size, before.mtime_ns):
+                raise UnfitError(f"{final.name} was changed while it was taken in")  # noqa: TRY301
+            place = self.folder / names.new_temporary(manifest.created)
+            files.write_small(self.manifest(manifest.id), place, encode(manifest))
+        except BaseException:
+            self.drop(manifest.id)  # a disk that is full for a manifest must not keep gigabytes for nothing
+            raise
+        self._proved[manifest.id] = after
+
+    def check(self, manifest: Manifest, halt: Halt, *, anew: bool = False) -> int:
+        """Whether the file is the one that was kept: hashed, unless it is certain that nothing changed.
+
+        Returns the bytes that were read. Raises UnfitError, and MissingError where the folder is there but
+        not the file; OSError passes.
+        """
+        with self.open(manifest.id) as file:
+            if not anew and self._proved.get(manifest.id) == files.stamp(file):
+                return 0
+            self._proved.pop(manifest.id, None)
+            dated = _settled(file)
+            before = files.stamp(file)
+            if before.size != manifest.size:
+                raise UnfitError(f"{manifest.id} has {before.size} bytes, not {manifest.size}")
+            passed = files.hash_bytes(file, halt)
+            if passed.sha256 != manifest.sha256 or files.stamp(file) != before:
+                raise UnfitError(f"{manifest.id} was changed after it was kept")
+            if dated:
+                self._proved[manifest.id] = before
+            return passed.size
+
+    def open(self, snapshot: SnapshotId) -> FileIO:
+        """Its slot file, for reading. Raises as `check` does."""
+        try:
+            return files.open_ours(self.slot(snapshot))
+        except FileNotFoundError as error:
+            if self.folder.is_dir():
+                raise MissingError(f"{snapshot} is not in {self.folder} any more") from error
+            raise
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UnfitError(f"{snapshot} is not a plain file: {error.strerror}") from error
+            raise
+
+    def read_manifest(self, snapshot: SnapshotId) -> Manifest | Flaw:
+        try:
+            with files.open_ours(self.manifest(snapshot)) as file:
+                return decode(file.read(LARGEST), snapshot)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return Flaw.FOREIGN
+            raise
+
+    def drop(self, snapshot: SnapshotId) -> None:
+        self._proved.pop(snapshot, None)
+        files.remove(self.manifest(snapshot))
+        files.remove(self.slot(snapshot))
+
+    def quarantine(self, snapshot: SnapshotId) -> None:
+        """Put a file that must not be used where a person can look at it, if that is possible."""
+        source, aside = self.slot(snapshot), self.folder / names.QUARANTINE
+        files.remove(self.manifest(snapshot))
+        with suppress(FileExistsError):
+            aside.mkdir(mode=0o700)
+        if _is_plain(source, stat.S_ISREG) and _is_plain(aside, stat.S_ISDIR):
+            source.replace(aside / source.name)
+            _bound(aside)
+        self.drop(snapshot)
+
+    def _take_lock(self) -> None:
+        """One sidecar for each folder: two would sweep away what the other is just writing.
+
+        Advisory and released by the system with the process, however it ends. The file stays: removing it
+        would let two hold a lock of the same name.
+        """
+        path = self.folder / names.LOCK
+        if self._lock and path.exists() and os.fstat(self._lock.fileno()).st_ino == path.lstat().st_ino:
+            return
+        self.close()
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = FileIO(os.open(path, flags, 0o600), "rb+")
+        try:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+                lock.close()
+                raise StoreError(Trouble.IN_USE, f"{self.folder} is taken") from error
+            # Some network file systems have no locks; then we trust that there is nobody else.
+        self._lock = lock
+
+
+def _settled(file: FileIO) -> bool:
+    try:
+        files.settle(file)
+    except OSError:  # a read-only folder: the file can be used, and is hashed each time
+        return False
+    return True
+
+
+def _is_plain(path: Path, kind: Callable[[int], bool]) -> bool:
+    """Whether it is there and no link, which would lead out of the folder."""
+    try:
+        return kind(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _bound(aside: Path) -> None:
+    """Drop the oldest until what is left is bounded: these files are prompts, and large."""
+    found = sorted(path for path in aside.iterdir() if names.ours(path.name))  # ids begin with the time
+    sizes = [path.lstat().st_size for path in found]
+    while found and (len(found) > QUARANTINED or sum(sizes) > QUARANTINE_BYTES):
+        found.pop(0).unlink()
+        sizes.pop(0)

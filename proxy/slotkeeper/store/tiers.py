@@ -1,0 +1,125 @@
+"""Both folders and the threads that work in them. What is known of the snapshots is not kept here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from io import FileIO
+from pathlib import Path
+
+from slotkeeper.core.snapshots import SnapshotId, Tier
+from slotkeeper.store.files import Halt
+from slotkeeper.store.health import ROOM, Health
+from slotkeeper.store.intake import Intake, Saved, Taken, transfer
+from slotkeeper.store.kept import Kept
+from slotkeeper.store.lanes import Lane
+from slotkeeper.store.shelf import Shelf
+from slotkeeper.store.sweep import Swept, sweep
+from slotkeeper.store.trouble import SnapshotError, StoreError
+
+
+class Tiers:
+    """`urgent` is for what a client waits for, `patient` for all else that takes time, `quick` for a look."""
+
+    def __init__(self, hot: Path, cold: Path | None, *, clock: Callable[[], float], health: Health) -> None:
+        self.hot = Shelf(hot, Tier.HOT)
+        self.shelves = {Tier.HOT: self.hot}
+        if cold:
+            self.shelves[Tier.COLD] = Shelf(cold, Tier.COLD)
+        self.urgent, self.patient, self.quick = Lane("urgent"), Lane("patient"), Lane("quick")
+        self._clock = clock
+        self._health = health
+
+    async def close(self) -> None:
+        for lane in (self.urgent, self.patient, self.quick):
+            await lane.close()
+        for shelf in self.shelves.values():
+            shelf.close()
+
+    async def swept(self, tier: Tier, spare: Collection[str]) -> Swept:
+        """Make its folder, take its lock and read what lies there, but for the temporary files in `spare`."""
+        shelf = self.shelves[tier]
+
+        def work(_: Halt) -> Swept:
+            shelf.prepare(self._clock())
+            return sweep(shelf, spare)
+
+        with self._health.watching(f"open {shelf.folder}", tier):
+            return await self.patient.do(work)
+
+    async def ask_for(self, size: int) -> None:
+        """Raises StoreError where the hot folder cannot take so many bytes, or could not a moment ago."""
+        if error := self._health.blocking:
+            raise error
+        with self._health.watching(f"save to {self.hot.folder}", Tier.HOT):
+            if self._health.doubtful:
+                await self.quick.do(lambda _: self.hot.prepare(self._clock()))
+                self._health.recovered()
+            try:
+                await self.quick.do(lambda _: self.hot.demand(size))
+            except StoreError as error:  # asked anew each time: somebody may have made room
+                self._health.remark(ROOM, error)
+                raise
+            self._health.remark(ROOM, None)
+
+    async def unlink(self, name: str) -> None:
+        path = self.hot.folder / name
+        with self._health.watching(f"remove {path}", Tier.HOT):
+            await self.quick.do(lambda _: path.unlink(missing_ok=True))
+
+    async def take_in(self, temporary: str, saved: Saved, others: Sequence[Kept]) -> Taken:
+        def work(halt: Halt) -> Taken:
+            with ExitStack() as stack, self._timed(Tier.HOT, saved.written):
+                usable = [file for kept in others if (file := self._usable(kept, stack, halt))]
+                intake = Intake(shelf=self.hot, saved=saved, now=self._clock(), halt=halt)
+                return intake.take(temporary, usable)
+
+        with self._health.watching(f"keep a snapshot in {self.hot.folder}", Tier.HOT):
+            return await self.patient.do(work)
+
+    async def check(self, kept: Kept, tier: Tier, lane: Lane, *, anew: bool = False) -> None:
+        shelf = self.shelves[tier]
+
+        def work(halt: Halt) -> None:
+            began = time.monotonic()
+            size = shelf.check(kept.manifest, halt, anew=anew)
+            self._health.measured(tier, size, time.monotonic() - began)
+
+        with self._health.watching(f"read {kept.id} in {shelf.folder}", tier):
+            await lane.do(work)
+
+    async def copy(self, kept: Kept, source: Tier, target: Tier, lane: Lane) -> None:
+        """Raises SnapshotError if the source is not what was kept, StoreError also for want of room."""
+        shelf = self.shelves[target]
+
+        def work(halt: Halt) -> None:
+            if not shelf.ready:  # a cold tier that could not be used when we started
+                shelf.prepare(self._clock())
+            with self._timed(target, kept.manifest.size):
+                transfer(self.shelves[source], shelf, kept.manifest, self._clock(), halt)
+
+        # Either way the cold tier takes part, and is blamed: what the hot one has, its next save will tell.
+        with self._health.watching(f"copy {kept.id} to {shelf.folder}", Tier.COLD):
+            await lane.do(work)
+
+    async def remove(self, snapshot: SnapshotId, tier: Tier, *, damaged: bool = False) -> None:
+        """From its shelf; a damaged file to quarantine."""
+        shelf = self.shelves[tier]
+        act = shelf.quarantine if damaged else shelf.drop
+        with self._health.watching(f"remove {snapshot} from {shelf.folder}", tier):
+            await self.quick.do(lambda _: act(snapshot))
+
+    def _usable(self, kept: Kept, stack: ExitStack, halt: Halt) -> FileIO | None:
+        """Its hot file, open and checked."""
+        try:
+            self.hot.check(kept.manifest, halt)
+            return stack.enter_context(self.hot.open(kept.id))
+        except (SnapshotError, OSError):
+            return None
+
+    @contextmanager
+    def _timed(self, tier: Tier, size: int) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._health.measured(tier, size, time.monotonic() - began)

@@ -1,0 +1,216 @@
+"""More than 500 damages to what lies in a store: nothing but the very bytes that were kept is ever offered."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.store.store import Store
+from slotkeeper.store.trouble import SnapshotError
+from unit.store.saving import file_of, keep, offered, opened
+
+ROUNDS = 14  # with each damage in each place, which makes 518
+
+Damage = Callable[[Path, SnapshotId, SnapshotId, random.Random], None]
+
+
+def slot(folder: Path, snapshot: SnapshotId) -> Path:
+    return folder / f"{snapshot}.slot"
+
+
+def manifest(folder: Path, snapshot: SnapshotId) -> Path:
+    return folder / f"{snapshot}.json"
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    """One bit, in place: the file stays the same one."""
+    with path.open("r+b") as file:
+        place = chance.randrange(path.stat().st_size)
+        file.seek(place)
+        old = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([old ^ 1 << chance.randrange(8)]))
+
+
+def flipped(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> None:
+    flip(slot(folder, one), chance)
+
+
+def flipped_and_dated_back(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> None:
+    before = slot(folder, one).stat()
+    flip(slot(folder, one), chance)
+    os.utime(slot(folder, one), ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def cut(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> None:
+    os.truncate(slot(folder, one), chance.randrange(slot(folder, one).stat().st_size))
+
+
+def cut_and_filled(folder: Path, one: SnapshotId, two: SnapshotId, chance: random.Random) -> None:
+    """As a file system does after a crash: the right length, with zeros at the end."""
+    size = slot(folder, one).stat().st_size
+    cut(folder, one, two, chance)
+    os.truncate(slot(folder, one), size)
+
+
+def longer(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> None:
+    with slot(folder, one).open("ab") as file:
+        file.write(chance.randbytes(chance.randrange(1, 100)))
+
+
+def swapped(folder: Path, one: SnapshotId, two: SnapshotId, _: random.Random) -> None:
+    aside = folder / "aside"
+    slot(folder, one).rename(aside)
+    slot(folder, two).rename(slot(folder, one))
+    aside.rename(slot(folder, two))
+
+
+def replaced(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> None:
+    """A whole file of other tokens, and of the same size."""
+    aside = folder / "aside"
+    aside.write_bytes(file_of(chance.randrange(10_000, 20_000)))
+    aside.replace(slot(folder, one))
+
+
+def gone(folder: Path, one: SnapshotId, _: SnapshotId, __: random.Random) -> None:
+    slot(folder, one).unlink()
+
+
+def manifest_flipped(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> None:
+    flip(manifest(folder, one), chance)
+
+
+def manifest_cut(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> None:
+    os.truncate(manifest(folder, one), chance.randrange(manifest(folder, one).stat().st_size))
+
+
+def manifest_of_another(folder: Path, one: SnapshotId, two: SnapshotId, _: random.Random) -> None:
+    manifest(folder, one).write_bytes(manifest(folder, two).read_bytes())
+
+
+def both_of_another(folder: Path, one: SnapshotId, two: SnapshotId, chance: random.Random) -> None:
+    manifest_of_another(folder, one, two, chance)
+    slot(folder, one).write_bytes(slot(folder, two).read_bytes())
+
+
+def forged(folder: Path, one: SnapshotId, two: SnapshotId, chance: random.Random) -> None:
+    """Some fields of another file's manifest, or none that any file has, under a seal that fits."""
+    body, other = (orjson.loads(manifest(folder, id_).read_bytes()) for id_ in (one, two))
+    for name in chance.sample(["size", "sha256", "chain", "layout", "version", "checkpoints"], 2):
+        differs = other[name] != body[name]
+        body[name] = (
+            other[name]
+            if differs
+            else {"size": 999, "version": 2}.get(name, [4] if name == "checkpoints" else "f00d")
+        )
+    reseal(folder, one, body)
+
+
+def of_another_engine(folder: Path, one: SnapshotId, _: SnapshotId, __: random.Random) -> None:
+    body = orjson.loads(manifest(folder, one).read_bytes())
+    reseal(folder, one, body | {"fingerprint": "of another engine"})
+
+
+def reseal(folder: Path, snapshot: SnapshotId, body: dict[str, object]) -> None:
+    del body["seal"]
+    seal = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    manifest(folder, snapshot).write_bytes(orjson.dumps(body | {"seal": seal}))
+
+
+FILES: list[Damage] = [flipped, flipped_and_dated_back, cut, cut_and_filled, longer, swapped, replaced, gone]
+MANIFESTS: list[Damage] = [
+    manifest_flipped,
+    manifest_cut,
+    manifest_of_another,
+    both_of_another,
+    forged,
+    of_another_engine,
+]
+
+
+async def survives(store: Store, hot: Path, whole: dict[SnapshotId, bytes]) -> int:
+    """Ask for everything, twice; the number of those that are lost."""
+    lost = 0
+    for id_, data in whole.items():
+        try:
+            assert await offered(store, hot, id_) == data
+        except SnapshotError:
+            lost += 1
+            with pytest.raises(SnapshotError):
+                await store.offer(id_, "0123456789abcdef")
+    return lost
+
+
+async def three(store: Store, hot: Path) -> dict[SnapshotId, bytes]:
+    whole = {}
+    for seed in (1, 2, 3):
+        kept = await keep(store, hot, file_of(seed), seed=seed)
+        whole[kept.id] = file_of(seed)
+    return whole
+
+
+@pytest.mark.parametrize("damage", FILES)
+async def test_a_file_that_is_damaged_behind_our_back(tmp_path: Path, damage: Damage):
+    """While we run, and know that we have hashed it ourselves a moment ago."""
+    chance = random.Random(damage.__name__)
+    for number in range(ROUNDS):
+        hot = tmp_path / str(number)
+        async with opened(hot) as store:
+            whole = await three(store, hot)
+            one, two, _ = whole
+            damage(hot, one, two, chance)
+            assert await survives(store, hot, whole) == (2 if damage is swapped else 1)
+
+
+@pytest.mark.parametrize("damage", FILES + MANIFESTS)
+async def test_what_is_damaged_while_nobody_runs(tmp_path: Path, damage: Damage):
+    chance = random.Random(damage.__name__)
+    for number in range(ROUNDS):
+        hot = tmp_path / str(number)
+        async with opened(hot) as store:
+            whole = await three(store, hot)
+        one, two, _ = whole
+        damage(hot, one, two, chance)
+        async with opened(hot) as store:
+            assert await survives(store, hot, whole) == (2 if damage is swapped else 1)
+
+
+@pytest.mark.parametrize("damage", FILES + MANIFESTS)
+async def test_a_damaged_cold_copy_never_becomes_a_hot_one(tmp_path: Path, damage: Damage):
+    chance = random.Random(damage.__name__)
+    for number in range(ROUNDS):
+        hot, cold = tmp_path / f"hot{number}", tmp_path / f"cold{number}"
+        async with opened(hot, cold) as store:
+            whole = await three(store, hot)
+            for id_ in whole:
+                await store.demote(id_)
+            one, two, _ = whole
+            if damage in FILES:
+                damage(cold, one, two, chance)
+                assert await survives(store, hot, whole) == (2 if damage is swapped else 1)
+                continue
+        damage(cold, one, two, chance)
+        async with opened(hot, cold) as store:
+            assert await survives(store, hot, whole) == 1
+
+
+@pytest.mark.parametrize("damage", FILES + MANIFESTS)
+async def test_a_whole_copy_in_the_other_tier_is_enough(tmp_path: Path, damage: Damage):
+    """But for a manifest that is whole, and another engine's: it says what the hot file is."""
+    chance = random.Random(damage.__name__)
+    hot, cold = tmp_path / "hot", tmp_path / "cold"
+    async with opened(hot, cold) as store:
+        whole = await three(store, hot)
+        for id_ in whole:
+            await store.copy_cold(id_)
+    one, two, _ = whole
+    damage(hot, one, two, chance)
+    async with opened(hot, cold) as store:
+        assert await survives(store, hot, whole) == (1 if damage is of_another_engine else 0)

@@ -1,0 +1,186 @@
+"""A store killed with -9 at any moment: what it had reported is there, and nothing else is ever used.
+
+This file is also the program that is killed. It forks, so that 200 deaths do not cost 200 times the imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.core.snapshots import SnapshotId, Tier
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.slotfile import whole
+from slotkeeper.store.intake import Edit, Saved
+from slotkeeper.store.names import INDEX
+from slotkeeper.store.store import Store
+from unit.store.saving import ENGINE, file_of, ids, names_in, offered
+
+DEATHS = 200
+LONGEST = 0.03  # seconds that a life lasts after what it was let to do: about one more deed
+CROWD = 6  # snapshots
+
+
+def say(*words: object) -> None:
+    """In one write, so that a line is there whole or not at all."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def nursery() -> None:
+    """Forks one life after the other: a line with folders and a seed begins one."""
+    for line in sys.stdin:
+        hot, cold, seed = line.split()
+        if not (pid := os.fork()):
+            asyncio.run(live(Path(hot), Path(cold), random.Random(int(seed))))
+        say("born", pid)
+        os.waitpid(pid, 0)
+        say("dead")
+
+
+async def live(hot: Path, cold: Path, chance: random.Random) -> None:
+    store = Store(hot, cold)
+    await store.open()
+    say("opened")
+    while True:
+        await save(store, hot, chance)
+        known = store.listing()
+        snapshot = chance.choice(known).id
+        match chance.choice(["offer", "copy", "demote", "used", "verify"]):
+            case "offer":
+                await store.offer(snapshot, ENGINE)
+            case "copy":
+                await store.copy_cold(snapshot)
+            case "demote":
+                await store.demote(snapshot)
+            case "used":
+                await store.used(snapshot, paid=True)
+                say("used", snapshot)
+            case "verify":
+                await store.verify(snapshot)
+        if len(known) > CROWD:
+            say("forgetting", known[0].id)
+            await store.forget(known[0].id)
+
+
+async def save(store: Store, hot: Path, chance: random.Random) -> None:
+    """As an engine does: the file grows at its name."""
+    seed = chance.randrange(1, 1_000_000)
+    data = file_of(seed)
+    name = await store.temporary()
+    for part in (data[:100], data[100:300], data[300:]):
+        with (hot / name).open("ab") as file:
+            file.write(part)
+        await asyncio.sleep(0)
+    edit = (lambda _file, files: Edit(recipe=whole(files[0]))) if chance.random() < 0.5 else None
+    saved = Saved(fingerprint=ENGINE, tokens=Tokens(ids(seed)), written=len(data), edit=edit)
+    kept = await store.keep(name, saved)
+    say("kept", kept.id, seed)
+
+
+@dataclass(slots=True)
+class Reported:
+    """What the lives so far had said before they ended."""
+
+    seeds: dict[SnapshotId, int] = field(default_factory=dict)
+    proofs: dict[SnapshotId, int] = field(default_factory=dict)
+    forgotten: set[SnapshotId] = field(default_factory=set)
+
+    def hear(self, line: list[str]) -> None:
+        match line:
+            case ["kept", id_, seed]:
+                self.seeds[SnapshotId(id_)] = int(seed)
+            case ["used", id_]:
+                self.proofs[SnapshotId(id_)] = self.proofs.get(SnapshotId(id_), 0) + 1
+            case ["forgetting", id_]:
+                self.forgotten.add(SnapshotId(id_))
+
+
+@dataclass(slots=True)
+class Nursery:
+    process: subprocess.Popen[bytes]
+
+    def life(self, hot: Path, cold: Path, chance: random.Random, reported: Reported) -> None:
+        """One process from its birth to its death at a random moment."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{hot} {cold} {chance.randrange(1 << 30)}\n".encode())
+        self.process.stdin.flush()
+        pid, lines = 0, chance.randrange(5)  # so many reports first; with none, it dies while it opens
+        while not pid or lines:
+            line = self.process.stdout.readline().decode().split()
+            reported.hear(line)
+            if line[0] == "born":
+                pid = int(line[1])
+            else:
+                lines = max(0, lines - 1)
+        time.sleep(chance.random() * LONGEST)
+        os.kill(pid, signal.SIGKILL)
+        while (line := self.process.stdout.readline().decode().split()) != ["dead"]:
+            assert line, "the nursery ended"
+            reported.hear(line)
+
+
+@contextmanager
+def nurseries() -> Iterator[Nursery]:
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, __file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        try:
+            yield Nursery(process)
+        finally:
+            assert process.stdin
+            process.stdin.close()
+
+
+async def agrees(hot: Path, cold: Path, reported: Reported) -> int:
+    """What a new process finds after a death; the number of snapshots."""
+    store = Store(hot, cold)
+    try:
+        found = {kept.id: kept for kept in (await store.open()).kept}
+        assert reported.seeds.keys() - reported.forgotten <= found.keys()
+        for id_, kept in found.items():
+            assert kept.use.restores >= reported.proofs.get(id_, 0)
+            if id_ in reported.seeds:
+                assert kept.tokens == Tokens(ids(reported.seeds[id_]))
+        for tier, folder in ((Tier.HOT, hot), (Tier.COLD, cold)):
+            there = {kept.id for kept in found.values() if tier in kept.tiers}
+            assert names_in(folder) == {f"{id_}.{suffix}" for id_ in there for suffix in ("slot", "json")}
+        assert await store.verify_all() == {}
+        for id_, kept in found.items():
+            assert await offered(store, hot, id_) == file_of(kept.tokens[0] // 1000)
+        with closing(sqlite3.connect(hot / INDEX)) as rows:
+            assert {id_ for (id_,) in rows.execute("SELECT id FROM snapshots")} == found.keys()
+        return len(found)
+    finally:
+        await store.close()
+
+
+@pytest.mark.timeout(300)
+def test_whatever_was_reported_survives_a_kill_at_any_moment(tmp_path: Path):
+    hot, cold = tmp_path / "hot", tmp_path / "cold"
+    chance, reported, found = random.Random(20261121), Reported(), 0
+    with nurseries() as nursery:
+        for _ in range(DEATHS):
+            nursery.life(hot, cold, chance, reported)
+            found = max(found, asyncio.run(agrees(hot, cold, reported)))
+    # It was work that was killed, not waiting.
+    assert len(reported.seeds) >= DEATHS / 2
+    assert reported.proofs
+    assert reported.forgotten
+    assert found > 1
+
+
+if __name__ == "__main__":
+    nursery()

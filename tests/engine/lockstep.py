@@ -1,0 +1,167 @@
+"""An engine and its shadow, driven side by side with the same prompts.
+
+Every prompt is first asked of the shadow, then of the engine, and both answers are kept: so a shadow that
+knows the engine's rules can be told from one that only corrects itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import unpack_from
+from typing import Any
+
+import aiohttp
+
+from engine.conftest import Engine
+from slotkeeper.core.held import Held
+from slotkeeper.core.shadow import EngineShadow, Look
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
+from slotkeeper.core.state import user_starts
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import SlotId
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.traits import read_traits
+
+Message = dict[str, str]
+FIELDS = ["tokens", "tokens_cached", "tokens_predicted", "timings/cache_n"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One prompt: what the shadow said that the engine would reuse, and what it did."""
+
+    note: str
+    look: Look
+    length: int
+    cached: int
+    before: str  # the shadow as it was
+
+    def __str__(self) -> str:
+        base = self.look.base
+        state = f"{base.total} tokens, cuts {[c.at for c in base.checkpoints]}" if base else "nothing"
+        return (
+            f"{self.note}: slot {self.look.slot}, prompt of {self.length}: predicted {self.look.reuse} from "
+            f"{self.look.source} ({state}), the engine reused {self.cached}; {self.before}"
+        )
+
+
+@dataclass(slots=True)
+class LockStep:
+    """`shadow` is told what the core would tell it: nothing that an answer of the engine does not say."""
+
+    engine: Engine
+    client: EngineClient
+    session: aiohttp.ClientSession
+    shadow: EngineShadow
+    asked: list[Asked] = field(default_factory=list)
+    opens: bool = False  # user messages begin in these prompts, and the engine knows where
+    clock: float = 0.0
+    before: str = ""
+
+    @classmethod
+    async def begin(cls, engine: Engine, client: EngineClient, session: aiohttp.ClientSession) -> LockStep:
+        traits = (await read_traits(client, engine.flags)).traits
+        return cls(engine, client, session, EngineShadow(traits))
+
+    async def ask(self, slot: int, prompt: Tokens, *, reply: int, note: str, learns: bool = True) -> Tokens:
+        """Send a prompt, pinned. Returns it with the reply, as a client would send it back.
+
+        Unless the shadow `learns` the reply's ids, it knows no more of them than how many there are.
+        """
+        look = await self._launch(slot, prompt)
+        body = {"prompt": prompt.ids(), "n_predict": reply, "return_tokens": True, "response_fields": FIELDS}
+        said = await self._post("/completion", slot, body)
+        cached, whole = said["timings/cache_n"], prompt + Tokens(said["tokens"])
+        held = self._finish(look, prompt, cached=cached, generated=said["tokens_predicted"], note=note)
+        if self.shadow.traits.speculative:  # the core is told by GET /slots
+            held = held.shrunk(said["tokens_cached"])
+        assert held.total == said["tokens_cached"], note
+        self.shadow.slots[slot] = held.known_as(whole) if learns else held
+        return whole
+
+    async def chat(self, slot: int, messages: Sequence[Message], *, note: str) -> None:
+        """Send a chat, pinned, and want no reply."""
+        body = {"messages": messages, "max_tokens": 0}
+        text = await self.client.apply_template(body)
+        prompt = Tokens(await self.client.tokenize(text, add_special=True, parse_special=True))
+        look = await self._launch(slot, prompt)
+        said = await self._post("/v1/chat/completions", slot, body)
+        self._finish(look, prompt, cached=said["timings"]["cache_n"], generated=0, note=note)
+
+    async def save(self, slot: int, name: str) -> Snapshot:
+        written = await self.client.save(SlotId(slot), name)
+        tokens, checkpoints = contents(self.engine.slot_dir / name)
+        return Snapshot(
+            id=SnapshotId(name),
+            fingerprint="",
+            tokens=tokens,
+            size=written.written,
+            checkpoints=checkpoints,
+        )
+
+    async def restore(self, slot: int, snapshot: Snapshot) -> None:
+        await self.client.restore(SlotId(slot), snapshot.id)
+        self.shadow.restore(SlotId(slot), snapshot, self.clock)
+
+    async def erase(self, slot: int) -> None:
+        await self.client.erase(SlotId(slot))
+        self.shadow.erase(SlotId(slot))
+
+    def misses(self) -> list[Asked]:
+        return [one for one in self.asked if one.look.reuse != one.cached]
+
+    async def _launch(self, slot: int, prompt: Tokens) -> Look:
+        self.clock += 1.0
+        look = self.shadow.look(SlotId(slot), prompt)
+        if look.unsafe:
+            await self.erase(slot)
+            look = self.shadow.look(SlotId(slot), prompt)
+        self.before = repr(self.shadow)
+        others = [SlotId(other) for other in range(self.shadow.traits.n_slots) if other != slot]
+        self.shadow.launch(look, others)
+        return look
+
+    def _finish(self, look: Look, prompt: Tokens, *, cached: int, generated: int, note: str) -> Held:
+        asked = Asked(note=note, look=look, length=len(prompt), cached=cached, before=self.before)
+        self.asked.append(asked)
+        return self.shadow.finish(
+            look.slot,
+            prompt=prompt,
+            prompt_tokens=len(prompt),
+            cached=cached,
+            generated=generated,
+            user_starts=user_starts(prompt, self.shadow.traits) if self.opens else (),
+            outline=(),
+            request=None,
+            now=self.clock,
+        )
+
+    async def _post(self, path: str, slot: int, body: dict[str, Any]) -> dict[str, Any]:
+        body = {**body, "id_slot": slot, "temperature": 0, "cache_prompt": True}
+        async with self.session.post(path, json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+
+def contents(path: Path) -> tuple[Tokens, tuple[int, ...]]:
+    """The ids in a file that the engine just wrote, and its checkpoints in their order (engine.md 2.2).
+
+    Read here and not by the package, so that a mistake of its reader is no excuse for the shadow.
+    """
+    data = path.read_bytes()
+    (count,) = unpack_from("<I", data, 8)
+    tokens = Tokens(unpack_from(f"<{count}i", data, 12)[3:-1])
+    at = data.find(b"SCKP\x01\0\0\0", 12 + 4 * count)
+    if at < 0:
+        return tokens, ()
+    (records,) = unpack_from("<I", data, at + 8)
+    at, places = at + 12, list[int]()
+    for _ in range(records):
+        places.append(unpack_from("<q", data, at)[0])
+        at += 16
+        for _ in range(3):
+            at += 8 + unpack_from("<Q", data, at)[0]
+    assert at == len(data), path
+    return tokens, tuple(places)

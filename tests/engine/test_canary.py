@@ -1,0 +1,182 @@
+"""What engines' slot files are found to be like, on both builds, and that looking leaves no trace."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slotkeeper.bench.models import Tiny
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.types import SlotId
+from slotkeeper.engine import voice
+from slotkeeper.engine.canary import CANARY_TOKENS, ProbeResult, probe_files
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.obstacles import NoFilesError, Why
+from slotkeeper.engine.traits import read_traits
+
+VERSIONS = {Kind.SKULK: 2, Kind.XLLAMACPP: 4}
+HYBRID = EngineTraits(n_slots=2, memory=Memory.HYBRID)
+NAME = "some engine"
+EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A folder with room for 64 KiB."""
+    mount = shutil.which("mount")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if (
+        not mount
+        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "none", folder], check=False).returncode
+    ):
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run([shutil.which("umount"), folder], check=True)
+
+
+async def look(engine, **more):
+    async with EngineClient(engine.base) as client:
+        return await read_traits(client, slot_dir=engine.slot_dir, **more)
+
+
+async def probe(engine, traits=HYBRID, **more) -> ProbeResult:
+    async with EngineClient(engine.base) as client:
+        return await probe_files(client, engine.slot_dir, traits, NAME, **more)
+
+
+async def prefill(engine, slot: int, length: int) -> None:
+    async with EngineClient(engine.base) as client:
+        ids = await client.tokenize("word " * length, add_special=False, parse_special=False)
+        await client.prefill(ids[:length], SlotId(slot))
+
+
+def states(engine) -> list[tuple]:
+    """Of every slot: at work, tokens held."""
+    slots = httpx.get(f"{engine.base}/slots", timeout=10).json()
+    return [(slot["is_processing"], slot.get("n_prompt_tokens") or 0) for slot in slots]
+
+
+@pytest.mark.parametrize("model", EVERY_MEMORY)
+async def test_an_unused_engine_tells_all_about_its_files(engine_factory, build, model):
+    engine = engine_factory(model, build)
+    reading = await look(engine, may_compute=True)
+    carries = build == Kind.XLLAMACPP and model is not Tiny.DENSE
+    assert reading.no_files is None
+    assert reading.traits.snapshots
+    assert (reading.traits.state_version, reading.traits.files_carry) == (VERSIONS[build], carries)
+    assert reading.files.computed == (CANARY_TOKENS if carries else 0)
+    assert bool(reading.files.layout) is carries, "only a file with tokens has a layout"
+    assert states(engine) == [(False, 0)] * 2
+    assert [path.name for path in engine.slot_dir.iterdir()] == [voice.FILE]
+
+
+async def test_without_leave_to_compute_a_new_build_does_not_tell_at_first(engine):
+    reading = await look(engine)
+    assert reading.traits.files_carry is (None if engine.build == Kind.XLLAMACPP else False)
+    assert reading.files.computed == 0
+    assert reading.traits.snapshots
+
+
+@pytest.mark.parametrize(("args", "model"), [(["--swa-full"], Tiny.SWA), (["-ctxcp", "0"], Tiny.HYBRID)])
+async def test_an_engine_that_makes_no_checkpoints_writes_none(engine_factory, build, args, model):
+    reading = await look(engine_factory(model, build, args=args), may_compute=True)
+    assert reading.traits.files_carry is False
+
+
+async def test_a_large_batch_is_no_reason_to_see_no_checkpoint(engine_factory):
+    engine = engine_factory(Tiny.HYBRID, Kind.XLLAMACPP, args=["-ub", "4096", "-b", "4096"])
+    assert (await look(engine, may_compute=True)).traits.files_carry is True
+
+
+async def test_what_is_known_needs_no_canary_if_it_is_about_this_engine(engine):
+    known = ProbeResult(engine=NAME, state_version=4, files_carry=True, layout="a layout")
+    there = await probe(engine, known=known, may_compute=True)
+    elsewhere = await probe(engine, known=replace(known, engine="another"))
+    if engine.build == Kind.XLLAMACPP:
+        assert there == known
+        assert elsewhere.files_carry is None
+    else:
+        assert there.state_version == elsewhere.state_version == 2
+        assert there.files_carry is elsewhere.files_carry is False
+
+
+async def test_a_used_engine_is_not_disturbed_and_its_checkpoints_are_evidence(engine_factory, build):
+    engine = engine_factory(Tiny.HYBRID, build)
+    await prefill(engine, 0, 40)
+    await prefill(engine, 1, 30)
+    before = states(engine)
+    found = await probe(engine, may_compute=True)
+    assert (found.state_version, found.computed) == (VERSIONS[build], 0)
+    assert found.files_carry is (build == Kind.XLLAMACPP)
+    assert found.layout
+    assert states(engine) == before == [(False, 40), (False, 30)]
+    assert not list(engine.slot_dir.iterdir())
+
+
+async def test_of_a_used_engine_the_emptiest_slot_is_saved(engine_factory, build):
+    engine = engine_factory(Tiny.HYBRID, build)
+    await prefill(engine, 0, 40)
+    found = await probe(engine, may_compute=True)
+    assert found.layout == "", "the file was not of the slot that nobody has used"
+    assert found.files_carry is (None if build == Kind.XLLAMACPP else False)
+
+
+async def test_an_engine_whose_slots_are_all_at_work_is_left_alone(engine_factory, build):
+    engine = engine_factory(Tiny.HYBRID, build, args=["-np", "1"])
+    body = {"prompt": "Count.", "n_predict": 60000, "ignore_eos": True, "stream": True}
+    async with httpx.AsyncClient(timeout=60) as http:
+        async with http.stream("POST", f"{engine.base}/completion", json=body) as answer:
+            chunks = answer.aiter_raw()  # kept, because the answer is closed with it
+            await anext(chunks)
+            with pytest.raises(NoFilesError) as refused:
+                await probe(engine)
+            assert refused.value.why is Why.BUSY
+
+
+async def test_the_canary_does_not_spoil_an_answer_that_begins_beside_it(engine_factory, build):
+    """An unpinned prompt takes another slot, or waits."""
+    engine = engine_factory(Tiny.HYBRID, build)
+    body = {"prompt": "Once upon a time", "n_predict": 120, "temperature": 0, "ignore_eos": True}
+
+    async def text() -> str:
+        async with httpx.AsyncClient(timeout=60) as http:
+            return (await http.post(f"{engine.base}/completion", json=body)).json()["content"]
+
+    alone = await text()
+    for slot in (0, 1):
+        async with EngineClient(engine.base) as client:
+            await client.erase(SlotId(slot))
+    beside, found = await asyncio.gather(text(), probe(engine, may_compute=True))
+    assert beside == alone
+    assert found.state_version == VERSIONS[build]
+
+
+async def test_a_folder_that_is_not_the_engines_is_noticed(engine_factory, build, tmp_path):
+    engine = engine_factory(Tiny.HYBRID, build)
+    (tmp_path / "other").mkdir()
+    for folder, why in ((tmp_path / "other", Why.NOT_SHARED), (tmp_path / "none", Why.NO_FOLDER)):
+        async with EngineClient(engine.base) as client:
+            reading = await read_traits(client, slot_dir=folder)
+        assert reading.no_files.why is why
+        assert str(folder) in reading.notes[-1]
+        assert not reading.traits.snapshots
+        assert not reading.traits.slot_files
+
+
+async def test_a_folder_that_is_full_means_no_snapshots_and_no_error(engine_factory, build, small_disk):
+    engine = engine_factory(Tiny.HYBRID, build, args=["--slot-save-path", str(small_disk)])
+    (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    async with EngineClient(engine.base) as client:
+        reading = await read_traits(client, slot_dir=small_disk)
+    assert reading.no_files.why is Why.CUT, "the engine says 200 for a file that did not get onto the disk"
+    assert not reading.traits.snapshots
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]

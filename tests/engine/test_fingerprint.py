@@ -1,0 +1,101 @@
+"""Fingerprints of real engines: the same after a restart, another one where a file would not fit."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.models import build as build_model
+from slotkeeper.core.types import SlotId
+from slotkeeper.engine.client import EngineClient, EngineError
+from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.traits import read_traits
+
+
+async def fingerprint(engine, *, ours: bool = True, **more) -> str:
+    flags = engine.flags if ours else None
+    async with EngineClient(engine.base) as client:
+        return (await read_traits(client, flags, slot_dir=engine.slot_dir, **more)).traits.fingerprint
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_a_restart_changes_nothing(engine_factory, build, ours):
+    first = engine_factory(build=build)
+    before = await fingerprint(first, ours=ours)
+    first.process.kill()
+    assert before
+    assert await fingerprint(engine_factory(build=build), ours=ours) == before
+    used = engine_factory(build=build, args=["-b", "256", "-c", "8192", "-ctxcp", "7"])
+    assert await fingerprint(used, ours=ours) == before, "a file fits all of these"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["-ctk", "q8_0"],
+        ["-np", "3"],
+        ["-kvu"],
+        ["-fa", "off"],
+    ],
+    ids=" ".join,
+)
+async def test_other_flags_are_another_engine_and_it_refuses_the_file(engine_factory, build, args):
+    """What we tell apart by flags is what the engine itself tells apart."""
+    one, other = engine_factory(Tiny.DENSE, build), engine_factory(Tiny.DENSE, build, args=args)
+    assert await fingerprint(one) != await fingerprint(other)
+    async with EngineClient(one.base) as client:
+        await client.prefill(range(5, 400), SlotId(0))
+        await client.save(SlotId(0), "state")
+    shutil.copy(one.slot_dir / "state", other.slot_dir)
+    async with EngineClient(other.base) as client:
+        with pytest.raises(EngineError):
+            await client.restore(SlotId(0), "state")
+
+
+async def test_a_model_of_the_same_shapes_is_another_engine_though_it_takes_the_file(engine_factory, build):
+    one, other = engine_factory(Tiny.HYBRID, build), engine_factory(Tiny.HYBRID_MTP, build)
+    async with EngineClient(one.base) as client:
+        await client.prefill(range(5, 100), SlotId(0))
+        await client.save(SlotId(0), "state")
+    shutil.copy(one.slot_dir / "state", other.slot_dir)
+    async with EngineClient(other.base) as client:
+        assert (await client.restore(SlotId(0), "state")).tokens == 95, "the engine accepts it"
+    assert await fingerprint(one) != await fingerprint(other)
+    assert await fingerprint(one, ours=False) != await fingerprint(other, ours=False)
+
+
+async def test_another_rope_base_is_another_engine_though_it_takes_the_file(engine_factory):
+    """Only with the build whose flags are all known to its program."""
+    one = engine_factory(Tiny.DENSE, Kind.SKULK)
+    other = engine_factory(Tiny.DENSE, Kind.SKULK, args=["--rope-freq-base", "500000"])
+    async with EngineClient(one.base) as client:
+        await client.prefill(range(5, 100), SlotId(0))
+        await client.save(SlotId(0), "state")
+    shutil.copy(one.slot_dir / "state", other.slot_dir)
+    async with EngineClient(other.base) as client:
+        assert (await client.restore(SlotId(0), "state")).tokens == 95, "the engine accepts it"
+    assert await fingerprint(one) != await fingerprint(other)
+
+
+async def test_other_weights_in_the_same_shapes_are_another_engine(engine_factory, build, tmp_path):
+    path = tmp_path / "trained.gguf"
+    weights = bytearray(build_model(Tiny.DENSE).read_bytes())
+    one = engine_factory(Tiny.DENSE, build)
+    weights[-(1 << 18) :] = bytes(1 << 18)
+    path.write_bytes(weights)
+    other = engine_factory(Tiny.DENSE, build, args=["-m", str(path)])
+    assert await fingerprint(one) != await fingerprint(other)
+
+
+async def test_the_same_model_elsewhere_is_the_same_engine(engine_factory, build, tmp_path):
+    path = shutil.copy(build_model(Tiny.DENSE), tmp_path / "elsewhere.gguf")
+    one, other = engine_factory(Tiny.DENSE, build), engine_factory(Tiny.DENSE, build, args=["-m", str(path)])
+    assert await fingerprint(one) == await fingerprint(other)
+
+
+async def test_builds_that_do_not_read_each_others_files_differ(engine_factory):
+    assert await fingerprint(engine_factory(build=Kind.SKULK)) != await fingerprint(
+        engine_factory(build=Kind.XLLAMACPP)
+    )

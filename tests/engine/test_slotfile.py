@@ -1,0 +1,310 @@
+"""Real slot files: read as the engine wrote them, and restored by it after we changed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.conftest import Engine
+from slotkeeper.bench.models import Tiny
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.slotfile import (
+    Damage,
+    Donor,
+    Recipe,
+    SlotFile,
+    apply,
+    graft,
+    keep,
+    patched,
+    read,
+    repair_window,
+    size_of,
+    whole,
+    with_last_token,
+)
+
+N = 1500
+UBATCH = 512
+WINDOW = 256  # tokens, of tiny-swa
+MODELS = [str(tiny) for tiny in Tiny]
+CHECKPOINTED = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
+ALONE = ["--cache-ram", "0"]  # nothing but files may bring a state back
+DRAFTS = ["--spec-type", "draft-mtp"]
+
+fuzzed = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def prompt(n: int, seed: int = 0) -> list[int]:
+    """Ids of ordinary words; two seeds differ from the first token on."""
+    return [5 + (i * 7919 + i // 13 + seed * 101) % 900 for i in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """An engine to save from and to restore into."""
+
+    engine: Engine
+    http: httpx.Client
+
+    def complete(
+        self, ids: Sequence[int], n_predict: int = 0, *, slot: int = 0, **more: Any
+    ) -> dict[str, Any]:
+        asked = {"prompt": list(ids), "n_predict": n_predict, "id_slot": slot, "temperature": 0}
+        answer = self.http.post("/completion", json={**asked, "return_tokens": True, **more})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def save(self, slot: int = 0) -> bytes:
+        said = self._act("save", slot)
+        data = (self.engine.slot_dir / "file").read_bytes()
+        assert said["n_written"] == len(data)
+        return data
+
+    def restore(self, data: bytes, slot: int = 0) -> int:
+        """The engine's own count of the bytes that it used."""
+        (self.engine.slot_dir / "file").write_bytes(data)
+        return int(self._act("restore", slot)["n_read"])
+
+    def reused(self, data: bytes, ids: Sequence[int]) -> int:
+        """Restore, ask, and see that the answer is that of a slot that computed all of the prompt."""
+        assert self.restore(data) == len(data)
+        answer = self.complete(ids, 24)
+        fresh = self.complete(ids, 24, slot=1, cache_prompt=False)
+        assert fresh["timings"]["cache_n"] == 0
+        assert answer["tokens"] == fresh["tokens"]
+        return int(answer["timings"]["cache_n"])
+
+    def _act(self, action: str, slot: int) -> dict[str, Any]:
+        answer = self.http.post(f"/slots/{slot}?action={action}", json={"filename": "file"})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+
+@contextmanager
+def bench(engine: Engine) -> Iterator[Bench]:
+    with httpx.Client(base_url=engine.base, timeout=120) as http:
+        yield Bench(engine, http)
+
+
+def look(data: bytes) -> SlotFile | Damage:
+    return read(BytesIO(data), len(data))
+
+
+def understood(data: bytes) -> SlotFile:
+    file = look(data)
+    assert isinstance(file, SlotFile), file
+    assert file.layout
+    return file
+
+
+def made(recipe: Recipe, *sources: bytes) -> bytes:
+    out = BytesIO()
+    apply(recipe, [BytesIO(source) for source in sources], out.write)
+    assert len(out.getvalue()) == size_of(recipe)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("engine", MODELS, indirect=True)
+def test_a_file_says_what_the_engine_says(engine: Engine) -> None:
+    ids = prompt(N, 1)
+    with bench(engine) as at:
+        at.complete(ids)
+        data = at.save()
+        file = understood(data)
+        n_read = at.restore(data)
+        without_checkpoints = at.restore(data[: file.payload_end])
+    newer, dense = engine.build == Kind.XLLAMACPP, engine.model.stem == Tiny.DENSE
+    assert file.version == (4 if newer else 2)
+    assert file.tokens == Tokens(ids)
+    assert [r.at for r in file.records] == ([N - 4 - UBATCH, N - 4] if newer and not dense else [])
+    assert n_read == file.size == len(data)
+    assert without_checkpoints == file.payload_end
+    assert not any(record.draft for record in file.records)
+
+
+@pytest.mark.parametrize("engine", MODELS, indirect=True)
+def test_the_layout_stays_with_other_tokens_another_slot_and_an_answer(engine: Engine) -> None:
+    with bench(engine) as at:
+        at.complete(prompt(300, 2))
+        short = understood(at.save())
+        answer = at.complete(prompt(700, 3), 40, slot=1)
+        long = understood(at.save(slot=1))
+        at.http.post("/slots/0?action=erase", json={}).raise_for_status()
+        empty = look(at.save())
+    assert short.layout == long.layout
+    assert list(long.tokens) == [*prompt(700, 3), *answer["tokens"]][: len(long.tokens)]
+    assert len(long.tokens) >= 700 + len(answer["tokens"]) - 1
+    assert isinstance(empty, SlotFile)
+    assert (len(empty.tokens), empty.layout) == (0, "")
+
+
+@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
+def test_other_flags_leave_another_layout(model, engine_factory, build) -> None:
+    layouts = set()
+    for args in (["-np", "2"], ["-np", "1"], ["-fa", "off"], ["-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0"]):
+        engine = engine_factory(model, build, args=args)
+        with bench(engine) as at:
+            at.complete(prompt(40))
+            layouts.add(understood(at.save()).layout)
+        engine.process.kill()
+    assert len(layouts) == 4
+
+
+@pytest.mark.parametrize("engine", MODELS, indirect=True)
+def test_whatever_befalls_a_file_there_is_a_verdict(engine: Engine) -> None:
+    with bench(engine) as at:
+        at.complete(prompt(300, 4))
+        data = at.save()
+    file = understood(data)
+    allowed = {file.payload_end, *(cache.end for cache in file.caches)}
+    # Where the structure of the state begins or goes on, and where the checkpoints begin.
+    places = st.integers(0, len(data) - 1) | st.sampled_from(sorted(allowed)).flatmap(
+        lambda end: st.integers(max(end - 64, 0), min(end + 64, len(data) - 1))
+    )
+
+    @fuzzed
+    @given(places)
+    def cut(length: int) -> None:
+        found = look(data[:length])
+        if isinstance(found, SlotFile):
+            assert length in allowed
+            assert found.layout != file.layout or length == file.payload_end
+
+    @fuzzed
+    @given(places, st.integers(1, 255))
+    def flipped(place: int, bits: int) -> None:
+        assert isinstance(
+            look(data[:place] + bytes([data[place] ^ bits]) + data[place + 1 :]), SlotFile | Damage
+        )
+
+    @fuzzed
+    @given(places, st.binary(min_size=1, max_size=64))
+    def put_in(place: int, more: bytes) -> None:
+        assert isinstance(look(data[:place] + more + data[place:]), SlotFile | Damage)
+
+    cut()
+    flipped()
+    put_in()
+
+
+@pytest.mark.parametrize("model", CHECKPOINTED)
+def test_a_trimmed_file_restores_with_the_checkpoint_that_was_kept(model, engine_factory) -> None:
+    args = [*ALONE, *(DRAFTS if model == Tiny.HYBRID_MTP else [])]
+    ids = prompt(N)
+    with bench(engine_factory(model, Kind.XLLAMACPP, args=args)) as at:
+        at.complete(ids[:704])
+        at.complete(ids)
+        data = at.save()
+        file = understood(data)
+        assert [r.at for r in file.records] == [188, 700, 984, 1496]
+        assert all(r.draft is (model == Tiny.HYBRID_MTP) for r in file.records)
+        trimmed = made(keep(file, [file.records[1]]), data)
+        branch = [*ids[:900], *prompt(80, 9)]
+        lost = 1 if model == Tiny.SWA else 0  # a window computes the last token of a checkpoint again
+        assert at.reused(trimmed, branch) == 700 - lost
+        assert at.reused(made(keep(file, ()), data), branch) == 0
+    assert understood(trimmed).records[0].at == 700
+    assert len(trimmed) < len(data)
+
+
+@pytest.mark.parametrize("model", CHECKPOINTED)
+def test_a_checkpoint_of_another_file_works(model, engine_factory) -> None:
+    args = [*ALONE, *(DRAFTS if model == Tiny.HYBRID_MTP else [])]
+    ids = prompt(N)
+    with bench(engine_factory(model, Kind.XLLAMACPP, args=args)) as at:
+        at.complete(ids)
+        data = at.save()
+        at.complete([*ids[:600], 7, 7, 7, 7], slot=1)
+        other = at.save(slot=1)
+        file, giver = understood(data), understood(other)
+        donor = Donor(source=1, file=giver, records=giver.records[-1:])
+        assert donor.records[0].at == 600
+        grafted = made(graft(file, file.records, [donor]), data, other)
+        assert [r.at for r in understood(grafted).records] == [600, 984, 1496]
+        branch = [*ids[:700], *prompt(80, 9)]
+        lost = 1 if model == Tiny.SWA else 0
+        assert at.reused(grafted, branch) == 600 - lost
+        assert at.reused(grafted, [*ids, 9, 9]) == (N - 5 if model == Tiny.SWA else N)
+
+
+@pytest.mark.parametrize("held", [N, WINDOW + 1, N + 40])
+def test_a_repaired_window_is_extended_and_never_wrongly_cut(held, engine_factory, build) -> None:
+    ids = prompt(min(held, N))
+    with bench(engine_factory(Tiny.SWA, build, args=ALONE)) as at:
+        at.complete(ids, held - len(ids))
+        data = at.save()
+        file = understood(data)
+        held_ids, n = list(file.tokens), len(file.tokens)
+        patch = repair_window(BytesIO(data), file, WINDOW)
+        assert patch is not None
+        repaired = made(patched(keep(file, ()), patch), data)
+        assert repair_window(BytesIO(repaired), understood(repaired), WINDOW) is None
+        assert at.reused(made(keep(file, ()), data), [*held_ids, 9, 9]) == 0  # as it was (T4)
+        assert at.reused(repaired, [*held_ids, 9, 9]) == n
+        assert at.reused(repaired, [*held_ids, *prompt(40, 9)]) == n
+        assert at.reused(repaired, held_ids) == 0
+        for back in (1, 40, 256):
+            assert at.reused(repaired, [*held_ids[:-back], *prompt(60, 9)]) == 0
+
+
+def test_a_repaired_window_is_cut_at_its_checkpoints(engine_factory) -> None:
+    ids = prompt(N)
+    with bench(engine_factory(Tiny.SWA, Kind.XLLAMACPP, args=ALONE)) as at:
+        at.complete(ids)
+        data = at.save()
+        file = understood(data)
+        patch = repair_window(BytesIO(data), file, WINDOW)
+        assert patch is not None
+        repaired = made(patched(whole(file), patch), data)
+        assert at.reused(repaired, [*ids, 9, 9]) == N
+        assert at.reused(repaired, ids) == N - 5
+        assert at.reused(repaired, [*ids[:-100], *prompt(60, 9)]) == N - 4 - UBATCH - 1
+
+
+def test_a_window_that_has_wrapped_is_repaired_too(engine_factory, build) -> None:
+    """It is a ring, so its cells need not be in order in the file."""
+    ids, wrapped = prompt(2600), list[tuple[int, bytes]]()
+    with bench(engine_factory(Tiny.SWA, build, args=[*ALONE, "-ub", "128", "-c", "8192"])) as at:
+        for end in range(300, 2600, 230):  # a restore would put the cells in order
+            at.complete(ids[:end])
+            data = at.save()
+            file = understood(data)
+            patch = repair_window(BytesIO(data), file, WINDOW)
+            assert patch is not None
+            if patch.offset > file.caches[1].table:
+                wrapped.append((end, made(patched(whole(file), patch), data)))
+        assert len(wrapped) > 1
+        for end, repaired in wrapped[-2:]:
+            assert at.reused(repaired, [*ids[:end], 9, 9]) == end
+
+
+def test_another_last_token_brings_the_drafts_back(engine_factory) -> None:
+    def drafts(answer: dict[str, Any]) -> tuple[int, int]:
+        return answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"]
+
+    ids = prompt(N)
+    extended = [*ids, 9, 9]
+    with bench(engine_factory(Tiny.HYBRID_MTP, Kind.XLLAMACPP, args=[*ALONE, *DRAFTS])) as at:
+        at.complete(ids)
+        data = at.save()
+        file = understood(data)
+        live = at.complete(extended, 100)
+        changed = made(patched(whole(file), with_last_token(file, ids[-1] + 1)), data)
+        assert at.reused(changed, extended) == N - 4
+        at.restore(changed)
+        assert drafts(at.complete(extended, 100)) == drafts(live)
+        assert at.reused(data, extended) == N
+        at.restore(data)
+        assert drafts(at.complete(extended, 100))[1] < drafts(live)[1]  # why it is worth 4 tokens

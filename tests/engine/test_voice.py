@@ -1,0 +1,75 @@
+"""Engines of others are known again by what they say, and only by that where flags cannot be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.bench.models import Tiny
+from slotkeeper.core.types import SlotId
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.traits import Reading, read_traits
+
+
+@pytest.fixture
+def look(engine_factory, tmp_path):
+    """A look at an engine that was just started by others, over one folder for all of them."""
+    slots = tmp_path / "slots"
+    slots.mkdir()
+
+    async def start(model: str, build: str, *args: str, used: bool = False, stay: bool = False) -> Reading:
+        engine = engine_factory(model, build, args=[*args, "--slot-save-path", str(slots)])
+        async with EngineClient(engine.base) as client:
+            if used:
+                await client.prefill(range(5, 50), SlotId(0))
+            reading = await read(client, slots)
+            if stay:
+                assert not any(slot.held for slot in await client.slots())
+                await client.prefill(range(5, 50), SlotId(0))
+                again = await read(client, slots)
+                assert again.traits.fingerprint == reading.traits.fingerprint, "one process has one voice"
+        engine.process.kill()
+        return reading
+
+    return start
+
+
+async def read(client: EngineClient, slots: Path) -> Reading:
+    return await read_traits(client, slot_dir=slots, may_compute=True)
+
+
+@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT])
+async def test_an_engine_that_starts_as_it_was_has_its_old_voice(look, build, model):
+    first = await look(model, build, stay=True)
+    again = await look(model, build, "-t", "2", "-c", "16384")
+    assert first.voice
+    assert (again.voice, again.traits.fingerprint) == (first.voice, first.traits.fingerprint)
+
+
+# Only this build's program knows these flags.
+@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP])
+@pytest.mark.parametrize("flags", ["--rope-freq-base 500000", "--rope-freq-scale 0.9"])
+async def test_another_rope_is_another_voice_and_the_old_one_is_known_again(look, model, flags):
+    first = await look(model, Kind.SKULK)
+    other = await look(model, Kind.SKULK, *flags.split())
+    assert other.voice != first.voice
+    assert other.traits.fingerprint != first.traits.fingerprint
+    assert (await look(model, Kind.SKULK)).traits.fingerprint == first.traits.fingerprint
+    assert (await look(model, Kind.SKULK, *flags.split())).traits.fingerprint == other.traits.fingerprint
+
+
+async def test_an_engine_that_was_used_already_is_taken_for_the_last_one(look, build):
+    assert (await look(Tiny.HYBRID, build, used=True)).voice == ""
+    first = await look(Tiny.HYBRID, build)
+    assert (await look(Tiny.HYBRID, build, used=True)).voice == first.voice
+    assert (await look(Tiny.DENSE, build, used=True)).voice == "", "that is another engine"
+
+
+async def test_an_engine_of_ours_is_not_asked(engine_factory, build):
+    engine = engine_factory(build=build)
+    async with EngineClient(engine.base) as client:
+        reading = await read_traits(client, engine.flags, slot_dir=engine.slot_dir, may_compute=True)
+    assert reading.voice == ""
+    assert not list(engine.slot_dir.iterdir())

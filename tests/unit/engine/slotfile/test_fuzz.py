@@ -1,0 +1,63 @@
+"""Any bytes at all give a verdict: no exception, in bounded time and memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, keep, size_of, whole
+from unit.engine.slotfile.built import KINDS, header, slot_file, verdict_on
+
+files = st.sampled_from([slot_file(kind, version) for kind in KINDS for version in (2, 4)])
+with_checkpoints = st.sampled_from([slot_file(kind, cuts=(4, 16)) for kind in KINDS])
+
+
+def check(data: bytes) -> None:
+    found = verdict_on(data)
+    if isinstance(found, Damage):
+        assert found.verdict in Verdict
+        assert found.text
+        return
+    assert isinstance(found, SlotFile)
+    assert found.payload_end <= found.size == len(data)
+    assert found.ids_at + 4 * len(found.tokens) <= found.payload_end
+    assert all(0 < record.at <= len(found.tokens) for record in found.records)
+    assert size_of(whole(found)) == size_of(keep(found, found.records)) or not found.records
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes(data: bytes) -> None:
+    check(data)
+
+
+@given(st.binary(max_size=400), st.sampled_from([2, 4]))
+def test_any_state(data: bytes, version: int) -> None:
+    check(header((1, 2, 3), version) + data)
+
+
+@given(st.one_of(files, with_checkpoints), st.data())
+def test_one_byte_changed(data: bytes, draw: st.DataObject) -> None:
+    at = draw.draw(st.integers(0, len(data) - 1))
+    changed = draw.draw(st.integers(0, 255))
+    check(data[:at] + bytes([changed]) + data[at + 1 :])
+
+
+@given(st.one_of(files, with_checkpoints), st.data())
+def test_one_count_changed_to_anything(data: bytes, draw: st.DataObject) -> None:
+    at = 4 * draw.draw(st.integers(0, len(data) // 4 - 1))
+    value = draw.draw(st.integers(0, 2**32 - 1))
+    tracemalloc.start()
+    try:
+        check(data[:at] + value.to_bytes(4, "little") + data[at + 4 :])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.one_of(files, with_checkpoints), st.binary(min_size=1, max_size=40), st.data())
+def test_bytes_put_in_or_left_out(data: bytes, more: bytes, draw: st.DataObject) -> None:
+    at = draw.draw(st.integers(0, len(data)))
+    left_out = draw.draw(st.integers(0, len(data) - at))
+    check(data[:at] + more + data[at + left_out :])

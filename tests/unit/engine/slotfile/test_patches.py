@@ -1,0 +1,160 @@
+"""Four bytes are changed where the whole table says that they may be, and nowhere else."""
+
+from __future__ import annotations
+
+import struct
+from io import BytesIO
+
+import pytest
+
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.slotfile import Patch, keep, patched, repair_window, whole, with_last_token
+from unit.engine.slotfile.built import (
+    IDS,
+    KINDS,
+    WINDOW,
+    appendix,
+    attention,
+    header,
+    made,
+    record,
+    slot_file,
+    whole_file,
+)
+
+N = len(IDS)
+
+
+def repair(data: bytes, n_swa: int = WINDOW) -> Patch | None:
+    return repair_window(BytesIO(data), whole_file(data), n_swa)
+
+
+def windowed(positions: list[int], version: int = 4, *, slot: int = 0) -> bytes:
+    full, window = attention(range(N), version, slot=slot), attention(positions, version, slot=slot)
+    return header(IDS, version) + full + window
+
+
+@pytest.mark.parametrize("version", [2, 4])
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("turn", [0, 3, 7])
+def test_the_first_cell_of_the_window_moves_one_back(version: int, slot: int, turn: int) -> None:
+    """Wherever it lies: the window is a ring."""
+    positions = list(range(N - WINDOW, N))
+    positions = positions[turn:] + positions[:turn]
+    data = windowed(positions, version, slot=slot)
+    patch = repair(data)
+    assert patch is not None
+    moved = [p - (p == N - WINDOW) for p in positions]
+    repaired = made(patched(whole(whole_file(data)), patch), data)
+    assert repaired == windowed(moved, version, slot=slot)
+    assert repair(repaired) is None  # once is enough
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        list(range(N - WINDOW, N - 1)),
+        list(range(N - WINDOW - 1, N)),
+        list(range(N - WINDOW - 1, N - 1)),
+        [*range(N - WINDOW, N - 1), N - 2],
+        [*range(N - WINDOW, N - 1), N],
+        [*range(N - WINDOW, N - 1), -1],
+    ],
+)
+def test_any_other_table_is_left_alone(positions: list[int]) -> None:
+    assert repair(windowed(positions)) is None
+
+
+@pytest.mark.parametrize("field", [4, 8])
+def test_a_cell_of_another_sequence_is_left_alone(field: int) -> None:
+    data = bytearray(windowed(list(range(N - WINDOW, N))))
+    table = whole_file(bytes(data)).caches[1].table
+    data[table + 12 * 3 + field] += 1
+    assert repair(bytes(data)) is None
+
+
+@pytest.mark.parametrize("n_swa", [0, WINDOW - 1, WINDOW + 1, 1 << 30])
+def test_another_window_than_the_models_is_left_alone(n_swa: int) -> None:
+    assert repair(slot_file("swa"), n_swa) is None
+
+
+@pytest.mark.parametrize("n", [WINDOW, WINDOW - 1])
+def test_a_prompt_within_the_window_is_left_alone(n: int) -> None:
+    assert repair(slot_file("swa", ids=IDS[:n])) is None
+
+
+def test_one_token_more_than_the_window_is_repaired() -> None:
+    assert repair(slot_file("swa", ids=IDS[: WINDOW + 1])) is not None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "swa"])
+def test_other_memories_are_left_alone(kind: str) -> None:
+    assert repair(slot_file(kind), WINDOW) is None
+    assert repair(slot_file(kind), N) is None
+
+
+def test_a_window_with_longer_cells_is_left_alone() -> None:
+    full, window = attention(range(N), 4, extra=3), attention(range(N)[-WINDOW:], 4, extra=3)
+    assert repair(header(IDS, 4) + full + window) is None
+
+
+def test_a_file_that_became_shorter_is_left_alone() -> None:
+    data = slot_file("swa")
+    file = whole_file(data)
+    assert repair_window(BytesIO(data[: file.caches[1].table + 30]), file, WINDOW) is None
+
+
+def test_patches_go_with_any_recipe() -> None:
+    data = slot_file("swa", cuts=(4, 16))
+    file = whole_file(data)
+    patch = repair(data)
+    assert patch is not None
+    both = patched(keep(file, file.records[1:]), patch, with_last_token(file, 7))
+    expected = bytearray(slot_file("swa", ids=(*IDS[:-1], 7), cuts=(16,)))
+    expected[patch.offset : patch.offset + 4] = struct.pack("<i", N - WINDOW - 1)
+    assert made(both, data) == bytes(expected)
+
+
+def test_a_patch_outside_the_recipe_is_refused() -> None:
+    file = whole_file(slot_file("hybrid", cuts=(4,)))
+    for offset in (file.payload_end - 3, file.payload_end, file.size):
+        with pytest.raises(ValueError, match="does not copy"):
+            patched(keep(file, ()), Patch(offset, b"1234"))
+
+
+def test_a_patch_at_the_very_beginning_or_end_leaves_no_empty_piece() -> None:
+    file = whole_file(slot_file("hybrid"))
+    recipe = patched(whole(file), Patch(0, b"1234"), Patch(file.size - 4, b"5678"))
+    assert [len(piece) if isinstance(piece, bytes) else piece.length for piece in recipe] == [
+        4,
+        file.size - 8,
+        4,
+    ]
+
+
+def test_the_last_token_becomes_another() -> None:
+    data = slot_file("hybrid", cuts=(4, 16))
+    file = whole_file(data)
+    changed = whole_file(made(patched(whole(file), with_last_token(file, 7)), data))
+    assert changed.tokens == Tokens((*IDS[:-1], 7))
+    assert (changed.records, changed.layout) == (file.records, file.layout)
+
+
+@pytest.mark.parametrize("token", [IDS[-1], -1, 1 << 31])
+def test_the_same_or_no_token_is_refused(token: int) -> None:
+    with pytest.raises(ValueError, match="is no other token"):
+        with_last_token(whole_file(slot_file("hybrid", cuts=(4,))), token)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        slot_file("hybrid"),
+        slot_file("hybrid", cuts=(N,)),  # at the very end: a roll-back by one token cannot use it
+        slot_file("hybrid") + appendix([record(4)]),  # without a draft state
+        slot_file("hybrid", ids=()),
+    ],
+)
+def test_without_a_checkpoint_to_roll_back_to_it_would_do_harm(data: bytes) -> None:
+    with pytest.raises(ValueError, match="no checkpoint"):
+        with_last_token(whole_file(data), 7)

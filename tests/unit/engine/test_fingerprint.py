@@ -1,0 +1,136 @@
+"""What makes another fingerprint, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.engine.fingerprint import (
+    SAMPLES,
+    Identity,
+    about_adapters,
+    about_flags,
+    about_model,
+    parts,
+    sampled,
+    streams_of,
+)
+from slotkeeper.engine.flags import EngineFlags
+
+PROPS = {"model_path": "/models/a.gguf", "model_ftype": "Q8_0", "total_slots": 2, "media_marker": "random"}
+ENTRY = {"meta": {"n_vocab": 9, "n_params": 5, "n_ctx": 4096}}
+
+
+def name(line: str = "", *, props=PROPS, entry=ENTRY, adapters=(), streams=2, version=4) -> str:
+    identity = Identity(
+        model=about_model(None, None, props, entry),
+        flags=about_flags(EngineFlags.parse(line.split())),
+        adapters=about_adapters(adapters),
+        streams=streams,
+    )
+    return identity.fingerprint(version)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-ctk q8_0",
+        "-ctv q8_0",
+        "-fa on",
+        "--swa-full",
+        "--rope-scaling yarn",
+        "--rope-scale 2",
+        "--rope-freq-base 1000000",
+        "--rope-freq-scale 0.5",
+        "--yarn-orig-ctx 4096",
+        "--yarn-ext-factor 0",
+        "--yarn-attn-factor 1",
+        "--yarn-beta-slow 1",
+        "--yarn-beta-fast 32",
+        "--override-kv qwen3.rope.freq_base=float:5",
+        "--control-vector v.gguf",
+        "--control-vector-layer-range 1 3",
+        "--spec-type draft-mtp",
+        "-md draft.gguf",
+        "-ctkd q8_0",
+        "-ctvd q8_0",
+    ],
+)
+def test_a_flag_that_changes_a_state_changes_the_fingerprint(line):
+    assert name(line) != name()
+
+
+@pytest.mark.parametrize(
+    "line", ["-b 256 -ub 128", "-c 8192", "-ctxcp 7 -cms 0", "-sps 0.5", "--port 9", "-fa auto"]
+)
+def test_a_flag_that_does_not_change_a_state_is_not_in_it(line):
+    assert name(line) == name()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"props": PROPS | {"model_path": "/models/b.gguf"}},
+        {"props": PROPS | {"model_ftype": "Q4_0"}},
+        {"entry": {"meta": {"n_vocab": 9, "n_params": 6}}},
+        {"adapters": [{"id": 0, "path": "a.gguf", "scale": 1.0}]},
+        {"streams": 1},
+        {"version": 2},
+    ],
+)
+def test_what_the_engine_says_is_in_it(other):
+    assert name(**other) != name()
+
+
+def test_the_scale_of_an_adapter_counts():
+    half, whole = ([{"id": 0, "path": "a.gguf", "scale": scale}] for scale in (0.5, 1.0))
+    assert name(adapters=half) != name(adapters=whole)
+
+
+def test_how_an_unread_model_is_served_is_not_in_it():
+    served = {"meta": ENTRY["meta"] | {"n_ctx": 8192}}
+    assert name(entry=served, props=PROPS | {"media_marker": "other", "total_slots": 3}) == name()
+
+
+def test_engines_of_others_are_not_taken_for_ours():
+    model = about_model(None, None, PROPS, ENTRY)
+    strange = Identity(model=model, flags=about_flags(None), adapters=[], streams=2)
+    assert strange.fingerprint(4) != name()
+    assert (
+        len(
+            {strange.digest, strange.fingerprint(4), strange.fingerprint(4, "a"), strange.fingerprint(4, "b")}
+        )
+        == 4
+    )
+
+
+def test_a_shared_buffer_is_one_stream():
+    assert streams_of(EngineTraits(n_slots=4, unified=True)) == 1
+    assert streams_of(EngineTraits(n_slots=4)) == 4
+
+
+def test_any_change_of_weights_is_seen_that_is_not_tiny(tmp_path):
+    path, size = tmp_path / "weights", 1 << 20
+    path.write_bytes(bytes(size))
+    before = sampled(path)
+    step = size // SAMPLES
+    for at in range(0, size, step):
+        data = bytearray(size)
+        data[at : at + step] = b"\1" * step
+        path.write_bytes(data)
+        assert sampled(path) != before
+    path.write_bytes(bytes(size + 1))
+    assert sampled(path) != before
+
+
+def test_a_file_that_is_small_or_not_there_has_a_digest_too(tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "one").write_bytes(b"1")
+    assert len({sampled(tmp_path / "empty"), sampled(tmp_path / "one"), sampled(tmp_path / "none")}) == 3
+    assert sampled(tmp_path / "none") == ""
+
+
+def test_all_parts_of_a_split_model_count(tmp_path):
+    first = tmp_path / "m-00001-of-00003.gguf"
+    assert [part.name for part in parts(first)] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    assert parts(tmp_path / "m.gguf") == [tmp_path / "m.gguf"]

@@ -1,0 +1,80 @@
+"""How large a state can get, and what is said about an engine's slot files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slotkeeper.bench.models import Tiny, build
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.engine.doctor import Severity
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.obstacles import NoFilesError, Why
+from slotkeeper.engine.statefiles import about_files, state_bytes
+from slotkeeper.engine.traits import Reading
+from slotkeeper.vocab.gguf import read_header
+
+OURS = EngineFlags()
+GOOD = EngineTraits(
+    memory=Memory.HYBRID, slot_files=True, state_version=4, files_carry=True, fingerprint="f00d"
+)
+
+
+def said(traits: EngineTraits = GOOD, flags: EngineFlags | None = OURS, no_files=None) -> set:
+    reading = Reading(
+        traits=traits, props={}, model={}, model_path=None, header=None, build="", notes=[], no_files=no_files
+    )
+    return {(finding.trap, finding.severity) for finding in about_files(reading, flags)}
+
+
+def test_an_engine_whose_files_hold_everything_gets_only_praise():
+    assert said() == {("snapshots", Severity.OK), ("files", Severity.OK)}
+
+
+def test_a_dense_state_needs_no_checkpoints_in_its_file():
+    assert said(replace(GOOD, memory=Memory.DENSE, files_carry=False)) == {("snapshots", Severity.OK)}
+
+
+@pytest.mark.parametrize(
+    ("change", "traps"),
+    [
+        ({"files_carry": None}, {"files"}),
+        ({"files_carry": False, "checkpoint_cap": 0}, {"files"}),
+        ({"files_carry": False, "state_version": 2}, {"files"}),
+        ({"files_carry": False, "memory": Memory.SWA, "n_swa": 512}, {"files", "T4"}),
+        ({"files_carry": True, "memory": Memory.SWA, "n_swa": 512}, set()),
+    ],
+)
+def test_what_a_restored_slot_cannot_do_is_worth_a_note(change, traps):
+    notes = {trap for trap, severity in said(replace(GOOD, **change)) if severity is Severity.NOTE}
+    assert notes == traps
+
+
+def test_an_engine_of_others_may_have_flags_that_nobody_sees():
+    assert ("fingerprint", Severity.NOTE) in said(flags=None)
+
+
+@pytest.mark.parametrize("why", Why)
+def test_whatever_is_in_the_way_is_a_failure(why):
+    assert said(no_files=NoFilesError(why, "detail")) == {("snapshots", Severity.FAIL)}
+
+
+# Bytes for each token as real engines wrote them (engine.md 12 has the models).
+@pytest.mark.parametrize(
+    ("model", "at_least"), [(Tiny.DENSE, 528), (Tiny.SWA, 144), (Tiny.HYBRID, 152), (Tiny.HYBRID_MTP, 152)]
+)
+def test_the_largest_state_is_not_underestimated(model, at_least):
+    header = read_header(build(model))
+    assert at_least <= state_bytes(header, 1) <= 6 * at_least
+    assert state_bytes(header, 1000) == 1000 * state_bytes(header, 1)
+
+
+def test_smaller_types_make_smaller_states():
+    header = read_header(build(Tiny.DENSE))
+    flags = EngineFlags.parse(["-ctk", "q8_0", "-ctv", "q4_0"])
+    assert state_bytes(header, 1, flags) < state_bytes(header, 1)
+
+
+def test_a_model_without_attention_is_not_estimated():
+    assert state_bytes(read_header(build(Tiny.RECURRENT)), 1000) == 0

@@ -1,0 +1,42 @@
+"""When two voices are one, and what is remembered of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.engine.voice import FILE, TOLERANCE, Heard, alike, recalled, remembered
+
+ODDS = tuple((token, -1.0 - token / 2) for token in range(8))
+HEARD = Heard(name="n", engine="e", process="p", odds=ODDS)
+
+
+def moved(by: float):
+    return tuple((token, logprob + by) for token, logprob in ODDS)
+
+
+def test_a_voice_is_itself_and_may_tremble():
+    assert alike(ODDS, ODDS)
+    assert alike(ODDS, moved(TOLERANCE / 2))
+    assert not alike(ODDS, moved(TOLERANCE * 2))
+
+
+def test_one_token_may_fall_off_the_end_and_not_two():
+    assert alike(ODDS, (*ODDS[:-1], (99, -4.6)))
+    assert not alike(ODDS, (*ODDS[:-2], (98, -4.1), (99, -4.6)))
+
+
+def test_what_was_heard_is_recalled(tmp_path):
+    assert recalled(tmp_path) == []
+    remembered(tmp_path, [HEARD, HEARD])
+    assert recalled(tmp_path) == [HEARD, HEARD]
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[", b"{}x", b"3", b"[3]", b'[{"name":"n"}]', b'[{"odds":[[1]]}]', b'[{"odds":3}]'],
+)
+def test_a_file_that_is_not_ours_is_nothing_heard(tmp_path, data):
+    (tmp_path / FILE).write_bytes(data)
+    assert recalled(tmp_path) == []

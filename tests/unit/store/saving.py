@@ -1,0 +1,68 @@
+"""An engine that saves, without one: whole slot files of a few hundred bytes in the store's hot folder."""
+
+from __future__ import annotations
+
+import itertools
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.store.intake import Saved
+from slotkeeper.store.kept import Kept
+from slotkeeper.store.store import Store
+from unit.engine.slotfile.built import slot_file
+
+ENGINE = "0123456789abcdef"  # a fingerprint
+_numbers = itertools.count(1)
+
+
+def ids(seed: int, length: int = 20) -> tuple[int, ...]:
+    return tuple(range(1000 * seed, 1000 * seed + length))
+
+
+def file_of(seed: int, kind: str = "hybrid", cuts: tuple[int, ...] = (8, 16)) -> bytes:
+    return slot_file(kind, 4, ids(seed), cuts=cuts)
+
+
+@asynccontextmanager
+async def opened(hot: Path, cold: Path | None = None, **more: Any) -> AsyncIterator[Store]:
+    store = Store(hot, cold, **more)
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+async def keep(store: Store, hot: Path, data: bytes | None = None, seed: int = 0, **facts: Any) -> Kept:
+    """Save and keep a state; another one each time, unless it is given."""
+    seed = seed or next(_numbers)
+    data = file_of(seed) if data is None else data
+    name = await store.temporary(len(data))
+    (hot / name).write_bytes(data)
+    others = facts.pop("others", ())
+    facts = {"fingerprint": ENGINE, "tokens": Tokens(ids(seed)), "written": len(data)} | facts
+    return await store.keep(name, Saved(**facts), others)
+
+
+async def offered(store: Store, hot: Path, snapshot: SnapshotId) -> bytes:
+    """What an engine would read."""
+    return (hot / await store.offer(snapshot, ENGINE)).read_bytes()
+
+
+def names_in(folder: Path) -> set[str]:
+    """All files there and below, but for the lock and the index."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return found - {"slotkeeper.lock", "slotkeeper.sqlite"}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def owner(path: Path) -> int:
+    return path.stat().st_uid

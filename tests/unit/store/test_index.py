@@ -1,0 +1,104 @@
+"""What the index remembers, and that nothing but that is lost without it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.store.index import Index, Use
+from slotkeeper.store.names import INDEX
+from unit.store.saving import keep, offered, opened
+
+A, B = SnapshotId("a"), SnapshotId("b")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / INDEX
+
+
+def reopened(path: Path, known: dict[SnapshotId, float]) -> dict[SnapshotId, Use]:
+    index = Index(path)
+    found = index.open(known)
+    index.close()
+    return found
+
+
+def test_uses_are_counted_and_outlive_the_process(path: Path):
+    index = Index(path)
+    assert index.open({A: 1.0}) == {A: Use(used=1.0)}
+    index.add(B, 2.0)
+    index.used(A, 3.0, paid=True)
+    index.used(A, 4.0, paid=False)
+    index.used(A, 5.0, paid=True)
+    index.close()
+    assert reopened(path, {A: 1.0, B: 2.0}) == {A: Use(used=5.0, restores=2, failures=1), B: Use(used=2.0)}
+
+
+def test_it_agrees_with_what_is_there(path: Path):
+    index = Index(path)
+    index.open({A: 1.0, B: 2.0})
+    index.used(A, 3.0, paid=True)
+    index.used(B, 3.0, paid=True)
+    index.drop([B])
+    index.close()
+    assert reopened(path, {B: 2.0}) == {B: Use(used=2.0)}
+    assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
+
+
+@pytest.mark.parametrize("how", ["noise", "cut", "version", "values"])
+def test_a_damaged_one_is_made_anew(path: Path, how: str):
+    index = Index(path)
+    index.open({A: 1.0})
+    index.used(A, 2.0, paid=True)
+    index.close()
+    match how:
+        case "noise":
+            path.write_bytes(b"noise" * 1000)
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-5000])
+        case "version":
+            change(path, "PRAGMA user_version = 99")
+        case "values":
+            change(path, "UPDATE snapshots SET used = 'never'")
+    assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
+    assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
+
+
+def change(path: Path, statement: str) -> None:
+    rows = sqlite3.connect(path)
+    with rows:
+        rows.execute(statement)
+    rows.close()
+
+
+async def test_without_an_index_the_store_goes_on(tmp_path: Path):
+    state = tmp_path / "state"
+    (state / INDEX).mkdir(parents=True)
+    hot = tmp_path / "hot"
+    async with opened(hot, state=state) as store:
+        assert store.trouble
+        assert "not remembered" in str(store.trouble)
+        kept = await keep(store, hot)
+        await store.used(kept.id, paid=True)
+        assert await offered(store, hot, kept.id)
+        assert store.listing()[0].use.restores == 1  # as long as this process lives
+        (state / INDEX).rmdir()
+        await store.open()
+        assert store.trouble is None
+
+
+async def test_it_lies_in_its_own_folder_if_that_is_given(tmp_path: Path):
+    hot, state = tmp_path / "hot", tmp_path / "state"
+    async with opened(hot, state=state):
+        assert exists(state / INDEX)
+        assert not exists(hot / INDEX)
+    async with opened(hot):
+        assert exists(hot / INDEX)
+
+
+def exists(path: Path) -> bool:
+    return path.exists()

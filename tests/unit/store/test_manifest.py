@@ -1,0 +1,110 @@
+"""A manifest is read back exactly as it was written, or not believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.store.manifest import BLOCK, Flaw, Manifest, chain, decode, encode
+
+ID = SnapshotId("slotkeeper-0123456789ab-01234567")
+TOKENS = Tokens(range(600))
+MANIFEST = Manifest(
+    id=ID,
+    fingerprint="f00d",
+    version=4,
+    layout="1a",
+    tokens=600,
+    chain=chain(TOKENS),
+    checkpoints=(84, 596),
+    draft=True,
+    repaired=False,
+    golden=True,
+    size=123456,
+    sha256="ab" * 32,
+    created=1.5,
+    build="b0-unknown",
+)
+
+
+def resealed(**changes: Any) -> bytes:
+    """A manifest with other fields and a seal that fits, as a careful forger writes it."""
+    body = orjson.loads(encode(MANIFEST)) | changes
+    body = {name: value for name, value in body.items() if value is not None and name != "seal"}
+    seal = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return orjson.dumps(body | {"seal": seal})
+
+
+def test_it_comes_back_as_it_was():
+    assert decode(encode(MANIFEST), ID) == MANIFEST
+    assert decode(resealed(), ID) == MANIFEST
+
+
+def test_prompts_are_not_in_it():
+    """Ids that occur in no other field: the manifest must not be a second copy of the prompt."""
+    tokens = Tokens(range(777_000_000, 777_000_300))
+    written = encode(replace(MANIFEST, tokens=300, chain=chain(tokens), checkpoints=()))
+    assert b"777000" not in written
+
+
+@given(place=st.integers(0, len(encode(MANIFEST)) - 1), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_always_found(place: int, bit: int):
+    data = bytearray(encode(MANIFEST))
+    data[place] ^= 1 << bit
+    assert isinstance(decode(bytes(data), ID), Flaw)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers(-(2**70), 2**70) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.binary(max_size=300) | ANY.map(lambda value: json.dumps(value).encode()))
+def test_anything_else_is_a_verdict(data: bytes):
+    assert isinstance(decode(data, ID), Flaw)
+
+
+@pytest.mark.parametrize("name", sorted(orjson.loads(encode(MANIFEST)).keys() - {"seal"}))
+@pytest.mark.parametrize("value", [None, "", [], {}, -1, 1.5, True, ["x"], [-1], [600, 84], "x" * 16])
+def test_no_field_takes_any_other_kind_of_value(name: str, value: object):
+    found = decode(resealed(**{name: value}), ID)
+    if isinstance(found, Manifest):  # a value of the right kind, that may be
+        assert getattr(found, name) == (tuple(value) if isinstance(value, list) else value)
+        allowed = {"layout", "build", "draft", "repaired", "golden", "created", "fingerprint", "checkpoints"}
+        assert name in allowed | {"version"}
+
+
+def test_later_releases_are_told_from_damage():
+    assert decode(resealed(format=2, more="yes"), ID) is Flaw.NEWER
+    assert decode(resealed(more="yes"), ID) is Flaw.FIELDS
+    assert decode(b"[]", ID) is Flaw.NOT_JSON
+    assert decode(encode(MANIFEST)[:-1], ID) is Flaw.NOT_JSON
+    assert decode(encode(MANIFEST).replace(b"f00d", b"f00e"), ID) is Flaw.SEAL
+    assert decode(encode(MANIFEST), SnapshotId("slotkeeper-0123456789ab-01234568")) is Flaw.FOREIGN
+    assert decode(resealed(tokens=BLOCK), ID) is Flaw.VALUES
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3 * BLOCK), st.data())
+def test_the_chain_tells_any_other_prompt(ids: list[int], data: st.DataObject):
+    whole = chain(Tokens(ids))
+    assert len(whole) == -(-len(ids) // BLOCK)
+    place = data.draw(st.integers(0, len(ids) - 1))
+    other = chain(Tokens([*ids[:place], ids[place] ^ 1, *ids[place + 1 :]]))
+    assert other[: place // BLOCK] == whole[: place // BLOCK]
+    assert all(a != b for a, b in zip(other[place // BLOCK :], whole[place // BLOCK :], strict=True))
+
+
+def test_it_fits_its_own_tokens_only():
+    assert MANIFEST.fits(TOKENS)
+    assert not MANIFEST.fits(Tokens(range(599)))
+    assert not MANIFEST.fits(Tokens(range(1, 601)))
