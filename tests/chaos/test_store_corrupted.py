@@ -1,4 +1,4 @@
-"""More than 500 damages to what lies in a store: nothing but the very bytes that were kept is ever offered."""
+"""More than 500 damages to a store: nothing but the very bytes that were kept is ever offered."""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ import pytest
 
 from slotkeeper.bench.models import Tiny
 from slotkeeper.core.traits import Memory
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.engine.doctor import SaveSupport, Severity, examine, probe
 from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.obstacles import Why
 from slotkeeper.engine.traits import read_traits
 
 KINDS = {
@@ -79,3 +80,27 @@ async def test_a_probe_does_not_disturb_a_slot(engine):
         before = await client.slots()
         assert (await probe(client)).slot_save is SaveSupport.YES
         assert await client.slots() == before
+
+
+async def test_trouble_with_slot_files_is_noted_and_no_error(engine_factory, build, monkeypatch):
+    engine = engine_factory(build=build, args=["--no-slots"])
+    async with EngineClient(engine.base) as client:
+        hidden = await read_traits(client, slot_dir=engine.slot_dir)
+
+        async def refuse(*_, **__):
+            raise EngineError(404, "File Not Found")
+
+        monkeypatch.setattr(client, "lora_adapters", refuse)
+        uncertain = await read_traits(client, slot_dir=engine.slot_dir)
+    assert (hidden.no_files.why, uncertain.no_files.why) == (Why.REFUSED, Why.UNCERTAIN)
+    for reading in (hidden, uncertain):
+        assert not reading.traits.snapshots
+        assert str(reading.no_files) in reading.notes[-1]
+
+
+async def test_without_a_folder_nothing_is_saved_or_asked(engine):
+    async with EngineClient(engine.base) as client:
+        reading = await read_traits(client, may_compute=True)
+    assert not reading.traits.snapshots
+    assert (reading.files, reading.no_files, reading.voice) == (None, None, "")
+    assert not list(engine.slot_dir.iterdir())

@@ -1,4 +1,4 @@
-"""One slot that is being tended: saved, cut back to save a boundary, and brought to where it was."""
+"""One slot that is being tended: saved, cut back to save a boundary and brought home, or warmed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slotkeeper.core.held import Held
 from slotkeeper.core.steps import Step
 from slotkeeper.core.table import EngineTable, SlotState
+from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId, SlotId
 
 
@@ -16,7 +17,8 @@ class Chore:
     table: EngineTable
     slot: SlotId
     step: Step  # under way
-    home: Held  # what the slot held when it began
+    home: Held | None  # what the slot held when it began; None where it is warmed
+    goal: Tokens | None = None  # what it shall hold in the end, where it is warmed
 
     @property
     def owns(self) -> bool:

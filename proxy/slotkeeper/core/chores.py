@@ -1,4 +1,4 @@
-"""What is done while nobody waits: slots whose conversations have paused are saved.
+"""What is done while nobody waits: slots whose conversations have paused are saved, empty ones warmed.
 
 A chore owns its slot (TENDED) and takes one step at a time; when somebody waits it ends after that step.
 """
@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from slotkeeper.core.chore import Chore
-from slotkeeper.core.effects import Effect, Wake
+from slotkeeper.core.effects import Effect, Purpose, Wake
 from slotkeeper.core.held import Held
 from slotkeeper.core.state import State
-from slotkeeper.core.steps import Keep, effect
+from slotkeeper.core.steps import Keep, Load, Prefill, effect
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tending import first_step, next_step, worth_saving
+from slotkeeper.core.tending import first_step, next_step
 from slotkeeper.core.types import RequestId, SlotId
+from slotkeeper.core.warming import coldest, needs_warming
+from slotkeeper.core.warming import first_step as warming_step
 
 SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
 LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
@@ -32,11 +34,13 @@ def settle(state: State, now: float) -> Iterator[Effect]:
             due = _due(state, table, held)
             if due > now:
                 due_at = min(due, due_at or due)
-            elif not worth_saving(held, table, state.shelf):
+            elif (step := first_step(held, table, state.shelf)) is None:
                 table.settled[slot] = held
             elif _allowed(state, table, held, now):
-                yield _begin(state, table, slot, held, now)
+                yield _begin(state, Chore(_name(state), table, slot, step, held), now)
                 break
+        else:
+            yield from _warm(state, table, now)
     if due_at is not None and (state.wakes_at is None or due_at < state.wakes_at):
         state.wakes_at = due_at
         yield Wake(delay=max(EARLIEST, due_at - now))
@@ -44,7 +48,11 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """A step of it has ended."""
-    step = next_step(chore, state.shelf) if ok else None
+    step = None
+    if ok and chore.goal is None:
+        step = next_step(chore, state.shelf)
+    elif ok and isinstance(chore.step, Load) and chore.goal:
+        step = Prefill(chore.goal, Purpose.DRAFT)
     if step is None and chore.held:
         chore.table.settled[chore.slot] = chore.held  # also if it failed: not again until something is new
     if step is None or state.waiting:
@@ -60,7 +68,7 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
 def left(state: State, now: float) -> bool:
     """Whether anything is still to be saved before we go."""
     return bool(state.chores) or any(
-        worth_saving(held, table, state.shelf)
+        first_step(held, table, state.shelf)
         for table in state.up
         if table.may_save(now)
         for _, held in _unsettled(table)
@@ -94,12 +102,26 @@ def _spend(state: State, table: EngineTable, held: Held | None, now: float) -> b
     return state.writes.spend(table.rates.size_of(held.total if held else 0), now)
 
 
-def _begin(state: State, table: EngineTable, slot: SlotId, held: Held, now: float) -> Effect:
+def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
+    """Begin to warm an empty slot, where that is needed."""
+    empty = [slot for slot in table.idle if table.shadow.slots[slot] is None]
+    if not empty or state.closing or state.waiting or not (needs_warming(table) and table.open_for_pins(now)):
+        return
+    if (end := coldest(table, state.shelf, now)) is None:
+        return
+    table.warmed.add(end.id)
+    if step := warming_step(end, state.shelf, table):
+        yield _begin(state, Chore(_name(state), table, empty[0], step, None, end.tokens), now)
+
+
+def _name(state: State) -> RequestId:
     state.chores_begun += 1
-    owner = RequestId(f"chore:{state.chores_begun}")
-    chore = Chore(owner, table, slot, first_step(held, table), held)
-    state.chores[owner] = chore
-    table.move(slot, SlotState.TENDED, owner, now)
+    return RequestId(f"chore:{state.chores_begun}")
+
+
+def _begin(state: State, chore: Chore, now: float) -> Effect:
+    state.chores[chore.id] = chore
+    chore.table.move(chore.slot, SlotState.TENDED, chore.id, now)
     return _bound(state, chore)
 
 

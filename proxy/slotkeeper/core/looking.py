@@ -6,6 +6,7 @@ Believed over our own account where they differ, but only where the look is newe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core.events import Observed
@@ -14,6 +15,7 @@ from slotkeeper.core.observed import SlotView
 from slotkeeper.core.table import SHARED_FOR, EngineTable, SlotState
 from slotkeeper.core.types import RequestId, SlotId
 
+DRAFTED: Final = 64  # tokens of one draft at most: what was accepted behind a reply's end stays in the slot
 COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ without our ids being wrong
 
 
@@ -94,8 +96,12 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
         table.shadow.slots[view.slot] = Held(opaque=count, used=now) if count else None
     elif count == 0:
         table.shadow.slots[view.slot] = None
+    elif count == ours and not held.rough:
+        return
     elif held.rough or count <= ours + COUNT_SLIP:
         table.shadow.slots[view.slot] = held.shrunk(count)
+    elif table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft
+        table.shadow.slots[view.slot] = replace(held, opaque=held.opaque + count - ours)
     else:  # longer than we left it: somebody else wrote there
         table.shadow.slots[view.slot] = Held(opaque=count, used=now)
         table.shared_until = now + SHARED_FOR

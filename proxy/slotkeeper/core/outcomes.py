@@ -88,6 +88,8 @@ def _release(
         now=now,
     )
     table.move(slot, SlotState.IDLE if certain and not held.rough else SlotState.DRAINING, None, now)
+    if table.traits.speculative:  # it may hold more than was said (engine.md 3)
+        table.look_again = True
     if not table.proven and any(table.shadow.slots[s] for s in table.idle if s != slot):
         table.look_again = True
 

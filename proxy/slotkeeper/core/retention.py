@@ -23,7 +23,7 @@ from slotkeeper.core.traits import EngineTraits
 
 # Beside the chance of one step back to anywhere on a path, which is 1. Chosen by simulation, on other seeds
 # than benchmarks/retention.py reports. Half or double of the first two moves the figures by a twentieth, of
-# the third by a fifth.
+# the third by a quarter.
 NEXT_TURN: Final = 3.0  # that it goes on where it ended
 PROVED: Final = 0.1  # that a state which was restored often is wanted once more at its own end
 MOVED_ON: Final = 8  # how steeply the next turn grows unlikely with the share that a newer path has of it

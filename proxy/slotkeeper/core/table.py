@@ -13,7 +13,7 @@ from typing import Final
 from slotkeeper.core.held import Held
 from slotkeeper.core.rates import Rates
 from slotkeeper.core.shadow import EngineShadow
-from slotkeeper.core.snapshots import Snapshot
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, RequestId, SlotId
 
@@ -68,6 +68,7 @@ class EngineTable:
     ram_misses: int = 0  # loads in a row from the RAM cache that were not there
     settled: dict[SlotId, Held] = field(default_factory=dict)  # states that need not be saved (again)
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
+    warmed: set[SnapshotId] = field(default_factory=set)  # since it came up
     no_save_until: float = -1.0  # a save failed, and so would the next ones
 
     def __post_init__(self) -> None:
@@ -95,6 +96,7 @@ class EngineTable:
         self.observed_at = -1.0
         self.settled.clear()
         self.loaded.clear()
+        self.warmed.clear()
         self.no_save_until = -1.0
         self.ram_misses = 0
         self.proven = False

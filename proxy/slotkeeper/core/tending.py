@@ -16,7 +16,7 @@ from typing import Final
 
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.held import Held
+from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.state import user_starts
@@ -28,26 +28,23 @@ from slotkeeper.core.traits import EngineTraits
 LEAST: Final = 256  # tokens: a shorter conversation is computed sooner than restored
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
+COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the way home
 FOREIGN: Final = 4  # tokens behind the end: the engine's last cut is so far before a prompt's end
 
 
-def worth_saving(held: Held, table: EngineTable, shelf: Shelf) -> bool:
-    """Whether enough of it is in no file."""
+def first_step(held: Held, table: EngineTable, shelf: Shelf) -> Step | None:
+    """None where enough of it is in files already, or where it is not worth one."""
     if held.total < LEAST or held.rough:
-        return False
+        return None
     if held.total - shelf.covers(held, table.traits) >= NEW:
-        return True
-    return next(_unsaved_cuts(held, table.traits, shelf), None) is not None
-
-
-def first_step(held: Held, table: EngineTable) -> Step:
-    return _mark(held, table.traits) or Keep(Moment.PAUSE)
+        return _mark(held, table.traits) or Keep(Moment.PAUSE)
+    return _next_cut(held, held, table.traits, shelf)
 
 
 def next_step(chore: Chore, shelf: Shelf) -> Step | None:
     """After a step that went well; None when all is saved and the slot is home again."""
     held, home, traits = chore.held, chore.home, chore.table.traits
-    if held is None:
+    if held is None or home is None:
         return None
     if held.total == home.total and home.opaque:  # the file has told the ids that we did not know
         home = chore.home = held
@@ -55,11 +52,24 @@ def next_step(chore: Chore, shelf: Shelf) -> Step | None:
         return Keep(Moment.PAUSE)
     if isinstance(chore.step, Keep) and held is home and (mark := _mark(held, traits)):
         return mark
-    if not isinstance(chore.step, Load) and not _came_home(chore):
-        for cut in _unsaved_cuts(home, traits, shelf):
-            if cut < held.total:
-                return Prefill(home.tokens.cut(0, cut), Purpose.CUT)
+    if isinstance(chore.step, Keep) and (cut := _next_cut(held, home, traits, shelf)):
+        return cut
     return None if held.total >= home.total else _way_home(home, chore.table, shelf)
+
+
+def _next_cut(held: Held, home: Held, traits: EngineTraits, shelf: Shelf) -> Step | None:
+    """Back to the next boundary of which there is no file."""
+    for cut in _unsaved_cuts(home, traits, shelf):
+        if _near(cut, held, home, traits):
+            return Prefill(home.tokens.cut(0, cut), Purpose.CUT)
+    return None
+
+
+def _near(cut: int, held: Held, home: Held, traits: EngineTraits) -> bool:
+    """Whether the slot can be cut there, and brought home again, for few tokens."""
+    if cut >= held.total or cut - reuse(held, home.tokens.cut(0, cut), traits) > COMPUTED:
+        return False
+    return not traits.speculative or home.total - cut <= COMPUTED
 
 
 def _mark(held: Held, traits: EngineTraits) -> Step | None:
@@ -85,10 +95,6 @@ def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[in
         inside = LEAST <= at < len(held.tokens)
         if inside and at - shelf.covered(held.tokens.cut(0, at + 1), traits) >= NEW:
             yield at + 1
-
-
-def _came_home(chore: Chore) -> bool:
-    return isinstance(chore.step, Prefill) and chore.step.purpose is Purpose.HOME
 
 
 def _way_home(home: Held, table: EngineTable, shelf: Shelf) -> Step | None:

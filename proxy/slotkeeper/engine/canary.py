@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final
 
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.traits import EngineTraits
@@ -22,8 +22,7 @@ from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.slotfile import Damage, SlotFile, read
 
 ANY: Final = SlotId(-1)  # the engine's choice (engine.md T8)
-# 5 leave a checkpoint on both builds (engine.md 3); more, should another build spare short prompts.
-CANARY_TOKENS: Final = 128
+CANARY_TOKENS: Final = 16  # 5 leave a checkpoint, whatever the batch; a large model on a CPU is slow
 CANARY_TEXT: Final = " ".join(map(str, range(CANARY_TOKENS)))  # at least one token for each number
 # A large batch on a slow machine; a slot that was taken meanwhile is saved at its release (engine.md 2.3).
 SAVE_SECONDS: Final = 120.0
@@ -32,7 +31,10 @@ APPENDING: Final = 4  # the first version whose files may carry checkpoints (eng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What the files of one engine are like. Worth keeping: a canary is not possible in a used engine."""
+    """What the files of one engine are like. Worth keeping: a canary is not possible in a used engine.
+
+    Plain values, so that it can be stored as JSON.
+    """
 
     engine: str  # Identity.digest of the engine that it is true for
     state_version: int
@@ -50,20 +52,6 @@ class ProbeResult:
             fingerprint=fingerprint,
         )
 
-    def to_document(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
-
-    @classmethod
-    def from_document(cls, document: Any) -> Self | None:
-        """What `to_document` gave; None for anything else."""
-        try:
-            result = cls(**document)
-        except TypeError:
-            return None
-        kinds = (str, int, bool | None, str, int)
-        return result if all(map(isinstance, asdict(result).values(), kinds)) else None
-
 
 async def probe_files(
     client: EngineClient,
@@ -79,8 +67,8 @@ async def probe_files(
 
     1. Dense memory has no checkpoints, and older versions of the file have no place for them.
     2. A slot that was in use may have some, and then they are in its file.
-    3. Otherwise what was found out about the same engine before.
-    4. Otherwise a canary tells, if it may and no slot was used yet.
+    3. Otherwise a canary tells, if it may and no slot was used yet.
+    4. Otherwise what was found out about the same engine before.
     5. Otherwise the first file that is saved will tell.
 
     Args:
@@ -108,12 +96,12 @@ async def probe_files(
             return replace(result, files_carry=False)
         if file.records:  # (2)
             return replace(result, files_carry=True)
-        if known and known.files_carry is not None and same(known, result):  # (3)
-            return replace(known, computed=0)
-        if may_compute and await unused(client, headers):  # (4)
+        if may_compute and await unused(client, headers):  # (3)
             file = await canary(client, folder, headers)
             carry = bool(file.records)
             return replace(result, files_carry=carry, layout=file.layout, computed=CANARY_TOKENS)
+        if known and known.files_carry is not None and same(known, result):  # (4)
+            return replace(known, computed=0)
     except EngineError as error:
         raise NoFilesError(Why.REFUSED, str(error)) from error
     return result  # (5)

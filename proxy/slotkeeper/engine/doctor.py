@@ -190,10 +190,8 @@ def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterat
 
 def about_window(traits: EngineTraits) -> Iterator[Finding]:
     if traits.memory is Memory.SWA and not traits.swa_full:
-        what = (
-            f"A sliding window of {traits.n_swa} tokens: older builds restore nothing from a slot file (T4),"
-        )
-        what += " and edits reach back only to a checkpoint."
+        what = f"A sliding window of {traits.n_swa} tokens: edits reach back only to a checkpoint"
+        what += "." if traits.state_version else ", and older builds restore nothing from a slot file (T4)."
         do = "--swa-full, if memory allows: then any edit reaches back."
         yield Finding(trap="T4", severity=Severity.NOTE, what=what, do=do)
     if traits.memory is Memory.SWA and traits.swa_full:

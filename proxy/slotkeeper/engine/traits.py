@@ -62,7 +62,7 @@ async def read_traits(
         headers: credentials, if not the client's own.
         slot_dir: its --slot-save-path as this machine sees it; None = no snapshots, nothing is saved.
         may_compute: whether a canary is allowed in an engine that was not used yet.
-        known: the `files` of an earlier reading, of this engine or of another.
+        known: the `files` of an earlier reading, for an engine where a canary may not or cannot run.
 
     Raises:
         EngineError: a refusal; but trouble with slot files is only noted.

@@ -37,6 +37,7 @@ from slotkeeper.store.store import Store
 log = get_logger(__name__)
 
 
+SWEEP_PATIENCE: Final = 10.0  # seconds: a slow disk must not keep the sidecar from serving
 PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes a fifth of one
 
 
@@ -78,11 +79,18 @@ class Driver:
         return time.monotonic()
 
     def start(self) -> None:
+        self.tasks.start(self._start())
+
+    async def _start(self) -> None:
+        """Files first: a sweep would take the files by which an engine is tried out for leftovers."""
+        if self.snapshots:
+            self.tasks.start(self.snapshots.open())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_PATIENCE):
+                    await self.snapshots.tried.wait()
         for link in self.links.values():
             self.tasks.start(link.watch(self._engine_up, self._engine_lost))
             self.tasks.start(link.lifeline())
-        if self.snapshots:
-            self.tasks.start(self.snapshots.open())
 
     async def save_all(self, seconds: float) -> None:
         """Save what is worth it before we go, while no requests come any more."""

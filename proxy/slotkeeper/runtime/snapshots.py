@@ -31,6 +31,7 @@ class Snapshots:
     def __init__(self, store: Store, metrics: Metrics, post: Callable[[Event], None]) -> None:
         self.store = store
         self.ready = False
+        self.tried = asyncio.Event()  # to open the store, for the first time
         self._metrics = metrics
         self._post = post
 
@@ -44,9 +45,11 @@ class Snapshots:
                 if str(error) != said:
                     said = str(error)
                     log.warning("no_snapshots", trouble=error.trouble.value, error=said)
+                self.tried.set()
                 await asyncio.sleep(RETRY)
                 continue
             self.ready = True
+            self.tried.set()
             for note in opened.notes:
                 log.info("snapshots_swept", note=note)
             log.info("snapshots_found", count=len(opened.kept))

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +16,7 @@ from slotkeeper.store.health import INDEX, Health
 from slotkeeper.store.index import Index
 from slotkeeper.store.kept import Kept
 from slotkeeper.store.lanes import Lane
-from slotkeeper.store.trouble import MissingError, StoreError, Trouble
+from slotkeeper.store.trouble import HaltedError, MissingError, StoreError, Trouble
 
 T = TypeVar("T")
 
@@ -80,7 +81,8 @@ class Catalogue:
         await self._remember(lambda: self._index.drop([snapshot]))
 
     async def close(self) -> None:
-        await self._remember(self._index.close)
+        with suppress(HaltedError):  # closed before
+            await self._remember(self._index.close)
         await self._lane.close()
 
     async def _remember(self, work: Callable[[], T]) -> T | None:

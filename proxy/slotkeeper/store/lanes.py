@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from slotkeeper.store.files import Halt
+from slotkeeper.store.trouble import HaltedError
 
 T = TypeVar("T")
 
@@ -21,9 +22,12 @@ class Lane:
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"slotkeeper-{name}")
         self._halts: set[Halt] = set()
+        self._closed = False
 
     async def do(self, work: Callable[[Halt], T]) -> T:
-        """Raises what `work` raises: HaltedError, if it listens to its Halt, when the lane is closed."""
+        """Raises what `work` raises, and HaltedError when the lane is closed."""
+        if self._closed:
+            raise HaltedError
         halt = Halt()
         self._halts.add(halt)
         running = self._pool.submit(work, halt)
@@ -40,6 +44,7 @@ class Lane:
             self._halts.discard(halt)
 
     async def close(self) -> None:
+        self._closed = True
         for halt in self._halts:
             halt.set()
         await asyncio.to_thread(self._pool.shutdown)

@@ -74,7 +74,7 @@ class MissingError(SnapshotError):
 
 
 class HaltedError(Exception):
-    """A pass over a file was given up: nobody waits for it, or the store is being closed."""
+    """Work on a file was given up: nobody waits for it, or the store is closed."""
 
 
 @contextmanager

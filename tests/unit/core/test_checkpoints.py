@@ -2,7 +2,14 @@
 
 import pytest
 
-from slotkeeper.core.checkpoints import Checkpoint, after_prefill, keeps_checkpoints, newest_usable, survivors
+from slotkeeper.core.checkpoints import (
+    Checkpoint,
+    after_prefill,
+    keeps_checkpoints,
+    newest_usable,
+    survivors,
+    window_cells,
+)
 from slotkeeper.core.traits import EngineTraits, Memory
 
 OLD = {"eager_thinning": True}  # b10434
@@ -173,6 +180,36 @@ def test_swa_keeps_the_checkpoint_it_went_back_to():
     kept = (Checkpoint(2484, 1), Checkpoint(2996, 1))
     engine = traits(memory=Memory.SWA, n_swa=256)
     assert places(survivors(kept, newest_usable(kept, 2999, engine))) == [2484, 2996]
+
+
+def test_the_last_of_the_list_that_will_do_is_used_not_the_farthest():
+    engine = traits(memory=Memory.SWA, n_swa=256)
+    kept = (Checkpoint(50, 1), Checkpoint(49, 2), Checkpoint(101, 2))  # as the engine had them
+    assert newest_usable(kept, 57, engine) == 48
+
+
+def test_a_checkpoint_whose_window_begins_too_late_is_passed_over():
+    engine = traits(memory=Memory.SWA, n_swa=256)
+    kept = (Checkpoint(1495, 1, first=1236), Checkpoint(1609, 2, first=1240))
+    assert newest_usable(kept, 1608, engine) == 1608
+    assert newest_usable((*kept[:1], Checkpoint(1495, 2, first=1240)), 1496, engine) == 1494
+    assert newest_usable((Checkpoint(1495, 2, first=1240),), 1496, engine) == 0
+    assert newest_usable((Checkpoint(101, 1, first=0),), 100, engine) == 100
+
+
+@pytest.mark.parametrize(
+    ("n_swa", "n_ubatch", "cells"), [(256, 128, 512), (256, 256, 512), (512, 512, 1024), (128, 512, 768)]
+)
+def test_cells_of_a_sliding_layer(n_swa, n_ubatch, cells):
+    assert window_cells(traits(memory=Memory.SWA, n_swa=n_swa, n_ubatch=n_ubatch)) == cells
+
+
+def test_checkpoints_of_a_window_know_where_it_began():
+    engine = traits(memory=Memory.SWA, n_swa=256, n_ubatch=128)
+    fresh = after_prefill((), reuse=0, end=1427, user_starts=(), task=1, traits=engine)
+    assert [(c.at, c.first) for c in fresh] == [(1295, 783), (1423, 911)]  # as logged by both builds
+    bare = after_prefill(fresh, reuse=1422, end=1450, user_starts=(), task=2, traits=engine, first=1167)
+    assert [(c.at, c.first) for c in bare[-2:]] == [(1422, 1167), (1446, 1167)]
 
 
 @pytest.mark.parametrize(

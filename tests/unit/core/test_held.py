@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.held import HALF_LIFE, Held, continues, reuse
+from slotkeeper.core.held import HALF_LIFE, Held, bare, continues, first_kept, restored, reuse, slack, unsafe
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.types import RequestId
 
 N = 3000
 PROMPT = Tokens(range(N))
@@ -68,6 +70,100 @@ def test_a_bare_state_with_its_checkpoints_gives_the_measured_reuse(prompt, expe
 def test_without_checkpoints_only_a_strict_extension_is_reused(prompt, expected):
     kinds = [DENSE, HYBRID, RECURRENT, SWA]
     assert [reuse(held(traits, checkpoints=()), prompt, traits) for traits in kinds] == expected
+
+
+# -- restored from a file ------------------------------------------------------------------------------
+
+
+def file(checkpoints=(), **more):
+    return Snapshot(
+        id=SnapshotId("f"), fingerprint="", tokens=PROMPT, size=1, checkpoints=checkpoints, **more
+    )
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [row[1:] for row in RESTORED_WITH_CHECKPOINTS],
+                         ids=[row[0] for row in RESTORED_WITH_CHECKPOINTS])  # fmt: skip
+def test_a_restored_file_with_checkpoints_gives_the_measured_reuse(prompt, expected):
+    states = [restored(file((2484, 2996)), traits, now=1.0) for traits in KINDS]
+    found = [reuse(held, prompt, traits) for held, traits in zip(states, KINDS, strict=True)]
+    assert found[:4] == expected[:4]
+
+
+def test_a_mended_window_is_extended_and_not_cut():
+    mended = restored(file(repaired=True), SWA, now=1.0)
+    assert reuse(mended, PROMPT + OTHER, SWA) == N
+    assert reuse(mended, PROMPT, SWA) == reuse(mended, parts(1), SWA) == 0
+    assert reuse(restored(file(), SWA, now=1.0), PROMPT + OTHER, SWA) == 0  # T4
+
+
+def test_the_last_checkpoints_are_restored_as_many_as_the_list_may_have():
+    three = file((700, 2484, 2996))
+    short = replace(HYBRID, checkpoint_cap=2)
+    assert [c.at for c in restored(three, short, now=1.0).checkpoints] == [2484, 2996]
+    assert [c.at for c in restored(three, HYBRID, now=1.0).checkpoints] == [700, 2484, 2996]
+
+
+@pytest.mark.parametrize(
+    "traits", [replace(HYBRID, checkpoint_cap=0), replace(HYBRID, files_carry=False), DENSE, SWA_FULL]
+)
+def test_some_engines_restore_no_checkpoints(traits):
+    assert restored(file((2484, 2996)), traits, now=1.0).checkpoints == ()
+
+
+def test_a_restored_slot_knows_who_asked_and_when():
+    state = restored(file(), HYBRID, request=RequestId("r"), now=5.0)
+    assert (state.tokens, state.opaque, state.request, state.used) == (PROMPT, 0, "r", 5.0)
+
+
+# -- --swa-full: T9 -------------------------------------------------------------------------------------
+
+# tokens before the end at which the next prompt parts, whether the engine would cut there wrongly
+T9 = [(0, False), (1, False), (2, True), (100, True), (255, True), (256, False), (600, False)]
+
+
+@pytest.mark.parametrize(("before", "wrong"), T9)
+def test_t9_a_copied_window_is_never_cut_where_the_engine_would_answer_wrongly(before, wrong):
+    copied = restored(file(), SWA_FULL, now=1.0)
+    assert unsafe(copied, parts(before), SWA_FULL) is wrong
+    assert reuse(copied, parts(before), SWA_FULL) == (N - before if before < 2 else 0)
+
+
+def test_t9_the_live_slot_can_be_cut_anywhere():
+    live = Held(tokens=PROMPT)
+    assert not unsafe(live, parts(100), SWA_FULL)
+    assert reuse(live, parts(100), SWA_FULL) == N - 100
+
+
+def test_t9_what_fits_into_the_window_is_copied_whole():
+    short = bare(Held(tokens=PROMPT.cut(0, 256)), SWA_FULL)
+    assert reuse(short, PROMPT.cut(0, 100) + OTHER, SWA_FULL) == 100
+    assert not unsafe(short, PROMPT.cut(0, 100) + OTHER, SWA_FULL)
+
+
+# -- the live window --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "first", "expected"),
+    [
+        (3000, 0, 512),  # 768 cells, of which 256 are the window
+        (3000, 2744, 0),  # bare
+        (3000, 2743, 1),
+        (400, 0, 144),
+        (100, 0, 0),
+    ],
+)
+def test_a_window_can_be_cut_back_as_far_as_its_cells_reach(total, first, expected):
+    assert slack(total, first, SWA) == expected
+    assert slack(total, first, HYBRID) == 0
+
+
+def test_the_first_position_of_a_window_stays_when_it_is_cut_and_is_the_bare_one_after_a_checkpoint():
+    live = Held(tokens=PROMPT, slack=100, checkpoints=LIVE)
+    assert first_kept(live, 2950, SWA) == 3000 - 100 - 256
+    assert first_kept(live, 2483, SWA) == 2484 - 256
+    assert first_kept(live, 0, SWA) == first_kept(None, 0, SWA) == 0
+    assert first_kept(live, 2950, HYBRID) == 0
 
 
 def test_a_live_window_can_be_cut_back_by_about_one_ubatch():

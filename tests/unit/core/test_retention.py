@@ -70,7 +70,7 @@ def test_a_file_with_the_same_checkpoints_makes_the_boundary_redundant():
 
 
 def test_large_files_must_save_more():
-    large, small = state("large", LINE, size=1000), state("small", OTHER, size=10)
+    large, small = state("large", LINE, size=1000, restores=9), state("small", OTHER, size=10)
     assert gone([large, small], 1009) == ["large"]
 
 
@@ -97,9 +97,29 @@ def test_the_age_of_an_early_boundary_does_not_count_while_its_conversation_is_u
 
 
 def test_a_branch_that_was_left_goes_before_the_one_that_went_on():
-    left = state("left", LINE.cut(0, 5000) + OTHER.cut(0, 300), created=1.0)
+    left = state("left", LINE.cut(0, 5000) + OTHER.cut(0, 2000), created=1.0)
     went_on = state("went on", LINE.cut(0, 5300), created=2.0)
     assert gone([left, went_on], 100) == ["left"]
+
+
+def test_steps_back_are_likelier_on_the_branch_that_went_on():
+    left = LINE.cut(0, 5000) + OTHER
+    files = [
+        state("left 7000", left.cut(0, 7000), created=1.0),
+        state("left 9000", left.cut(0, 9000), created=1.0),
+        state("went on 8000", LINE.cut(0, 8000), created=2.0),  # less is lost without this one
+        state("went on 9000", LINE.cut(0, 9000), created=2.0),
+    ]
+    assert gone(files, 200) == ["left 9000", "left 7000"]
+
+
+def test_on_dense_memory_what_parts_along_a_branch_finds_half_of_it_on_average():
+    left = state("left", LINE.cut(0, 5000) + OTHER.cut(0, 5000), created=1.0)
+    went_on = state("went on", LINE, created=2.0)
+    # Of the left branch: a step back in one of two, half of its 5000 tokens, and half as likely as on
+    # the other one, is 625; a next turn adds 60. Of the short one: 300 times 3.5.
+    short = state("short", Tokens(range(70_000, 70_300)), created=2.0)
+    assert gone([left, went_on, short], 200, DENSE) == ["left"]
 
 
 def test_of_two_alike_the_one_that_was_restored_stays():
@@ -132,9 +152,9 @@ def test_of_a_live_conversation_the_deepest_file_is_the_last():
 
 def test_another_conversations_file_is_not_guarded_for_a_shared_system_prompt():
     theirs = state("theirs", LINE.cut(0, 100) + OTHER)
-    dear = state("dear", Tokens(range(70_000, 80_000)), used=NOW, size=50)
+    dear = state("dear", Tokens(range(70_000, 80_000)), used=NOW)
     live = [Held(tokens=LINE, used=NOW)]
-    assert gone([theirs, dear], 50, DENSE, live=live) == ["theirs"]
+    assert gone([theirs, dear], 100, DENSE, live=live) == ["theirs"]
 
 
 def test_what_a_slot_gives_counts_only_as_far_as_a_file_of_it_would():

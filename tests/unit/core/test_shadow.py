@@ -5,6 +5,7 @@ import pytest
 from slotkeeper.core.checkpoints import Checkpoint
 from slotkeeper.core.held import Held
 from slotkeeper.core.shadow import RAM_ENTRIES, EngineShadow, Source
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
 
@@ -85,6 +86,65 @@ def test_a_loaded_window_is_bare_but_its_checkpoints_come_with_it():
 def test_the_most_similar_entry_is_loaded():
     look = shadow(C, ram=[A.cut(0, 300) + E, A, A.cut(0, 600) + E]).look(0, A + E)
     assert look.base.tokens == A
+
+
+def test_a_slot_too_unlike_to_be_chosen_is_saved_although_most_of_it_would_be_kept():
+    """59 tokens held, 38 in common with a prompt of 772: the engine loaded 769 from its RAM cache."""
+    little = A.cut(0, 38) + C.cut(0, 21)
+    look = shadow(little, ram=[A.cut(0, 769)]).look(0, A.cut(0, 772))
+    assert (look.reuse, look.source, look.parked) == (769, Source.RAM, True)
+    alike = shadow(little, ram=[A.cut(0, 379)]).look(0, A.cut(0, 379))  # just over a tenth of the prompt
+    assert (alike.reuse, alike.source, alike.parked) == (38, Source.SLOT, False)
+
+
+def test_a_loaded_swa_full_state_must_not_be_cut():
+    engine = shadow(C, ram=[A], memory=Memory.SWA, n_swa=256, swa_full=True)
+    engine.ram = []
+    engine.slots = [state(A)]
+    engine.touch(0, [])
+    look = engine.look(0, A.cut(0, 900) + E)
+    assert (look.source, look.unsafe, look.reuse) == (Source.RAM, True, 0)
+    engine.erase(0)
+    again = engine.look(0, A.cut(0, 900) + E)
+    assert (again.source, again.unsafe, again.reuse) == (Source.NOTHING, False, 0)
+
+
+# -- files -----------------------------------------------------------------------------------------------
+
+
+def snapshot(tokens, checkpoints=()):
+    return Snapshot(id=SnapshotId("f"), fingerprint="", tokens=tokens, size=1, checkpoints=checkpoints)
+
+
+def test_looking_at_a_file_says_what_a_restore_would_bring_and_changes_nothing():
+    engine = shadow(C, memory=Memory.HYBRID)
+    look = engine.look_restored(0, A + E, snapshot(A, (484, 996)))
+    assert (look.reuse, look.source, look.parked) == (1000, Source.SNAPSHOT, False)
+    assert engine.look_restored(0, A.cut(0, 998) + E, snapshot(A, (484, 996))).reuse == 996
+    assert engine.look_restored(0, E, snapshot(A)).source is Source.NOTHING
+    assert engine.slots[0].tokens == C
+    assert in_ram(engine) == []
+
+
+def test_a_restored_slot_behaves_as_it_was_foreseen():
+    engine = shadow(C, memory=Memory.HYBRID)
+    foreseen = engine.look_restored(0, A + E, snapshot(A, (484, 996)))
+    engine.restore(0, snapshot(A, (484, 996)), 3.0)
+    assert engine.look(0, A + E).reuse == foreseen.reuse
+    assert in_ram(engine) == []  # what was there is lost: the RAM cache is passed by
+
+
+def test_a_restored_state_gives_way_to_a_better_entry_like_any_other():
+    engine = shadow(None, ram=[A], memory=Memory.HYBRID)
+    mine = A.cut(0, 400) + C.cut(0, 600)
+    assert engine.look_restored(0, A + E, snapshot(mine)).source is Source.RAM
+
+
+def test_an_erased_slot_is_empty_and_nothing_is_saved():
+    engine = shadow(A)
+    engine.erase(0)
+    assert engine.slots == [None]
+    assert in_ram(engine) == []
 
 
 # -- what tasks leave behind ---------------------------------------------------------------------------
@@ -210,9 +270,25 @@ def test_turns_count_only_when_most_of_the_state_was_continued():
 
 def test_a_live_window_has_slack_and_its_copy_has_none():
     engine = shadow(None, None, memory=Memory.SWA, n_swa=256)
-    assert finish(engine).slack == 512
+    assert finish(engine, prompt=C, prompt_tokens=1500, generated=0).slack == 512
     engine.launch(engine.look(1, E), [0])
     assert engine.ram[0].slack == 0
+
+
+def test_a_window_that_came_from_a_checkpoint_grows_as_the_prompt_does():
+    engine = shadow(None, memory=Memory.SWA, n_swa=256)
+    finish(engine, prompt=C, prompt_tokens=1500, generated=0)
+    part = C.cut(0, 1499) + E
+    assert finish(engine, prompt=part, prompt_tokens=1599, cached=1495, generated=0).slack == 512
+    engine.slots[0] = state(C, checkpoints=(Checkpoint(1496, 1),))  # as loaded from the RAM cache
+    assert finish(engine, prompt=part, prompt_tokens=1599, cached=1495, generated=0).slack == 103
+
+
+def test_the_floor_of_a_copied_state_stays_while_it_is_extended():
+    engine = shadow(None, memory=Memory.SWA, n_swa=256, swa_full=True)
+    engine.restore(0, snapshot(C), 1.0)
+    assert finish(engine, prompt=C + E, prompt_tokens=1600, cached=1500).floor == 1499
+    assert finish(engine, prompt=E, prompt_tokens=100, cached=0).floor == 0
 
 
 def test_checkpoints_follow_the_measured_rule():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.canary import (
-    ProbeResult,
     inspected,
     quietest,
     removed,
@@ -23,35 +21,12 @@ from slotkeeper.store import names
 EMPTY = struct.pack("<7I", 0x67677371, 4, 4, 0xFFFFFFFF, 1, 0, 0) + struct.pack(
     "<2I", 1, 0
 )  # of a dense slot
-RESULT = ProbeResult(engine="abc", state_version=4, files_carry=True, layout="def", computed=128)
 
 
 def refusal(path: Path, written: int) -> NoFilesError:
     with pytest.raises(NoFilesError) as refused:
         inspected(path, written)
     return refused.value
-
-
-def test_a_result_survives_being_kept_as_json():
-    for result in (RESULT, ProbeResult(engine="", state_version=2)):
-        assert ProbeResult.from_document(json.loads(json.dumps(result.to_document()))) == result
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        None,
-        [],
-        "x",
-        {},
-        {"engine": "a"},
-        RESULT.to_document() | {"more": 1},
-        RESULT.to_document() | {"layout": 3},
-    ],
-    ids=str,
-)
-def test_what_is_no_result_is_none(document):
-    assert ProbeResult.from_document(document) is None
 
 
 def test_what_we_cannot_clear_away_the_store_does():

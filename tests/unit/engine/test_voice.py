@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from slotkeeper.engine.voice import FILE, TOLERANCE, Heard, alike, recalled, remembered
+from slotkeeper.engine.client import EngineError
+from slotkeeper.engine.voice import FILE, TOLERANCE, Heard, alike, recalled, remembered, voice_of
 
 ODDS = tuple((token, -1.0 - token / 2) for token in range(8))
 HEARD = Heard(name="n", engine="e", process="p", odds=ODDS)
@@ -40,3 +43,23 @@ def test_what_was_heard_is_recalled(tmp_path):
 def test_a_file_that_is_not_ours_is_nothing_heard(tmp_path, data):
     (tmp_path / FILE).write_bytes(data)
     assert recalled(tmp_path) == []
+
+
+class Refuses:
+    """An engine that nobody used yet, and that does not say what is likely."""
+
+    async def slots(self, **_):
+        return ()
+
+    async def tokenize(self, *_, **__):
+        return [1, 2, 3]
+
+    async def guess(self, *_, **__):
+        raise EngineError(400, "no")
+
+
+async def test_an_engine_that_does_not_answer_is_taken_for_the_one_heard_last(tmp_path):
+    assert await voice_of(Refuses(), tmp_path, "e", "new", may_compute=True) == ""
+    remembered(tmp_path, [HEARD, replace(HEARD, name="newer"), replace(HEARD, engine="other", name="x")])
+    assert await voice_of(Refuses(), tmp_path, "e", "new", may_compute=True) == "newer"
+    assert await voice_of(Refuses(), tmp_path, "e", "new", may_compute=False) == "newer"

@@ -66,3 +66,8 @@ def mode(path: Path) -> int:
 
 def owner(path: Path) -> int:
     return path.stat().st_uid
+
+
+def times(path: Path) -> tuple[int, int]:
+    """When it says that it was written, and when anything about it last changed, in nanoseconds."""
+    return path.stat().st_mtime_ns, path.stat().st_ctime_ns

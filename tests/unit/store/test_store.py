@@ -18,7 +18,7 @@ from slotkeeper.store.kept import snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, MissingError, StoreError, TornError, Trouble, UnfitError
 from unit.engine.slotfile.built import IDS, WINDOW, slot_file, whole_file
-from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, offered, opened
+from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, offered, opened, times
 
 
 @pytest.fixture
@@ -50,6 +50,16 @@ async def test_files_are_for_us_alone(hot: Path):
     assert mode(hot / f"{kept.id}.slot") == mode(hot / f"{kept.id}.json") == 0o600
 
 
+async def test_files_are_dated_back(hot: Path):
+    """Where a file system's clock has not ticked since we hashed, a write would leave the same times."""
+    async with opened(hot) as store:
+        kept = await keep(store, hot)
+        written, changed = times(hot / f"{kept.id}.slot")
+        assert written < changed - 1e9
+        assert await store.offer(kept.id, ENGINE)
+        assert times(hot / f"{kept.id}.slot") == (written, changed)  # not hashed again
+
+
 async def test_a_new_process_finds_everything_that_was_kept(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         a, b, c = [await keep(store, hot) for _ in range(3)]
@@ -60,6 +70,7 @@ async def test_a_new_process_finds_everything_that_was_kept(hot: Path, cold: Pat
         before = {kept.id: kept for kept in store.listing()}
     later = Store(hot, cold)
     found = await later.open()
+    await later.close()
     await later.close()
     assert {kept.id: kept for kept in found.kept} == before
     assert found.notes == ()
@@ -320,6 +331,8 @@ async def test_closing_ends_what_is_going_on(hot: Path):
     loop.call_later(0.05, wanted.set)
     await store.close()
     assert [type(result) for result in await saving] == [HaltedError]
+    with pytest.raises(HaltedError):
+        await store.temporary()
     assert names_in(hot) == set()
 
 

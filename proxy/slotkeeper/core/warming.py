@@ -1,0 +1,48 @@
+"""Slots of an engine that has just started are warmed while nobody waits, if a restore is not enough.
+
+Older builds keep no draft state in files: a restored slot continues at once, but its drafts are bad until
+some thousand tokens were computed there (engine.md 2.6). So the latest conversations are restored from
+an earlier file, and the tail is computed before anybody asks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from slotkeeper.core.effects import Purpose
+from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.snapshots import Snapshot
+from slotkeeper.core.steps import Load, Prefill, Step
+from slotkeeper.core.table import EngineTable
+
+TAIL: Final = (
+    2000  # tokens: two thirds of the lost drafts are back (engine.md 2.6); the rest costs the whole prompt
+)
+RECENT: Final = 3600.0  # seconds: who was away for longer will hardly come back just now
+
+
+def needs_warming(table: EngineTable) -> bool:
+    return table.traits.speculative and table.traits.files_carry is False
+
+
+def coldest(table: EngineTable, shelf: Shelf, now: float) -> Snapshot | None:
+    """The end of the latest conversation that no slot holds."""
+    held = [h.tokens for h in table.shadow.slots if h]
+    ends = [
+        s
+        for s in shelf
+        if s.fingerprint == table.traits.fingerprint
+        and now - s.used < RECENT
+        and s.id not in table.warmed
+        and not any(tokens.lcp(s.tokens) * 2 > len(s.tokens) for tokens in held)
+    ]
+    return max(ends, key=lambda s: (s.used, len(s.tokens)), default=None)
+
+
+def first_step(end: Snapshot, shelf: Shelf, table: EngineTable) -> Step | None:
+    """From the longest file that leaves a tail; a short conversation is computed whole. None: too long."""
+    early = end.tokens.cut(0, max(0, len(end.tokens) - TAIL + 1))
+    found = shelf.best(early, table.traits, lambda _: 0.0)
+    if found and len(found[0].tokens) == found[1]:
+        return Load(found[0])
+    return Prefill(end.tokens, Purpose.DRAFT) if len(end.tokens) <= 2 * TAIL else None

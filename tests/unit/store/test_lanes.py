@@ -1,0 +1,75 @@
+"""Threads whose callers can be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from slotkeeper.store.files import Halt
+from slotkeeper.store.lanes import Lane
+from slotkeeper.store.trouble import HaltedError
+
+
+@pytest.fixture
+async def lane() -> AsyncIterator[Lane]:
+    lane = Lane("test")
+    yield lane
+    await lane.close()
+
+
+class Slow:
+    """Work that goes on until it is told to stop, and says when it began."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = asyncio.Event(), False
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, halt: Halt) -> None:
+        self._loop.call_soon_threadsafe(self.begun.set)
+        if not halt.wait(30):
+            raise TimeoutError
+        self.ended = True
+        raise HaltedError
+
+
+async def test_a_result_and_an_error_come_back(lane: Lane):
+    assert await lane.do(lambda halt: halt.is_set()) is False
+    with pytest.raises(ZeroDivisionError):
+        await lane.do(lambda _: 1 // 0)
+
+
+async def test_a_cancelled_caller_waits_until_its_work_has_ended(lane: Lane):
+    slow = Slow()
+    caller = asyncio.gather(lane.do(slow))
+    await slow.begun.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert slow.ended
+
+
+async def test_what_has_not_begun_never_does(lane: Lane):
+    slow, done = Slow(), []
+    first = asyncio.gather(lane.do(slow))
+    second = asyncio.gather(lane.do(lambda _: done.append("second")))
+    await slow.begun.wait()
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await lane.do(lambda _: done.append("third"))
+    assert done == ["third"]
+
+
+async def test_closing_halts_and_refuses():
+    lane, slow = Lane("test"), Slow()
+    caller = asyncio.gather(lane.do(slow), return_exceptions=True)
+    await slow.begun.wait()
+    await lane.close()
+    assert [type(result) for result in await caller] == [HaltedError]
+    with pytest.raises(HaltedError):
+        await lane.do(lambda _: None)
