@@ -131,6 +131,7 @@ class Account:
                 cached=figures.cached,
                 generated=figures.generated,
                 slot=figures.slot,
+                prefill_seconds=figures.prefill_ms / 1000 if figures.prefill_ms else None,
             )
         )
         self.render()
