@@ -8,13 +8,16 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import aiohttp
 import pytest
 
 from engine.lockstep import LockStep
 from engine.walks import Chats, Walk
+from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.wire.headers import PREDICTED
 
 REQUESTS = 150
 CHATS = 60
@@ -36,8 +39,12 @@ async def walk(
 
 
 async def chats(engine, seed: int) -> LockStep:
+    """In two slots; only what is sent is of interest, so that no reply is wanted."""
     async with lockstep(engine) as step:
-        await Chats(step, random.Random(seed)).run(CHATS)
+        step.opens, walk = True, Chats(random.Random(seed))
+        while len(step.asked) < CHATS:
+            note, number = walk.next()
+            await step.chat(number % 2, walk.chats[number], note=note)
         return step
 
 
@@ -86,6 +93,38 @@ async def test_tokens_of_a_reply_that_is_not_known_are_not_promised(engine_facto
     step = await walk(engine, seed=11, requests=60, learns=False, crowd=2)
     assert [str(one) for one in step.asked if one.look.reuse > one.cached] == []
     assert any(one.look.reuse < one.cached for one in step.asked)
+
+
+@pytest.mark.parametrize(
+    ("model", "args"), [("tiny-hybrid", ""), ("tiny-hybrid-mtp", "--spec-type draft-mtp")]
+)
+async def test_through_the_sidecar_no_more_is_promised_than_is_reused(engine_factory, build, model, args):
+    """Replies may come back otherwise than they were sampled, and drafts may lie behind their ends."""
+    engine = engine_factory(model, build, args=[*FLAGS, *args.split()])
+    promises = await answered(engine, seed=11, requests=30)
+    assert [one for one in promises if one.predicted > one.cached] == []
+    assert sum(one.predicted == one.cached > 0 for one in promises) > len(promises) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    predicted: int
+    cached: int
+
+
+async def answered(engine, seed: int, requests: int) -> list[Promise]:
+    """Chats with real replies, which go back to the sidecar as they came."""
+    walk, promises = Chats(random.Random(seed)), []
+    async with lab.sidecar(engine.base, engine.flags) as url, aiohttp.ClientSession(url) as session:
+        while len(promises) < requests:
+            _, number = walk.next()
+            messages = walk.chats[number]
+            body = {"messages": messages, "max_tokens": 40, "temperature": 0}
+            async with session.post("/v1/chat/completions", json=body) as response:
+                answer = await response.json()
+            messages.append(answer["choices"][0]["message"])
+            promises.append(Promise(int(response.headers[PREDICTED]), answer["timings"]["cache_n"]))
+    return promises
 
 
 def expect_known(step: LockStep) -> None:

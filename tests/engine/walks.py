@@ -106,32 +106,30 @@ class Walk:
 
 @dataclass(slots=True)
 class Chats:
-    """A random walk over chats, which the engine cuts where user messages begin (engine.md 3)."""
+    """Turns, edits and regenerations of chats that share a system prompt."""
 
-    step: LockStep
     rng: random.Random
     system: str = ""
     chats: list[list[Message]] = field(default_factory=list)
 
-    async def run(self, requests: int) -> None:
-        self.step.opens = True
-        self.system = self.words(100, 600)
-        while len(self.step.asked) < requests:
-            note, number = self.change()
-            await self.step.chat(number % 2, self.chats[number], note=note)
-
-    def change(self) -> tuple[str, int]:
+    def next(self) -> tuple[str, int]:
+        """What its client does, and the number of the chat that is to be sent."""
         number = self.rng.randrange(len(self.chats)) if self.chats else 0
         kind = self.rng.choices(["next", "edit", "again", "new"], [50, 25, 10, 15])[0]
         if not self.chats or kind == "new":
+            self.system = self.system or self.words(100, 600)
             self.chats.append([{"role": "system", "content": self.system}, self.said("user", 150)])
-            return kind, len(self.chats) - 1
+            return "new", len(self.chats) - 1
         chat = self.chats[number]
+        if chat[-1]["role"] == "user":  # nobody answered
+            chat.append(self.said("assistant", 60))
         if kind == "next" and len(chat) < 12:
-            chat += [self.said("assistant", 60), self.said("user", 150)]
+            chat.append(self.said("user", 150))
         elif kind == "edit":
             at = self.rng.randrange(1, len(chat), 2)  # a message of the user's, and all after it is gone
             chat[at:] = [self.said("user", 150)]
+        else:
+            chat.pop()
         return kind, number
 
     def said(self, role: str, most: int) -> Message:

@@ -56,7 +56,8 @@ def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: flo
             shared = shared_messages(outline, held)
             if shared > most:
                 best, most = None, shared
-                if ready and table.states[slot] is SlotState.IDLE and continues(outline, held):
+                free = ready and table.states[slot] is SlotState.IDLE
+                if free and continues(outline, held) and not (held and held.floor):  # T9: tokens decide
                     best = Plan(table=table, slot=SlotId(slot), reason=Reason.CONTINUES)
     return best
 
@@ -170,7 +171,7 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
     prompt, now = want.prompt, want.now
     wait = not table.open_for_unpinned(now)
     natural = table.shadow.engine_choice(prompt, table.idle)
-    if natural:
+    if natural and not natural.unsafe:
         price = price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
     for plan in _pinned(table, want):

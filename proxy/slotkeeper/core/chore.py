@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slotkeeper.core.held import Held
 from slotkeeper.core.steps import Step
@@ -28,6 +28,13 @@ class Chore:
     @property
     def held(self) -> Held | None:
         return self.table.shadow.slots[self.slot]
+
+    def recognise(self) -> None:
+        """A file does not say whose conversation it is; where the slot is home again, that is known."""
+        held, home = self.held, self.home
+        if held and home and held.request is None and held.tokens == home.tokens:
+            same = replace(held, outline=home.outline, turns=home.turns, used=home.used, request=home.request)
+            self.table.shadow.slots[self.slot] = same
 
     def leave(self, now: float) -> None:
         if self.table.states[self.slot] is SlotState.TENDED:

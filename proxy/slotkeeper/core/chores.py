@@ -34,6 +34,8 @@ def settle(state: State, now: float) -> Iterator[Effect]:
             due = _due(state, table, held)
             if due > now:
                 due_at = min(due, due_at or due)
+            elif table.rates.size_of(held.total) > state.limits.hot_bytes:
+                table.settled[slot] = held  # it has no room
             elif (step := first_step(held, table, state.shelf)) is None:
                 table.settled[slot] = held
             elif _allowed(state, table, held, now):

@@ -60,7 +60,6 @@ class Saved:
     snapshot: Snapshot | None
     tokens: Tokens | None = None
     seconds: float = 0.0  # that the engine took
-    full: bool = False  # it failed, and so will the next ones for a while
 
 
 class Loading(StrEnum):

@@ -12,7 +12,6 @@ from slotkeeper.core.retention import evict
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load
-from slotkeeper.core.traits import EngineTraits
 
 
 def kept(state: State, snapshot: Snapshot, now: float) -> list[Effect]:
@@ -34,16 +33,34 @@ def make_room(state: State, now: float) -> list[Effect]:
     """What must leave the hot tier goes to the cold one, if there is one; what must leave that is deleted."""
     effects: list[Effect] = []
     for tier, budget in ((Tier.HOT, state.limits.hot_bytes), (Tier.COLD, state.limits.cold_bytes)):
-        if state.shelf.size(tier) <= budget:
-            continue
-        here = [snapshot for snapshot in state.shelf if snapshot.tier is tier]
-        for gone in evict(here, budget, traits=_traits(state), live=_live(state), now=now):
+        for gone in _surplus(state, tier, budget, now):
             if tier is Tier.HOT and state.limits.cold_bytes:
                 effects.append(_to_cold(state, gone))
             else:
                 state.shelf.take(gone)
                 effects.append(Drop(snapshot=gone, to_cold=False))
     return effects
+
+
+def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[SnapshotId]:
+    """What has no room: first files for engines that are not there, then those that are worth least."""
+    shelf, gone = state.shelf, []
+    over = shelf.size(tier) - budget
+    if over <= 0:
+        return []
+    here = {table.traits.fingerprint: table.traits for table in state.up}
+    strangers = (s for s in shelf if s.tier is tier and s.fingerprint not in here)
+    for snapshot in sorted(strangers, key=lambda s: s.used):
+        if over > 0:
+            gone.append(snapshot.id)
+            over -= snapshot.size
+    for fingerprint, traits in here.items():
+        order = shelf.order(tier, fingerprint)
+        size = sum(snapshot.size for snapshot in order)
+        if over > 0 and size:
+            gone += evict(order, max(0, size - over), traits=traits, live=_live(state), now=now)
+            over = max(0, over - size)
+    return gone
 
 
 def drop(state: State, snapshot: Snapshot) -> list[Effect]:
@@ -75,8 +92,3 @@ def _to_cold(state: State, gone: SnapshotId) -> Drop:
 def _live(state: State) -> list[Held]:
     """What slots hold: a file beside it saves little."""
     return [held for table in state.up for held in table.shadow.slots if held and held.tokens]
-
-
-def _traits(state: State) -> EngineTraits:
-    """How files can be cut, which is the same wherever they fit."""
-    return next((table.traits for table in state.tables.values()), EngineTraits())

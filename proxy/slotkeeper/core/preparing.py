@@ -26,6 +26,7 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
     if chore := state.chores.get(event.request):
         if chore.owns:
             ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
+            chore.recognise()
             yield from effects
             yield from chores.went_on(state, chore, ok=ok, now=event.at)
         else:  # the engine was restarted

@@ -281,12 +281,23 @@ class EngineShadow:
 
 
 def _contains(outer: Held, inner: Held) -> bool:
-    return outer.total >= inner.total and outer.tokens.begins_with(inner.tokens)
+    """Whether all of `inner` is in `outer`.
+
+    A reply that nobody knows is not taken for what came after it in another state: it was not sent back as
+    it was sampled, or drafts lie behind its end.
+    """
+    if outer.total == inner.total:  # the same, but perhaps not known as far
+        return outer.tokens.begins_with(inner.tokens) or inner.tokens.begins_with(outer.tokens)
+    return outer.total > inner.total and not inner.opaque and outer.tokens.begins_with(inner.tokens)
 
 
 def _publish(ram: list[Held], held: Held, traits: EngineTraits) -> None:
     """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
-    if held.total == 0 or any(_contains(entry, held) for entry in ram):
+    if held.total == 0:
         return
+    for place, entry in enumerate(ram):
+        if _contains(entry, held):  # the engine keeps what it has; we may have learnt more of its ids
+            ram[place] = entry.known_as(held.tokens) if len(held.tokens) > len(entry.tokens) else entry
+            return
     ram[:] = [entry for entry in ram if not _contains(held, entry)][-(RAM_ENTRIES - 1) :]
     ram.append(bare(held, traits))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from slotkeeper.core.held import Held, restored, reuse
+from slotkeeper.core.prefixes import PrefixOrder
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.tokens import WIDTH, Tokens
 from slotkeeper.core.traits import EngineTraits
@@ -26,6 +27,7 @@ class Shelf:
         self._all: dict[SnapshotId, Snapshot] = {}
         self._by_root: dict[tuple[str, bytes], dict[SnapshotId, Snapshot]] = {}
         self._covered: dict[tuple[str, Tokens], int] = {}
+        self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
         self.version = 0
 
     def __len__(self) -> int:
@@ -44,8 +46,20 @@ class Shelf:
         """Bytes of all files in one tier."""
         return sum(snapshot.size for snapshot in self._all.values() if snapshot.tier is tier)
 
+    def order(self, tier: Tier, fingerprint: str) -> PrefixOrder:
+        """Those of one tier and one kind of engine, sorted by their tokens."""
+        return self._orders.setdefault((tier, fingerprint), PrefixOrder())
+
+    def fingerprints(self, tier: Tier) -> list[str]:
+        """The kinds of engine for which there are files in a tier."""
+        return [fingerprint for there, fingerprint in self._orders if there is tier]
+
     def put(self, snapshot: Snapshot) -> None:
         """Add it, or say something new of it."""
+        before = self._all.get(snapshot.id)
+        if before and before.tier is not snapshot.tier:
+            self.order(before.tier, before.fingerprint).drop(before)
+        self.order(snapshot.tier, snapshot.fingerprint).put(snapshot)
         self._all[snapshot.id] = snapshot
         self._by_root.setdefault(_root(snapshot), {})[snapshot.id] = snapshot
         self._changed()
@@ -54,6 +68,7 @@ class Shelf:
         """It is not to be offered any more."""
         taken = self._all.pop(snapshot, None)
         if taken:
+            self.order(taken.tier, taken.fingerprint).drop(taken)
             key = _root(taken)
             del self._by_root[key][snapshot]
             if not self._by_root[key]:

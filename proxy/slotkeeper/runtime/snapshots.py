@@ -89,7 +89,7 @@ class Snapshots:
         )
         try:
             kept = await self.store.keep(name, facts, save.others)
-        except (SnapshotError, StoreError, HaltedError) as error:
+        except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
             self._ended("save", type(error).__name__.removesuffix("Error").lower())
             log.warning("not_kept", place=str(place), error=str(error))
             return failed

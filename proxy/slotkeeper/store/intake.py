@@ -24,8 +24,8 @@ class Edit:
     repaired: bool = False  # the window's cell table was mended (T4)
 
 
-# Given the saved file, and what was read of it and of the files of Facts.others that can still be used;
-# index 0 is the saved one, as in Span. Called in a thread. None = keep it as it is.
+# Given the saved file, and what was read of it and of those of `others` that can still be used; index 0 is
+# the saved one, as in Span. Called in a thread; what it raises, `keep` raises. None = keep it as it is.
 Editor = Callable[[FileIO, Sequence[SlotFile]], Edit | None]
 
 

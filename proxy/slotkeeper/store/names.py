@@ -37,6 +37,5 @@ def ours(name: str) -> tuple[SnapshotId, str] | None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether it is a name that `new_temporary` makes: no path, no other suffix."""
     known = ours(name)
     return known is not None and known[1] == TEMPORARY

@@ -44,15 +44,21 @@ class Shelf:
     def ready(self) -> bool:
         return self._lock is not None
 
-    def prepare(self, now: float) -> None:
-        """Make the folder, take its lock and write a probe. Raises StoreError. May be called again."""
+    def claim(self) -> None:
+        """Make the folder and take its lock. Raises StoreError. May be called again."""
         with troubles(f"use {self.folder} for snapshots"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
-            probe = self.folder / names.new_temporary(now)
-            with FileIO(probe, "xb") as file:
-                file.write(b"\0")
-            probe.unlink()
+
+    def probe(self, now: float) -> None:
+        """Write a byte, and see that there is room for more. Raises StoreError."""
+        with troubles(f"write to {self.folder}"):
+            path = self.folder / names.new_temporary(now)
+            try:
+                with FileIO(path, "xb") as file:
+                    file.write(b"\0")
+            finally:
+                path.unlink(missing_ok=True)
         self.demand(0)
 
     def demand(self, size: int) -> None:

@@ -35,15 +35,15 @@ def sweep(shelf: Shelf, spare: Collection[str] = ()) -> Swept:
     swept = Swept()
     there: dict[SnapshotId, set[str]] = {}
     for path in list(shelf.folder.iterdir()):
-        if known := names.ours(path.name):
+        if names.is_temporary(path.name):
+            if path.name not in spare:  # (1)
+                files.remove(path)
+        elif known := names.ours(path.name):
             there.setdefault(known[0], set()).add(known[1])
     for snapshot, suffixes in sorted(there.items()):
-        if names.TEMPORARY in suffixes and snapshot + names.TEMPORARY not in spare:  # (1)
-            files.remove(shelf.folder / (snapshot + names.TEMPORARY))
-        suffixes.discard(names.TEMPORARY)
         if len(suffixes) == 2:
             _judge(shelf, snapshot, swept)
-        elif suffixes:  # (2)
+        else:  # (2)
             shelf.drop(snapshot)
             swept.notes.append(f"{snapshot}: unfinished, removed")
     return swept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from slotkeeper.store.kept import Kept
 from slotkeeper.store.lanes import Lane
 from slotkeeper.store.shelf import Shelf
 from slotkeeper.store.sweep import Swept, sweep
-from slotkeeper.store.trouble import SnapshotError, StoreError
+from slotkeeper.store.trouble import SnapshotError, StoreError, Trouble
 
 
 class Tiers:
@@ -32,18 +33,27 @@ class Tiers:
         self._health = health
 
     async def close(self) -> None:
-        for lane in (self.urgent, self.patient, self.quick):
-            await lane.close()
+        await asyncio.gather(self.urgent.close(), self.patient.close(), self.quick.close())
         for shelf in self.shelves.values():
             shelf.close()
 
     async def swept(self, tier: Tier, spare: Collection[str]) -> Swept:
-        """Make its folder, take its lock and read what lies there, but for the temporary files in `spare`."""
+        """Make its folder, take its lock and read what lies there, but for the temporary files in `spare`.
+
+        A full one is noted only: what is there can be used.
+        """
         shelf = self.shelves[tier]
 
         def work(_: Halt) -> Swept:
-            shelf.prepare(self._clock())
-            return sweep(shelf, spare)
+            shelf.claim()
+            swept = sweep(shelf, spare)
+            try:
+                shelf.probe(self._clock())
+            except StoreError as error:
+                if error.trouble is not Trouble.DISK_FULL:
+                    raise
+                swept.notes.append(str(error))
+            return swept
 
         with self._health.watching(f"open {shelf.folder}", tier):
             return await self.patient.do(work)
@@ -54,7 +64,7 @@ class Tiers:
             raise error
         with self._health.watching(f"save to {self.hot.folder}", Tier.HOT):
             if self._health.doubtful:
-                await self.quick.do(lambda _: self.hot.prepare(self._clock()))
+                await self.quick.do(lambda _: self._try(self.hot))
                 self._health.recovered()
             try:
                 await self.quick.do(lambda _: self.hot.demand(size))
@@ -95,7 +105,7 @@ class Tiers:
 
         def work(halt: Halt) -> None:
             if not shelf.ready:  # a cold tier that could not be used when we started
-                shelf.prepare(self._clock())
+                self._try(shelf)
             with self._timed(target, kept.manifest.size):
                 transfer(self.shelves[source], shelf, kept.manifest, self._clock(), halt)
 
@@ -109,6 +119,10 @@ class Tiers:
         act = shelf.quarantine if damaged else shelf.drop
         with self._health.watching(f"remove {snapshot} from {shelf.folder}", tier):
             await self.quick.do(lambda _: act(snapshot))
+
+    def _try(self, shelf: Shelf) -> None:
+        shelf.claim()
+        shelf.probe(self._clock())
 
     def _usable(self, kept: Kept, stack: ExitStack, halt: Halt) -> FileIO | None:
         """Its hot file, open and checked."""

@@ -181,6 +181,20 @@ def test_a_contained_state_is_not_copied_and_a_longer_one_replaces_it():
     assert in_ram(engine) == [A + E]
 
 
+def test_a_state_whose_end_is_not_known_is_not_taken_for_a_part_of_a_longer_one():
+    engine = shadow(A + E, None)
+    engine.ram = [state(A, opaque=3)]
+    engine.launch(engine.look(1, E), [0])
+    assert in_ram(engine) == [A, A + E]
+
+
+def test_the_same_state_is_not_copied_again_but_its_ids_are_learnt():
+    engine = shadow(A, None, memory=Memory.HYBRID)
+    engine.ram = [state(A.cut(0, 997), opaque=3, checkpoints=(Checkpoint(993, 1),))]
+    engine.launch(engine.look(1, E), [0])
+    assert [(h.tokens, len(h.checkpoints)) for h in engine.ram] == [(A, 1)]
+
+
 def test_memory_of_the_ram_cache_is_bounded_and_drops_the_oldest():
     engine = shadow(None, None)
     for n in range(RAM_ENTRIES + 5):
