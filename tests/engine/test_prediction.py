@@ -90,7 +90,7 @@ async def test_so_it_is_in_chats_whose_user_messages_get_checkpoints(engine_fact
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-swa", "tiny-hybrid"])
 async def test_tokens_of_a_reply_that_is_not_known_are_not_promised(engine_factory, build, model):
     engine = engine_factory(model, build, args=[*FLAGS, "--cache-ram", "0"])
-    step = await walk(engine, seed=11, requests=60, learns=False, crowd=2)
+    step = await walk(engine, seed=11, requests=40, learns=False, crowd=2)
     assert [str(one) for one in step.asked if one.look.reuse > one.cached] == []
     assert any(one.look.reuse < one.cached for one in step.asked)
 

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from slotkeeper.app import Sidecar, running
 from slotkeeper.config import Settings
+from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineBinary, Kind, free_port
@@ -17,6 +18,7 @@ from slotkeeper.engine.process import EngineProcess
 
 LOOK_SECONDS: Final = 0.02
 READY_SECONDS: Final = 30.0
+REST_SECONDS: Final = 120.0
 ANY_PORT: Final = "127.0.0.1:0"
 
 
@@ -36,30 +38,105 @@ def stock_flags(
     return words if binary.kind is Kind.LLAMA_SERVER else [*words, "--device", "none"]
 
 
+class Restartable:
+    """An engine that can be killed and started again, with the same flags and at the same address."""
+
+    def __init__(self, binary: EngineBinary, flags: Sequence[str], log: Path) -> None:
+        self.flags = EngineFlags.parse(flags)
+        self.base = self.flags.base
+        self._binary = binary
+        self._args = tuple(flags)
+        self._log = log
+        self.process = self._new()
+
+    def __repr__(self) -> str:
+        return f"<Restartable {self.process!r}>"
+
+    def kill(self) -> None:
+        """As a power cut would: nothing is written, nobody is told."""
+        self.process.kill()
+
+    async def start(self) -> None:
+        """Start it, unless it runs, and wait until it serves. Raises EngineDiedError."""
+        if self.process.returncode is not None:
+            self.process = self._new()
+        if self.process.pid is None:
+            self.process.start()
+        await self.process.wait_ready()
+
+    async def restart(self) -> None:
+        """Kill it and start it again. Raises EngineDiedError."""
+        self.kill()
+        await self.start()
+
+    def _new(self) -> EngineProcess:
+        return EngineProcess(self._binary, self._args, base=self.base, log=self._log)
+
+
+@asynccontextmanager
+async def restartable(binary: EngineBinary, flags: Sequence[str], log: Path) -> AsyncIterator[Restartable]:
+    """Raises EngineDiedError when it does not start."""
+    mortal = Restartable(binary, flags, log)
+    try:
+        await mortal.start()
+        yield mortal
+    finally:
+        await mortal.process.stop()
+
+
 @asynccontextmanager
 async def engine(binary: EngineBinary, flags: Sequence[str], log: Path) -> AsyncIterator[EngineProcess]:
     """Raises EngineDiedError when it does not start."""
-    process = EngineProcess(binary, flags, base=EngineFlags.parse(flags).base, log=log)
-    process.start()
-    try:
-        await process.wait_ready()
-        yield process
-    finally:
-        await process.stop()
+    async with restartable(binary, flags, log) as started:
+        yield started.process
 
 
 @asynccontextmanager
-async def sidecar(base: str, flags: EngineFlags | None = None) -> AsyncIterator[str]:
+async def in_front_of(
+    base: str, flags: EngineFlags | None = None, **settings: Any
+) -> AsyncIterator[Sidecar]:
+    """A sidecar that knows the engine at `base`. `settings` go over those of a laboratory."""
+    ours: dict[str, Any] = {
+        "upstream": (base,),
+        "listen": ANY_PORT,
+        "admin_listen": ANY_PORT,
+        "drain_delay": 0,
+        "drain_timeout": 5,
+    }
+    async with running(
+        Settings(**(ours | settings)), {EngineId(base): flags} if flags else None
+    ) as started:
+        await ready(started)
+        yield started
+
+
+@asynccontextmanager
+async def sidecar(base: str, flags: EngineFlags | None = None, **settings: Any) -> AsyncIterator[str]:
     """The URL of a sidecar's data port, once it knows the engine at `base`."""
-    settings = Settings(
-        upstream=(base,), listen=ANY_PORT, admin_listen=ANY_PORT, drain_delay=0, drain_timeout=5
-    )
-    async with running(settings, {EngineId(base): flags} if flags else None) as started:
-        await _ready(started)
-        yield f"http://{started.addresses[0]}"
+    async with in_front_of(base, flags, **settings) as started:
+        yield url_of(started)
 
 
-async def _ready(started: Sidecar) -> None:
+def url_of(started: Sidecar) -> str:
+    """Of its data port."""
+    return f"http://{started.addresses[0]}"
+
+
+async def ready(started: Sidecar) -> None:
+    """Wait until every engine is probed. Raises TimeoutError."""
     async with asyncio.timeout(READY_SECONDS):
         while not all(link.ready for link in started.driver.links.values()):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(LOOK_SECONDS)
+
+
+async def rested(started: Sidecar) -> None:
+    """Wait until no slot is at work, all is saved, and no slot is being warmed. Raises TimeoutError."""
+    async with asyncio.timeout(REST_SECONDS):
+        while not _rests(started):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _rests(started: Sidecar) -> bool:
+    placement = started.driver.placement
+    idle = all(state is SlotState.IDLE for table in placement.tables.values() for state in table.states)
+    return idle and not placement.unsaved(started.driver.now())

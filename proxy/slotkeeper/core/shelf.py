@@ -6,29 +6,31 @@ engine can cut it, and never because positions happen to fit.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final
 
 from slotkeeper.core.held import Held, restored, reuse
 from slotkeeper.core.prefixes import PrefixOrder
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
-from slotkeeper.core.tokens import WIDTH, Tokens
+from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 
-ROOT: Final = 16 * WIDTH  # bytes: snapshots whose first tokens differ are never compared further
+ROOT: Final = 16  # tokens: with less in common a snapshot is of no use
 KIN: Final = 2  # files whose checkpoints are looked at for a new one
+NEIGHBOURS: Final = 16  # among which they are sought
+REMEMBERED: Final = 64  # answers that hold until a file comes or goes; each keeps its tokens alive
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
 
 
 class Shelf:
-    """Changed only when files come and go; `version` says how often."""
+    """Files stand sorted by their tokens, so that a prompt is compared with its neighbours, not with all."""
 
     def __init__(self) -> None:
         self._all: dict[SnapshotId, Snapshot] = {}
-        self._by_root: dict[tuple[str, bytes], dict[SnapshotId, Snapshot]] = {}
-        self._covered: dict[tuple[str, Tokens], int] = {}
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
-        self.version = 0
+        self._covered: dict[tuple[str, Tokens], int] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -50,10 +52,6 @@ class Shelf:
         """Those of one tier and one kind of engine, sorted by their tokens."""
         return self._orders.setdefault((tier, fingerprint), PrefixOrder())
 
-    def fingerprints(self, tier: Tier) -> list[str]:
-        """The kinds of engine for which there are files in a tier."""
-        return [fingerprint for there, fingerprint in self._orders if there is tier]
-
     def put(self, snapshot: Snapshot) -> None:
         """Add it, or say something new of it."""
         before = self._all.get(snapshot.id)
@@ -61,19 +59,15 @@ class Shelf:
             self.order(before.tier, before.fingerprint).drop(before)
         self.order(snapshot.tier, snapshot.fingerprint).put(snapshot)
         self._all[snapshot.id] = snapshot
-        self._by_root.setdefault(_root(snapshot), {})[snapshot.id] = snapshot
-        self._changed()
+        if before is None or before.checkpoints != snapshot.checkpoints:
+            self._covered.clear()
 
     def take(self, snapshot: SnapshotId) -> Snapshot | None:
         """It is not to be offered any more."""
         taken = self._all.pop(snapshot, None)
         if taken:
             self.order(taken.tier, taken.fingerprint).drop(taken)
-            key = _root(taken)
-            del self._by_root[key][snapshot]
-            if not self._by_root[key]:
-                del self._by_root[key]
-            self._changed()
+            self._covered.clear()
         return taken
 
     def best(
@@ -81,25 +75,28 @@ class Shelf:
     ) -> tuple[Snapshot, int] | None:
         """The snapshot that saves most tokens of `prompt` for its price, and how many; None if none does."""
         best, most = None, 0.0
-        limit = len(prompt) - 1
-        for snapshot in self._fitting(prompt, traits):
-            cost = price(snapshot)
-            if min(limit, len(snapshot.tokens)) - cost <= most:
-                continue  # not even if all of it could be used
-            saved = reuse(restored(snapshot, traits, now=0.0), prompt, traits)
-            if saved - cost > most:
-                best, most = (snapshot, saved), saved - cost
+        for order in self._fitting(prompt, traits):
+            for snapshot, common in _nearest(order, prompt):
+                if common <= most:
+                    break
+                cost = price(snapshot)
+                if _at_most(snapshot, common, traits) - cost <= most:
+                    continue
+                saved = reuse(restored(snapshot, traits, now=0.0), prompt, traits)
+                if saved - cost > most:
+                    best, most = (snapshot, saved), saved - cost
         return best
 
     def covered(self, tokens: Tokens, traits: EngineTraits) -> int:
         """How many of these tokens a snapshot would bring back to a prompt that goes on from them."""
+        if not self._all:
+            return 0
         key = (traits.fingerprint, tokens)
         if key not in self._covered:
-            further = tokens + NEVER
-            self._covered[key] = max(
-                (reuse(restored(s, traits, now=0.0), further, traits) for s in self._fitting(tokens, traits)),
-                default=0,
-            )
+            if len(self._covered) == REMEMBERED:
+                self._covered.clear()
+            found = self.best(tokens + NEVER, traits, lambda _: 0.0)
+            self._covered[key] = found[1] if found else 0
         return self._covered[key]
 
     def covers(self, held: Held, traits: EngineTraits) -> int:
@@ -111,18 +108,44 @@ class Shelf:
         if not traits.files_carry:
             return ()
         near = [
-            (s.tokens.lcp(tokens), s.created, s.id) for s in self._fitting(tokens, traits) if s.checkpoints
+            (common, s.created, s.id)
+            for order in self._fitting(tokens, traits)
+            for s, common in islice(_nearest(order, tokens), NEIGHBOURS)
+            if s.checkpoints
         ]
         return tuple(id_ for *_, id_ in sorted(near, reverse=True)[:KIN])
 
-    def _fitting(self, prompt: Tokens, traits: EngineTraits) -> Iterator[Snapshot]:
-        if traits.snapshots and len(prompt) * WIDTH >= ROOT:
-            yield from self._by_root.get((traits.fingerprint, prompt.packed[:ROOT]), {}).values()
+    def _fitting(self, prompt: Tokens, traits: EngineTraits) -> Iterator[PrefixOrder]:
+        """Those that this engine can load, tier by tier."""
+        for tier in Tier:
+            order = self._orders.get((tier, traits.fingerprint))
+            if order and traits.snapshots:
+                yield order
 
-    def _changed(self) -> None:
-        self.version += 1
-        self._covered.clear()
+
+def _nearest(order: PrefixOrder, prompt: Tokens) -> Iterator[tuple[Snapshot, int]]:
+    """Snapshots and the tokens that each has in common with `prompt`, the most first: they stand around it."""
+    states, common = order.states, order.common
+    behind = bisect_left(states, prompt.packed, key=lambda state: state.tokens.packed)
+    before = behind - 1
+    left = states[before].tokens.lcp(prompt) if before >= 0 else 0
+    right = states[behind].tokens.lcp(prompt) if behind < len(states) else 0
+    while max(left, right) >= ROOT:
+        if left >= right:
+            state, shared = states[before], left
+            left = min(left, common[before])  # the first one has nothing in common with one before it
+            before -= 1
+        else:
+            state, shared = states[behind], right
+            behind += 1
+            right = min(right, common[behind]) if behind < len(states) else 0
+        if isinstance(state, Snapshot):
+            yield state, shared
 
 
-def _root(snapshot: Snapshot) -> tuple[str, bytes]:
-    return snapshot.fingerprint, snapshot.tokens.packed[:ROOT]
+def _at_most(snapshot: Snapshot, common: int, traits: EngineTraits) -> int:
+    """A bound of `reuse`, for a thousandth of its cost: all in common, or its newest checkpoint there."""
+    if traits.cuttable or len(snapshot.tokens) <= common:
+        return common
+    usable = bisect_right(snapshot.checkpoints, common + 1)  # a window's last token does not count
+    return min(common, snapshot.checkpoints[usable - 1]) if usable else 0

@@ -72,32 +72,3 @@ def about_the_window(traits: EngineTraits) -> Iterator[Finding]:
     if traits.memory is Memory.SWA and not traits.swa_full and traits.n_swa and not traits.files_carry:
         what = "Restored as it is, such a file is good for nothing (T4); Slotkeeper can mend its window."
         yield Finding(trap="T4", severity=Severity.NOTE, what=what)
-
-
-def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None) -> int:
-    """At most, of a slot that is full: sliding layers are counted in full, recurrent states not at all.
-
-    0 where the header does not say how wide keys and values are.
-    """
-    kinds = (flags.cache_type_k, flags.cache_type_v) if flags else ("f16", "f16")
-    key, value = (BLOCK_BYTES.get(kind, BLOCK_BYTES["f16"]) for kind in kinds)
-    wide = header.values.get(f"{header.architecture}.embedding_length")
-    each = wide // header.head_count if isinstance(wide, int) and header.head_count else 0
-    heads = sum(kv_heads(header))
-    width = number(header, "attention.key_length", each) * key
-    width += number(header, "attention.value_length", each) * value
-    return (heads * width // 32 + CELL_BYTES) * n_ctx if heads and width else 0
-
-
-def kv_heads(header: GgufHeader) -> Sequence[int]:
-    """Of every layer that has attention."""
-    given = header.values.get(f"{header.architecture}.attention.head_count_kv", header.head_count)
-    if isinstance(given, tuple):
-        return [count for count in given if isinstance(count, int)]
-    layers = header.block_count - header.nextn_predict_layers
-    return [given] * (layers // (header.full_attention_interval or 1)) if isinstance(given, int) else []
-
-
-def number(header: GgufHeader, key: str, otherwise: int) -> int:
-    found = header.values.get(f"{header.architecture}.{key}", otherwise)
-    return found if isinstance(found, int) else otherwise

@@ -1,0 +1,160 @@
+"""Ways to damage a snapshot behind the back of the store, some with a real engine's own files."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import orjson
+
+from chaos.lab_snapshots import Talk, bench, said
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.store.manifest import Flaw, decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A snapshot, and another one of the same folder."""
+
+    folder: Path
+    id: SnapshotId
+    other: SnapshotId
+    strangers: dict[str, bytes]  # files of other engines, by what is other
+    chance: random.Random
+
+    @property
+    def slot(self) -> Path:
+        return self.folder / f"{self.id}.slot"
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / f"{self.id}.json"
+
+    @property
+    def other_slot(self) -> Path:
+        return self.folder / f"{self.other}.slot"
+
+    def place(self) -> int:
+        return self.chance.randrange(self.slot.stat().st_size)
+
+
+def cut(victim: Victim) -> None:
+    with victim.slot.open("r+b") as file:
+        file.truncate(victim.place())
+
+
+def cut_by_a_byte(victim: Victim) -> None:
+    """What kills an engine (engine.md T2)."""
+    with victim.slot.open("r+b") as file:
+        file.truncate(victim.slot.stat().st_size - 1)
+
+
+def flipped(victim: Victim) -> None:
+    data = bytearray(victim.slot.read_bytes())
+    data[victim.place()] ^= 1 << victim.chance.randrange(8)
+    with victim.slot.open("r+b") as file:
+        file.write(data)
+
+
+def zeroed(victim: Victim) -> None:
+    """From some place on, as after a power cut."""
+    size, place = victim.slot.stat().st_size, victim.place()
+    with victim.slot.open("r+b") as file:
+        file.truncate(place)
+        file.truncate(size)
+
+
+def swapped(victim: Victim) -> None:
+    aside = victim.folder / "aside"
+    victim.slot.rename(aside)
+    victim.other_slot.rename(victim.slot)
+    aside.rename(victim.other_slot)
+
+
+def deleted(victim: Victim) -> None:
+    victim.slot.unlink()
+
+
+def linked(victim: Victim) -> None:
+    """A symlink to the very bytes: where it leads, others may write."""
+    aside = victim.folder.parent / victim.slot.name
+    shutil.move(victim.slot, aside)
+    victim.slot.symlink_to(aside)
+
+
+def a_folder(victim: Victim) -> None:
+    victim.slot.unlink()
+    victim.slot.mkdir()
+
+
+def stranger(what: str) -> Callable[[Victim], None]:
+    def damage(victim: Victim) -> None:
+        victim.slot.write_bytes(victim.strangers[what])
+
+    damage.__name__ = what
+    return damage
+
+
+def manifest_edited(victim: Victim) -> None:
+    """Another number somewhere, as an editor or a bad disk would leave it."""
+    doc = orjson.loads(victim.manifest.read_bytes())
+    field = victim.chance.choice(["size", "tokens", "version", "created"])
+    victim.manifest.write_bytes(orjson.dumps(doc | {field: doc[field] + 1}))
+
+
+def manifest_of_another(victim: Victim) -> None:
+    victim.manifest.write_bytes((victim.folder / f"{victim.other}.json").read_bytes())
+
+
+def manifest_of_another_engine(victim: Victim) -> None:
+    """All is well with it, but it is not for this engine."""
+    manifest = decode(victim.manifest.read_bytes(), victim.id)
+    assert not isinstance(manifest, Flaw)
+    victim.manifest.write_bytes(encode(replace(manifest, fingerprint=manifest.fingerprint[::-1])))
+
+
+def the_manifest_of_a_stranger(victim: Victim) -> None:
+    """A stranger's file with a manifest that says its size and hash, as a careless copy would be."""
+    data = victim.strangers["another_model"]
+    doc = orjson.loads(victim.manifest.read_bytes())
+    victim.slot.write_bytes(data)
+    doc |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    victim.manifest.write_bytes(orjson.dumps(doc))
+
+
+Damage = Callable[[Victim], None]
+STRANGERS: Final = ("another_model", "other_flags", "another_build")
+FILES: Final[list[Damage]] = [
+    cut, cut_by_a_byte, flipped, zeroed, swapped, deleted, linked, a_folder, *map(stranger, STRANGERS),
+]  # fmt: skip
+MANIFESTS: Final[list[Damage]] = [
+    manifest_edited,
+    manifest_of_another,
+    manifest_of_another_engine,
+    the_manifest_of_a_stranger,
+]
+
+
+async def strangers(model: str, build: str, talk: Talk, folder: Path) -> dict[str, bytes]:
+    """The same talk's first turn as other engines save it."""
+    kin = "tiny-hybrid-mtp" if model == "tiny-hybrid" else "tiny-hybrid"
+    others = {"b10434": "b11549", "b11549": "b10434"}
+    found = {}
+    for what, (which, at, args) in zip(
+        STRANGERS,
+        ((kin, build, ()), (model, build, ("--rope-freq-base", "5000")), (model, others[build], ())),
+        strict=True,
+    ):
+        async with bench(which, at, folder / what, *args) as engine, EngineClient(engine.base) as calls:
+            async with aiohttp.ClientSession(engine.base) as client:
+                await said(client, talk.body(0) | {"id_slot": 0})
+            await calls.save(0, "it")
+            found[what] = (engine.slots / "it").read_bytes()
+    return found

@@ -1,0 +1,243 @@
+"""A laboratory for snapshots: engines that die and come back, scripted talks, and a witness of every restore.
+
+What a talk's replies must be is found out by an engine alone, with nobody in front of it and no files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from chaos.conftest import ready, settings
+from chaos.raw import until
+from engine.conftest import stock
+from slotkeeper.app import Sidecar, running
+from slotkeeper.bench.prose import prose
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.core.types import EngineId
+from slotkeeper.engine.client import RestoreResult
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.process import EngineProcess
+from slotkeeper.store.intake import Saved
+from slotkeeper.store.kept import Kept
+
+CHAT: Final = "/v1/chat/completions"
+SMALL: Final = ("-c", "8192")  # tokens of both slots: what a talk needs, and a quick start
+SOON: Final = 0.05  # seconds without a request until a slot is saved
+Reply = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Bench:
+    """One engine that is killed and started again at the same address, on the same folder."""
+
+    model: str
+    build: str
+    folder: Path
+    args: Sequence[str] = ()
+    port: int = field(default_factory=free_port)
+    process: EngineProcess | None = None
+
+    @property
+    def slots(self) -> Path:
+        return self.folder / "slots"
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*stock(self.model, self.folder, self.port), *SMALL, *self.args)
+
+    @property
+    def flags(self) -> dict[EngineId, EngineFlags]:
+        return {EngineId(self.base): EngineFlags.parse(self.words)}
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    async def start(self) -> None:
+        log = self.folder / "engine.log"
+        self.process = EngineProcess(find_engine(self.build), self.words, base=self.base, log=log)
+        self.process.start()
+        await self.process.wait_ready()
+
+    async def restart(self) -> None:
+        self.kill()
+        await self.start()
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+
+
+@asynccontextmanager
+async def bench(model: str, build: str, folder: Path, *args: str) -> AsyncIterator[Bench]:
+    folder.mkdir(exist_ok=True)
+    made = Bench(model, build, folder, args)
+    try:
+        await made.start()
+        yield made
+    finally:
+        made.kill()
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation whose replies are known beforehand, and the snapshots that were made of it."""
+
+    number: int
+    replies: list[Reply] = field(default_factory=list)
+    turn: int = 0  # turns that were taken
+    saved: list[SnapshotId] = field(default_factory=list)
+
+    def body(self, turn: int) -> Reply:
+        """The request of one turn, with the replies before it."""
+        messages = [{"role": "system", "content": f"This is talk {self.number}. {prose(1500, self.number)}"}]
+        for at in range(turn + 1):
+            question = f"Question {at}. {prose(300, 100 + 10 * self.number + at)}"
+            messages += [{"role": "user", "content": question}, *self.replies[at : at + (at < turn)]]
+        plain = {"chat_template_kwargs": {"plain": True}, "temperature": 0, "max_tokens": 24}
+        return {"messages": messages, **plain}
+
+
+async def said(client: aiohttp.ClientSession, body: Reply) -> Reply:
+    """The reply to one request, which must succeed."""
+    async with client.post(CHAT, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        return (await answer.json())["choices"][0]["message"]
+
+
+async def undisturbed(engine: Bench, count: int, turns: int) -> list[Talk]:
+    """So many talks, with the replies of this engine; it is a new process afterwards."""
+    talks = [Talk(number) for number in range(count)]
+    async with aiohttp.ClientSession(engine.base) as client:
+        for talk in talks:
+            for turn in range(turns):
+                talk.replies.append(await said(client, talk.body(turn)))
+    await engine.restart()
+    return talks
+
+
+async def take_turn(client: aiohttp.ClientSession, talk: Talk) -> None:
+    assert await said(client, talk.body(talk.turn)) == talk.replies[talk.turn], f"talk {talk.number} differs"
+    talk.turn += 1
+
+
+@dataclass(slots=True)
+class Witness:
+    """Hashes every snapshot when it was kept, and every file at the moment in which it is restored."""
+
+    slots: Path
+    kept: dict[str, str] = field(default_factory=dict)  # file name -> hash
+    asked: list[tuple[str, str]] = field(default_factory=list)  # the same of each restore
+    refused: int = 0
+
+    def watch(self, sidecar: Sidecar) -> None:
+        assert sidecar.driver.snapshots
+        self._watch_store(sidecar.driver.snapshots.store)
+        for link in sidecar.driver.links.values():
+            self._watch_client(link.client)
+
+    def restored(self) -> set[SnapshotId]:
+        return {SnapshotId(name.removesuffix(".slot")) for name, _ in self.asked}
+
+    def agrees(self) -> None:
+        """No engine was told to load anything but what was kept, byte for byte, and none refused a file."""
+        assert [(name, digest) for name, digest in self.asked if self.kept.get(name) != digest] == []
+        assert self.refused == 0
+
+    def _watch_store(self, store: Any) -> None:
+        keep = store.keep
+
+        async def seen(temporary: str, saved: Saved, others: Iterable[SnapshotId] = ()) -> Kept:
+            kept = await keep(temporary, saved, others)
+            name = f"{kept.id}.slot"
+            self.kept[name] = digest(self.slots / name)
+            return kept
+
+        store.keep = seen
+
+    def _watch_client(self, client: Any) -> None:
+        restore = client.restore
+
+        async def seen(slot: int, name: str, **more: Any) -> RestoreResult:
+            self.asked.append((name, digest(self.slots / name)))
+            self.refused += 1
+            result = await restore(slot, name, **more)
+            self.refused -= 1
+            return result
+
+        client.restore = seen
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@asynccontextmanager
+async def in_front_of(
+    engine: Bench, witness: Witness | None = None, *, flags: bool = True, **more: Any
+) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
+    """A sidecar with snapshots, and a client of it. Without `flags` it did not start the engine."""
+    wanted = {"slot_dir": engine.slots, "save_pause": SOON, "drain_timeout": 1.0, **more}
+    async with (
+        running(settings(engine.base, **wanted), engine.flags if flags else None) as sidecar,
+        aiohttp.ClientSession(f"http://{sidecar.addresses[0]}") as client,
+    ):
+        if witness:
+            witness.watch(sidecar)
+        await ready(sidecar)
+        yield sidecar, client
+
+
+async def settled(sidecar: Sidecar) -> None:
+    """Wait until all is saved that should be, and files are where they belong."""
+    driver = sidecar.driver
+    assert driver.snapshots
+    # Two tasks for each line run for ever, and one as long as the folder cannot be used.
+    lasting = 2 * len(driver.links) + (not driver.snapshots.ready)
+
+    def still() -> bool:
+        return not driver.placement.unsaved(driver.now()) and len(driver.tasks) <= lasting
+
+    await until(still, "all is saved")
+
+
+def known(sidecar: Sidecar) -> dict[SnapshotId, Kept]:
+    """What the store has."""
+    assert sidecar.driver.snapshots
+    return {kept.id: kept for kept in sidecar.driver.snapshots.store.listing()}
+
+
+async def turn_and_save(sidecar: Sidecar, client: aiohttp.ClientSession, talk: Talk) -> None:
+    """One turn, and all that is saved of it."""
+    before = known(sidecar).keys()
+    await take_turn(client, talk)
+    await settled(sidecar)
+    found = known(sidecar)
+    talk.saved = [id_ for id_ in talk.saved if id_ in found] + sorted(found.keys() - before)
+
+
+def deepest(talk: Talk, kept: Mapping[SnapshotId, Kept]) -> SnapshotId:
+    """The one that its next turn goes on from."""
+    return max((id_ for id_ in talk.saved if id_ in kept), key=lambda id_: len(kept[id_].tokens))
+
+
+def operations(sidecar: Sidecar) -> dict[tuple[str, str], float]:
+    """slotkeeper_snapshot_operations_total by op and outcome."""
+    (family,) = sidecar.metrics.operations.collect()
+    return {
+        (sample.labels["op"], sample.labels["outcome"]): sample.value
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }

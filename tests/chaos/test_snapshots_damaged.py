@@ -1,0 +1,93 @@
+"""Damaged snapshots and real engines: every answer is right, no engine dies, none is given a bad file.
+
+`test_store_corrupted` damages the other hundreds, without engines.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from chaos.lab_damage import FILES, MANIFESTS, Damage, Victim, strangers, swapped
+from chaos.lab_snapshots import (
+    Talk,
+    Witness,
+    bench,
+    deepest,
+    in_front_of,
+    known,
+    operations,
+    turn_and_save,
+    undisturbed,
+)
+from slotkeeper.app import Sidecar
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.store.kept import Kept
+
+WHOLE = 2  # talks whose snapshots nobody touches
+BOTH_MEMORIES = pytest.mark.parametrize("model", ["tiny-hybrid", "tiny-dense"])
+
+
+def ruin(
+    damages: list[Damage],
+    talks: list[Talk],
+    kept: dict[SnapshotId, Kept],
+    slots: Path,
+    files: dict[str, bytes],
+    chance: random.Random,
+) -> set[SnapshotId]:
+    """Each damage to the deepest snapshot of another talk. Returns those that must not be restored."""
+    left = [deepest(talk, kept) for talk in chance.sample(talks, len(talks))]
+    bad: set[SnapshotId] = set()
+    for damage in damages:
+        one, other = left.pop(), left[0]
+        damage(Victim(slots, one, other, files, chance))
+        bad.add(one)
+        if damage is swapped:
+            bad.add(left.pop(0))
+    assert len(left) >= WHOLE
+    return bad
+
+
+async def everybody_goes_on(
+    sidecar: Sidecar, client: aiohttp.ClientSession, witness: Witness, talks: list[Talk], bad: set[SnapshotId]
+) -> None:
+    """Everybody's next turn, on an engine that has just begun."""
+    found = known(sidecar)
+    whole = {deepest(talk, found) for talk in talks if found.keys() & talk.saved} - bad
+    witness.asked.clear()
+    for talk in talks:
+        await turn_and_save(sidecar, client, talk)
+    witness.agrees()
+    assert not witness.restored() & bad
+    assert witness.restored() >= whole, "what nobody damaged is used"
+
+
+@BOTH_MEMORIES
+async def test_no_damaged_file_reaches_an_engine_or_spoils_an_answer(tmp_path: Path, model: str, build: str):
+    chance = random.Random(f"{model} {build}")
+    count = len(FILES) + len(MANIFESTS) + 1 + WHOLE
+    async with bench(model, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, count, turns=3)
+        files = await strangers(model, build, talks[0], tmp_path)
+        witness = Witness(engine.slots)
+        async with in_front_of(engine, witness) as (sidecar, client):
+            await everybody_goes_on(sidecar, client, witness, talks, set())
+            kept = known(sidecar)
+        engine.kill()
+        bad = ruin(FILES + MANIFESTS, talks, kept, engine.slots, files, chance)
+        await engine.start()
+
+        async with in_front_of(engine, witness) as (sidecar, client):
+            await everybody_goes_on(sidecar, client, witness, talks, bad)
+            assert engine.alive
+            engine.kill()
+            bad = ruin(FILES, talks, known(sidecar), engine.slots, files, chance)
+            await engine.start()
+            await everybody_goes_on(sidecar, client, witness, talks, bad)
+            assert engine.alive
+            assert not bad & known(sidecar).keys(), "they were asked for, and found out"
+            assert operations(sidecar)["restore", "unfit"] >= len(FILES)
