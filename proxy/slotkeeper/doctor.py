@@ -17,7 +17,8 @@ from rich.table import Table
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.doctor import Finding, Probe, Severity, examine, probe
-from slotkeeper.engine.statefiles import about_files, state_bytes
+from slotkeeper.engine.state_size import state_bytes
+from slotkeeper.engine.statefiles import about_files
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.store import names
 from slotkeeper.store.health import SLOW_BYTES_PER_SECOND

@@ -146,19 +146,22 @@ def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
     found = want.shelf.best(want.prompt, table.traits, lambda s: restore_price(table, s))
     if found is None:
         return
-    snapshot, _ = found
-    for slot in table.idle:
-        look = table.shadow.look_restored(slot, want.prompt, snapshot)
-        if look.source is Source.SNAPSHOT and look.reuse:
-            price = restore_price(table, snapshot) + price_of(table, look, want)
-            yield _plan(table, look, price, steps=(Load(snapshot),))
+    snapshot, idle = found[0], table.idle
+    look = table.shadow.look_restored(idle[0], want.prompt, snapshot) if idle else None
+    if look and look.source is Source.SNAPSHOT and look.reuse:
+        for slot in idle:
+            here = replace(look, slot=slot)  # whatever lies there is gone by then
+            price = restore_price(table, snapshot) + price_of(table, here, want)
+            yield _plan(table, here, price, steps=(Load(snapshot),))
 
 
 def _parking(plan: Plan, want: Want) -> Plan | None:
     """The same plan, but the slot is saved before it is overwritten; None where that would not pay."""
     table, look = plan.table, plan.look
     victim = table.shadow.slots[look.slot] if look else None
-    if look is None or victim is None or victim.total < PARK_TOKENS or not table.may_save(want.now):
+    if look is None or victim is None or not table.may_save(want.now):
+        return None
+    if victim.adapted or victim.total < PARK_TOKENS:
         return None
     lost, cost = loss(table, look, want), parked_price(table, victim, want.now)
     if cost >= lost:

@@ -30,9 +30,9 @@ class Chore:
         return self.table.shadow.slots[self.slot]
 
     def recognise(self) -> None:
-        """A file does not say whose conversation it is; where the slot is home again, that is known."""
+        """Neither a file nor a prefill says whose conversation it is; where the slot is home, we know."""
         held, home = self.held, self.home
-        if held and home and held.request is None and held.tokens == home.tokens:
+        if held and home and held.request in {None, self.id} and held.tokens == home.tokens:
             same = replace(held, outline=home.outline, turns=home.turns, used=home.used, request=home.request)
             self.table.shadow.slots[self.slot] = same
 

@@ -6,15 +6,16 @@ A chore owns its slot (TENDED) and takes one step at a time; when somebody waits
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Final
 
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Effect, Purpose, Wake
 from slotkeeper.core.held import Held
 from slotkeeper.core.state import State
-from slotkeeper.core.steps import Keep, Load, Prefill, effect
+from slotkeeper.core.steps import Keep, Load, Prefill, Step, effect
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tending import first_step, next_step
+from slotkeeper.core.tending import first_step, homewards, next_step
 from slotkeeper.core.types import RequestId, SlotId
 from slotkeeper.core.warming import coldest, needs_warming
 from slotkeeper.core.warming import first_step as warming_step
@@ -26,45 +27,48 @@ EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
 
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Begin what is due, and ask to be woken for what will be."""
-    due_at: float | None = None
+    due_at = inf
     for table in state.up:
-        if not table.may_save(now) or any(chore.table is table for chore in state.chores.values()):
+        if not table.traits.snapshots or any(chore.table is table for chore in state.chores.values()):
             continue
         for slot, held in _unsettled(table):
-            due = _due(state, table, held)
+            due = _due(state, table, held, now)
             if due > now:
-                due_at = min(due, due_at or due)
+                due_at = min(due, due_at)
             elif table.rates.size_of(held.total) > state.limits.hot_bytes:
                 table.settled[slot] = held  # it has no room
             elif (step := first_step(held, table, state.shelf)) is None:
                 table.settled[slot] = held
-            elif _allowed(state, table, held, now):
-                yield _begin(state, Chore(_name(state), table, slot, step, held), now)
+            elif state.closing or (table.open_for_pins(now) and not state.waiting):
+                yield _begin(state, Chore(_name(state, now), table, slot, step, held), now)
                 break
         else:
             yield from _warm(state, table, now)
-    if due_at is not None and (state.wakes_at is None or due_at < state.wakes_at):
+    if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at
         yield Wake(delay=max(EARLIEST, due_at - now))
 
 
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """A step of it has ended."""
-    step = None
-    if ok and chore.goal is None:
-        step = next_step(chore, state.shelf)
-    elif ok and isinstance(chore.step, Load) and chore.goal:
-        step = Prefill(chore.goal, Purpose.DRAFT)
+    step = _next(state, chore, ok=ok, now=now)
     if step is None and chore.held:
         chore.table.settled[chore.slot] = chore.held  # also if it failed: not again until something is new
     if step is None or state.waiting:
         del state.chores[chore.id]
         chore.leave(now)
         return
-    if isinstance(step, Keep):
-        _spend(state, chore.table, chore.held, now)
     chore.step = step
     yield _bound(state, chore)
+
+
+def _next(state: State, chore: Chore, *, ok: bool, now: float) -> Step | None:
+    if chore.goal is not None:
+        return Prefill(chore.goal, Purpose.DRAFT) if ok and isinstance(chore.step, Load) else None
+    step = next_step(chore, state.shelf) if ok else None
+    failed = not ok and isinstance(chore.step, Keep)
+    dear = isinstance(step, Keep) and not state.waiting and not _pay(state, chore, now)
+    return homewards(chore, state.shelf) if failed or dear else step
 
 
 def left(state: State, now: float) -> bool:
@@ -85,43 +89,45 @@ def _unsettled(table: EngineTable) -> Iterator[tuple[SlotId, Held]]:
             yield slot, held
 
 
-def _due(state: State, table: EngineTable, held: Held) -> float:
+def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
+    """When it may be saved; `now` or earlier: at once."""
     if state.closing:
-        return 0.0
-    measured = "write" in table.rates.measured
-    seconds = table.rates.save_seconds(held.total) if measured else 0.0
-    pause = min(LONGEST, max(state.limits.pause, SHARE * seconds))
-    return held.used + (pause if table.quiet and not state.waiting else LONGEST)
+        return table.no_save_until
+    pause = min(LONGEST, max(state.limits.pause, SHARE * table.rates.save_seconds(held.total)))
+    paused = held.used + (pause if table.quiet and not state.waiting else LONGEST)
+    paid = now + state.writes.wait(table.rates.size_of(held.total), now)
+    return max(paused, paid, table.no_save_until)
 
 
-def _allowed(state: State, table: EngineTable, held: Held, now: float) -> bool:
-    if state.closing:
-        return True
-    return table.open_for_pins(now) and not state.waiting and _spend(state, table, held, now)
-
-
-def _spend(state: State, table: EngineTable, held: Held | None, now: float) -> bool:
-    return state.writes.spend(table.rates.size_of(held.total if held else 0), now)
+def _pay(state: State, chore: Chore, now: float) -> bool:
+    """Whether what the slot holds may be written now."""
+    size = chore.table.rates.size_of(chore.held.total if chore.held else 0)
+    return state.closing or state.writes.spend(size, now)
 
 
 def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
     """Begin to warm an empty slot, where that is needed."""
     empty = [slot for slot in table.idle if table.shadow.slots[slot] is None]
-    if not empty or state.closing or state.waiting or not (needs_warming(table) and table.open_for_pins(now)):
+    if not empty or state.closing or state.waiting or not table.may_save(now):
+        return
+    if not (needs_warming(table) and table.open_for_pins(now)):
         return
     if (end := coldest(table, state.shelf, now)) is None:
         return
     table.warmed.add(end.id)
     if step := warming_step(end, state.shelf, table):
-        yield _begin(state, Chore(_name(state), table, empty[0], step, None, end.tokens), now)
+        yield _begin(state, Chore(_name(state, now), table, empty[0], step, None, end.tokens), now)
 
 
-def _name(state: State) -> RequestId:
+def _name(state: State, now: float) -> RequestId:
+    """With the time: an answer to one of a core that failed must not be taken for one to its successor's."""
     state.chores_begun += 1
-    return RequestId(f"chore:{state.chores_begun}")
+    return RequestId(f"chore:{state.chores_begun}@{now:.3f}")
 
 
 def _begin(state: State, chore: Chore, now: float) -> Effect:
+    if isinstance(chore.step, Keep):
+        _pay(state, chore, now)
     state.chores[chore.id] = chore
     chore.table.move(chore.slot, SlotState.TENDED, chore.id, now)
     return _bound(state, chore)

@@ -25,6 +25,7 @@ class Arrived:
     copies: int = 1  # n: slots it takes
     outline: tuple[bytes, ...] = ()
     brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
+    adapted: bool = False  # LoRA scales of its own
     resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
     bypass: bool = False
 
@@ -60,6 +61,7 @@ class Saved:
     snapshot: Snapshot | None
     tokens: Tokens | None = None
     seconds: float = 0.0  # that the engine took
+    lasting: bool = False  # where it failed: so would the next ones, for a while
 
 
 class Loading(StrEnum):

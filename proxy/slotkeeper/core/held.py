@@ -32,6 +32,7 @@ class Held:
     request: RequestId | None = None  # who wrote it last
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the driver's clock
+    adapted: bool = False  # written with LoRA scales of a request's own: of no use to any other
     rough: bool = False  # how far its end got is not known: the engine's next count decides
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 HOUR: Final = 3600.0
@@ -16,7 +17,7 @@ class Limits:
     hot_bytes: int = 16 * GIB
     cold_bytes: int = 0  # 0 = there is no cold tier
     hourly_bytes: int = 64 * GIB  # that may be written while conversations pause
-    pause: float = 2.0  # seconds without a request until a conversation is saved
+    pause: float = 0.25  # seconds without a request until a conversation is saved
 
 
 @dataclass(slots=True)
@@ -27,11 +28,17 @@ class WriteBudget:
     left: float
     at: float
 
-    def spend(self, size: int, now: float) -> bool:
-        """Whether `size` bytes may be written now; then they are taken off."""
+    def wait(self, size: int, now: float) -> float:
+        """Seconds until `size` bytes may be written; infinite if that is more than ever may at once."""
         refill = (now - self.at) * self.hourly / HOUR
         self.left, self.at = min(float(self.hourly), self.left + refill), now
-        if size > self.left:
+        if size <= self.left:
+            return 0.0
+        return (size - self.left) * HOUR / self.hourly if size <= self.hourly else inf
+
+    def spend(self, size: int, now: float) -> bool:
+        """Whether `size` bytes may be written now; then they are taken off."""
+        if self.wait(size, now):
             return False
         self.left -= size
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core import keeping
@@ -21,6 +22,7 @@ from slotkeeper.core.looking import observe
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State, user_starts
+from slotkeeper.core.steps import Keep
 from slotkeeper.core.table import LINGER, EngineTable, Orphan, SlotState
 from slotkeeper.core.types import SlotId
 
@@ -87,6 +89,8 @@ def _release(
         request=event.request,
         now=now,
     )
+    if pending.arrived.adapted:
+        held = table.shadow.slots[slot] = replace(held, adapted=True)
     table.move(slot, SlotState.IDLE if certain and not held.rough else SlotState.DRAINING, None, now)
     if table.traits.speculative:  # it may hold more than was said (engine.md 3)
         table.look_again = True
@@ -134,7 +138,10 @@ def gone(state: State, event: Gone) -> None:
             line.remove(event.request)
     if owned := state.slot_of(pending):
         table, slot = owned
-        table.shadow.slots[slot] = _broken_off(pending, table) if pending.stage is Stage.RUNNING else None
+        if pending.stage is Stage.RUNNING:
+            table.shadow.slots[slot] = _broken_off(pending, table)
+        elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
+            table.shadow.slots[slot] = None
         # A resumable stream goes on without its client (engine.md 7): not ours to wait for.
         table.leave(slot, event.at, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
     elif pending.plan and event.request in pending.plan.table.unsettled:

@@ -45,19 +45,25 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
     yield from effects
     if isinstance(event, Planted):
         pending.planted += event.computed or 0
-    yield from _go_on(state, pending, *owned, ok=ok or isinstance(event, Saved), now=event.at)
+    if not ok and not isinstance(event, Saved):
+        # Another file may do, if this one is not offered again.
+        pending.plain = not isinstance(event, Restored) or event.outcome is Loading.LOST
+        _without(state, pending, *owned, now=event.at)
+        return
+    yield from _go_on(state, pending, *owned, now=event.at)
+
+
+def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float) -> None:
+    """A step has failed: it is placed anew."""
+    if table.owners[slot] == pending.arrived.request:
+        table.move(slot, SlotState.IDLE, None, now)
+    again(state, pending)
 
 
 def _go_on(
-    state: State, pending: Pending, table: EngineTable, slot: SlotId, *, ok: bool, now: float
+    state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float
 ) -> Iterator[Effect]:
     """The next step of a request, or the request itself."""
-    if not ok:  # it goes on without
-        pending.plain = not isinstance(pending.step, Load)  # of a file there may be another
-        if table.owners[slot] == pending.arrived.request:
-            table.move(slot, SlotState.IDLE, None, now)
-        again(state, pending)
-        return
     pending.steps_left -= 1
     if pending.steps_left:
         yield next_step(state, pending, now)
@@ -122,11 +128,13 @@ def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list
         carried = snapshot.checkpoints if snapshot and table.traits.files_carry else None
         table.shadow.slots[slot] = held.seen_as(event.tokens, carried)
     if snapshot is None:
-        table.no_save_until = event.at + SAVES_REST
+        if event.lasting:
+            table.no_save_until = event.at + SAVES_REST
         return []
     table.rates.saved(snapshot.size, len(snapshot.tokens), event.seconds)
     effects = keeping.kept(state, snapshot, event.at)
-    if not state.shelf.covered(snapshot.tokens, table.traits):  # it can not be extended: why keep it (T4)
+    kept = snapshot.id in state.shelf  # else there was no room for it
+    if kept and not state.shelf.covered(snapshot.tokens, table.traits):  # it can not be extended (T4)
         table.no_save_until = event.at + HOPELESS
         effects += keeping.drop(state, snapshot)
     return effects

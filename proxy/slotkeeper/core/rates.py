@@ -25,6 +25,11 @@ class Rates:
     state: float = 65536.0  # bytes a token
     measured: frozenset[str] = frozenset()
 
+    def told(self, token_bytes: int) -> None:
+        """How large a token's state is, by the model's header; 0 = not known."""
+        if token_bytes and "state" not in self.measured:
+            self.state = float(token_bytes)
+
     def prefilled(self, tokens: int, seconds: float | None) -> None:
         if seconds and tokens >= LEAST_TOKENS:
             self._learn("prefill", tokens / seconds)

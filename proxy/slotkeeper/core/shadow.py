@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
 
 from slotkeeper.core.checkpoints import Checkpoint, after_prefill
-from slotkeeper.core.held import Held, bare, first_kept, restored, reuse, slack, unsafe
+from slotkeeper.core.held import Held, first_kept, restored, reuse, slack, unsafe
+from slotkeeper.core.ram_cache import KEEP, better, contains, parks, publish
 from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import RequestId, SlotId
-
-RAM_ENTRIES: Final = 64  # the engine's limit is in bytes, which we cannot see; a wrong guess is corrected
-KEEP: Final = 0.5  # below this share of a slot kept, the engine saves the slot and looks for better
-LOAD: Final = 0.25  # an entry must keep at least this share of itself to be loaded
 
 
 class Source(StrEnum):
@@ -74,9 +70,9 @@ class EngineShadow:
         if self.traits.ram_cache and self.traits.idle_copy:
             for other in idle:
                 if other != slot and (held := self.slots[other]):
-                    _publish(ram, held, self.traits)
+                    publish(ram, held, self.traits)
         one = Held(tokens=prompt.cut(0, 0), opaque=1)
-        parked = self._parks(self.slots[slot])
+        parked = parks(self.slots[slot], self.traits)
         return replace(self._look(one, ram, slot, prompt), touched=True, parked=parked)
 
     def look_restored(self, slot: SlotId, prompt: Tokens, snapshot: Snapshot) -> Look:
@@ -92,7 +88,7 @@ class EngineShadow:
 
     def look_blind(self, slot: SlotId) -> Look:
         """Send a prompt of which nothing is known but that it has little in common with any other."""
-        parked = self._parks(self.slots[slot])
+        parked = parks(self.slots[slot], self.traits)
         return Look(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=parked)
 
     def engine_choice(self, prompt: Tokens, idle: Sequence[SlotId]) -> Look | None:
@@ -113,7 +109,7 @@ class EngineShadow:
     def elsewhere(self, held: Held, but: SlotId) -> bool:
         """Whether the same content is also kept in another slot or in the RAM cache."""
         others = [h for s, h in enumerate(self.slots) if s != but and h]
-        return any(_contains(h, held) for h in (*others, *self.ram))
+        return any(contains(h, held) for h in (*others, *self.ram))
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -121,7 +117,7 @@ class EngineShadow:
         """A task starts in `look.slot`: the RAM cache and the other idle slots change."""
         held = self.slots[look.slot]
         if look.parked and held:
-            _publish(self.ram, held, self.traits)
+            publish(self.ram, held, self.traits)
         if look.source is Source.RAM and look.base in self.ram:
             self.ram.remove(look.base)
             self._copied.clear()
@@ -132,8 +128,8 @@ class EngineShadow:
     def touch(self, slot: SlotId, idle: Collection[SlotId]) -> None:
         """A one-token task ran in `slot`."""
         held = self.slots[slot]
-        if held and self._parks(held):
-            _publish(self.ram, held, self.traits)
+        if held and parks(held, self.traits):
+            publish(self.ram, held, self.traits)
         self.slots[slot] = Held(opaque=1)
         self._copy_idle(slot, idle)
 
@@ -204,7 +200,7 @@ class EngineShadow:
         self.traits = replace(self.traits, unified=True)
         for slot in wiped:
             if held := self.slots[slot]:
-                _publish(self.ram, held, self.traits)
+                publish(self.ram, held, self.traits)
             self.slots[slot] = None
 
     def distrust_ram(self) -> None:
@@ -224,10 +220,10 @@ class EngineShadow:
         evict: bool = False,
     ) -> Look:
         common = held.tokens.lcp(prompt) if held else 0
-        parks = self._parks(held, common, len(prompt)) or (evict and self.traits.ram_cache)
+        saves = parks(held, self.traits, common, len(prompt)) or (evict and self.traits.ram_cache)
         base, source = held, Source.SLOT
-        if parks and (better := self._better(held, ram, prompt)):
-            base, source = better, Source.RAM
+        if saves and (entry := better(held, ram, prompt)):
+            base, source = entry, Source.RAM
         n_past = reuse(base, prompt, self.traits)
         if n_past == 0:
             source = Source.NOTHING if source is Source.SLOT else source
@@ -236,35 +232,13 @@ class EngineShadow:
             reuse=n_past,
             source=source,
             base=base,
-            parked=parks and held is not None,
+            parked=saves and held is not None,
             unsafe=unsafe(base, prompt, self.traits),
         )
 
     def _last_used(self, slot: SlotId) -> float:
         held = self.slots[slot]
         return held.used if held else -1.0
-
-    def _parks(self, held: Held | None, common: int = 0, length: int = 1) -> bool:
-        """Whether a pinned task of `length` tokens makes the engine save this slot; an empty one never (T6).
-
-        A slot that is not similar enough to be chosen counts as one of which nothing would be kept.
-        """
-        if not self.traits.ram_cache or self.traits.similarity == 0 or not held or held.total == 0:
-            return False
-        return common / held.total < KEEP or common / max(1, length) <= self.traits.similarity
-
-    def _better(self, held: Held | None, ram: Sequence[Held], prompt: Tokens) -> Held | None:
-        """The RAM cache entry that the engine would load: it must beat the slot on both shares."""
-        common = held.tokens.lcp(prompt) if held else 0
-        keep = common / held.total if held and held.total else -1.0
-        similar = common / max(1, len(prompt))
-        best = None
-        for entry in ram:
-            shared = entry.tokens.lcp(prompt)
-            entry_keep, entry_similar = shared / max(1, entry.total), shared / max(1, len(prompt))
-            if entry_keep >= LOAD and entry_keep > keep and entry_similar > similar:
-                keep, similar, best = entry_keep, entry_similar, entry
-        return best
 
     def _copy_idle(self, running: SlotId, idle: Collection[SlotId]) -> None:
         """At the start of a task the engine copies its other idle slots, and with one buffer clears them."""
@@ -274,30 +248,7 @@ class EngineShadow:
             held = self.slots[other]
             if held and other != running:
                 if self._copied.get(other) is not held:
-                    _publish(self.ram, held, self.traits)
+                    publish(self.ram, held, self.traits)
                     self._copied[other] = held
                 if self.traits.unified:
                     self.slots[other] = None
-
-
-def _contains(outer: Held, inner: Held) -> bool:
-    """Whether all of `inner` is in `outer`.
-
-    A reply that nobody knows is not taken for what came after it in another state: it was not sent back as
-    it was sampled, or drafts lie behind its end.
-    """
-    if outer.total == inner.total:  # the same, but perhaps not known as far
-        return outer.tokens.begins_with(inner.tokens) or inner.tokens.begins_with(outer.tokens)
-    return outer.total > inner.total and not inner.opaque and outer.tokens.begins_with(inner.tokens)
-
-
-def _publish(ram: list[Held], held: Held, traits: EngineTraits) -> None:
-    """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
-    if held.total == 0:
-        return
-    for place, entry in enumerate(ram):
-        if _contains(entry, held):  # the engine keeps what it has; we may have learnt more of its ids
-            ram[place] = entry.known_as(held.tokens) if len(held.tokens) > len(entry.tokens) else entry
-            return
-    ram[:] = [entry for entry in ram if not _contains(held, entry)][-(RAM_ENTRIES - 1) :]
-    ram.append(bare(held, traits))

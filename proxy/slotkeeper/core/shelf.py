@@ -6,7 +6,7 @@ engine can cut it, and never because positions happen to fit.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
@@ -75,7 +75,7 @@ class Shelf:
     ) -> tuple[Snapshot, int] | None:
         """The snapshot that saves most tokens of `prompt` for its price, and how many; None if none does."""
         best, most = None, 0.0
-        for order in self._fitting(prompt, traits):
+        for order in self._fitting(traits):
             for snapshot, common in _nearest(order, prompt):
                 if common <= most:
                     break
@@ -109,13 +109,13 @@ class Shelf:
             return ()
         near = [
             (common, s.created, s.id)
-            for order in self._fitting(tokens, traits)
+            for order in self._fitting(traits)
             for s, common in islice(_nearest(order, tokens), NEIGHBOURS)
             if s.checkpoints
         ]
         return tuple(id_ for *_, id_ in sorted(near, reverse=True)[:KIN])
 
-    def _fitting(self, prompt: Tokens, traits: EngineTraits) -> Iterator[PrefixOrder]:
+    def _fitting(self, traits: EngineTraits) -> Iterator[PrefixOrder]:
         """Those that this engine can load, tier by tier."""
         for tier in Tier:
             order = self._orders.get((tier, traits.fingerprint))
@@ -124,7 +124,7 @@ class Shelf:
 
 
 def _nearest(order: PrefixOrder, prompt: Tokens) -> Iterator[tuple[Snapshot, int]]:
-    """Snapshots and the tokens that each has in common with `prompt`, the most first: they stand around it."""
+    """Snapshots and what each has in common with `prompt`, the most first: they stand around its place."""
     states, common = order.states, order.common
     behind = bisect_left(states, prompt.packed, key=lambda state: state.tokens.packed)
     before = behind - 1
@@ -147,5 +147,5 @@ def _at_most(snapshot: Snapshot, common: int, traits: EngineTraits) -> int:
     """A bound of `reuse`, for a thousandth of its cost: all in common, or its newest checkpoint there."""
     if traits.cuttable or len(snapshot.tokens) <= common:
         return common
-    usable = bisect_right(snapshot.checkpoints, common + 1)  # a window's last token does not count
-    return min(common, snapshot.checkpoints[usable - 1]) if usable else 0
+    # One more than in common will do for a window, whose last token does not count.
+    return min(common, max((at for at in snapshot.checkpoints if at <= common + 1), default=0))

@@ -20,7 +20,7 @@ class Tier(StrEnum):
 class Snapshot:
     """One file that an engine wrote, that was read back and found whole.
 
-    `checkpoints` are those in the file, in tokens, ascending; older builds write none.
+    `checkpoints` are those in the file, in tokens and in its order; older builds write none.
     """
 
     id: SnapshotId

@@ -85,6 +85,7 @@ class EngineTable:
     def reset(self, traits: EngineTraits, now: float = -1.0) -> None:
         """The engine is new, or was restarted: every slot is empty."""
         self.shadow = EngineShadow(traits)
+        self.rates.told(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.owners = [None] * traits.n_slots
         self.changed = [now] * traits.n_slots

@@ -34,11 +34,11 @@ FOREIGN: Final = 4  # tokens behind the end: the engine's last cut is so far bef
 
 def first_step(held: Held, table: EngineTable, shelf: Shelf) -> Step | None:
     """None where enough of it is in files already, or where it is not worth one."""
-    if held.total < LEAST or held.rough:
+    if held.total < LEAST or held.rough or held.adapted:
         return None
     if held.total - shelf.covers(held, table.traits) >= NEW:
         return _mark(held, table.traits) or Keep(Moment.PAUSE)
-    return _next_cut(held, held, table.traits, shelf)
+    return _next_cut(held, held, table, shelf)
 
 
 def next_step(chore: Chore, shelf: Shelf) -> Step | None:
@@ -52,15 +52,23 @@ def next_step(chore: Chore, shelf: Shelf) -> Step | None:
         return Keep(Moment.PAUSE)
     if isinstance(chore.step, Keep) and held is home and (mark := _mark(held, traits)):
         return mark
-    if isinstance(chore.step, Keep) and (cut := _next_cut(held, home, traits, shelf)):
+    if isinstance(chore.step, Keep) and (cut := _next_cut(held, home, chore.table, shelf)):
         return cut
-    return None if held.total >= home.total else _way_home(home, chore.table, shelf)
+    return homewards(chore, shelf)
 
 
-def _next_cut(held: Held, home: Held, traits: EngineTraits, shelf: Shelf) -> Step | None:
-    """Back to the next boundary of which there is no file."""
-    for cut in _unsaved_cuts(home, traits, shelf):
-        if _near(cut, held, home, traits):
+def homewards(chore: Chore, shelf: Shelf) -> Step | None:
+    """Back to where the slot was; None where it is there, or nothing leads there."""
+    held, home = chore.held, chore.home
+    if held is None or home is None or held.total >= home.total:
+        return None
+    return _way_home(home, chore.table, shelf)
+
+
+def _next_cut(held: Held, home: Held, table: EngineTable, shelf: Shelf) -> Step | None:
+    """Back to the next boundary of which there is no file, but never where nothing leads home from."""
+    for cut in _unsaved_cuts(home, table.traits, shelf):
+        if _near(cut, held, home, table.traits) and _way_home(home, table, shelf):
             return Prefill(home.tokens.cut(0, cut), Purpose.CUT)
     return None
 

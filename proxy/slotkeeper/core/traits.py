@@ -39,6 +39,7 @@ class EngineTraits:
     slot_files: bool = False  # slots can be saved to a folder that we read and write as well
     state_version: int = 0  # of its slot files, which is what they fit into; 0 = none was seen
     files_carry: bool | None = None  # whether its slot files carry checkpoints; None = not seen yet
+    token_bytes: int = 0  # of a token in a slot file, by the model's header; 0 = not known
     fingerprint: str = ""  # of all that a slot file must fit; empty = not known, so no file is offered
 
     @property

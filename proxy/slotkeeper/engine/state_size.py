@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-XX
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.vocab.gguf import GgufHeader
+
+# Bytes of 32 values, from ggml's block sizes; a type that is not listed is taken for f16.
+BLOCK_BYTES: Final = {
+    "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18,
+    "iq4_nl": 18,
+}  # fmt: skip
+CELL_BYTES: Final = 28  # of a token, beside keys and values: its cell (at most 24) and its id
 
 
 def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None) -> int:
@@ -20,6 +29,11 @@ def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None
     width = number(header, "attention.key_length", each) * key
     width += number(header, "attention.value_length", each) * value
     return (heads * width // 32 + CELL_BYTES) * n_ctx if heads and width else 0
+
+
+def token_bytes(header: GgufHeader, flags: EngineFlags | None = None) -> int:
+    """What each further token adds; its cell at least, as with a memory that is recurrent only."""
+    return max(CELL_BYTES, state_bytes(header, 1, flags))
 
 
 def kv_heads(header: GgufHeader) -> Sequence[int]:

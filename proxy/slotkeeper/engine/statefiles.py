@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator
 
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.engine.doctor import Finding, Severity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import Reading
-from slotkeeper.vocab.gguf import GgufHeader
-
-# Bytes of 32 values, from ggml's block sizes; a type that is not listed is taken for f16.
-BLOCK_BYTES: Final = {
-    "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18,
-    "iq4_nl": 18,
-}  # fmt: skip
-CELL_BYTES: Final = 28  # of a token, beside keys and values: its cell (at most 24) and its id
 
 
 def about_files(reading: Reading, flags: EngineFlags | None) -> Iterator[Finding]:

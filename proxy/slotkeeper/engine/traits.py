@@ -20,6 +20,7 @@ from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.launch import LAZY_SINCE
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.openers import user_openers
+from slotkeeper.engine.state_size import token_bytes
 from slotkeeper.engine.voice import voice_of
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
@@ -121,7 +122,7 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
         )
     else:
         memory, window = memory_kind(header)
-        traits = replace(traits, memory=memory, n_swa=window)
+        traits = replace(traits, memory=memory, n_swa=window, token_bytes=token_bytes(header, flags))
     if flags is None:
         notes.append("started by others: flags not shown by /props are taken to be llama-server's defaults")
     else:

@@ -156,7 +156,7 @@ class Driver:
             # Fail open: a bug of ours must not hold a request back that the engine would answer.
             log.exception("placement_failed", cause=type(event).__name__)
             self.metrics.fallback("placement")
-            self._release_all(renew=not isinstance(event, EngineUp))
+            self._release_all(renew=not isinstance(event, EngineUp | Shelved))
             return
         for effect in effects:
             try:
@@ -188,12 +188,13 @@ class Driver:
     def _release_all(self, *, renew: bool) -> None:
         """Everybody who waits goes through unpinned; a fresh core looks before it gives out a slot.
 
-        Without `renew` it is not even told of the engines, because it was that which failed.
+        Without `renew` it is not even told of engines and files, because it was that which failed.
         """
         waiting, self._grants = self._grants, {}
         shelf = tuple(self.placement.shelf)
         self.placement = Placement(*self.links, limits=self._limits)
-        self._events.append(Shelved(at=self.now(), snapshots=shelf))
+        if renew:
+            self._events.append(Shelved(at=self.now(), snapshots=shelf))
         for link in self.links.values() if renew else ():
             if link.traits and link.up:
                 up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core.effects import Drop, Erase, Prove, Restore, Save
@@ -62,7 +63,7 @@ class Snapshots:
 
     async def save(self, link: EngineLink, save: Save) -> Saved:
         started = time.monotonic()
-        failed = Saved(at=started, request=save.request, snapshot=None)
+        failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
         traits, place = link.traits, save.place
         if traits is None or not self.ready:
             return failed
@@ -92,7 +93,7 @@ class Snapshots:
         except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
             self._ended("save", type(error).__name__.removesuffix("Error").lower())
             log.warning("not_kept", place=str(place), error=str(error))
-            return failed
+            return replace(failed, lasting=isinstance(error, StoreError))  # else it is this state alone
         self._ended("save", "ok", time.monotonic() - started)
         log.info(
             "snapshot_saved",

@@ -107,6 +107,7 @@ class Exchange:
             copies=ask.copies if ask else 1,
             outline=ask.outline if ask and ask.cache_prompt else (),
             brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES,
+            adapted=ask is not None and ask.adapted,
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1",
         )

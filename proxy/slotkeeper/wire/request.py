@@ -41,6 +41,7 @@ class Ask:
     cache_prompt: bool
     chat: Doc | None  # a chat body for /apply-template; None for raw prompts and for media
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
+    adapted: bool  # LoRA scales of its own: what its slot holds fits no other request
     media: bool  # images or audio: the token ids cannot be known
     outline: tuple[bytes, ...]  # chained digests: of what stands before the messages, then per message
     conversation: str | None  # whatever the body offers as the name of its conversation
@@ -64,6 +65,7 @@ def parse(api: Api, body: bytes) -> Ask:
         cache_prompt=not (pinned and doc.get("cache_prompt") is False),
         chat=None if shape.media else shape.chat,
         prompt=shape.prompt,
+        adapted=pinned and bool(doc.get("lora")),
         media=shape.media,
         outline=() if shape.chat is None else outline(shape.chat, shape.lead),
         conversation=_conversation(doc),

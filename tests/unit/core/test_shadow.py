@@ -4,7 +4,8 @@ import pytest
 
 from slotkeeper.core.checkpoints import Checkpoint
 from slotkeeper.core.held import Held
-from slotkeeper.core.shadow import RAM_ENTRIES, EngineShadow, Source
+from slotkeeper.core.ram_cache import RAM_ENTRIES
+from slotkeeper.core.shadow import EngineShadow, Source
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory

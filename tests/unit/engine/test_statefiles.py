@@ -11,7 +11,8 @@ from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.engine.doctor import Severity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.obstacles import NoFilesError, Why
-from slotkeeper.engine.statefiles import about_files, state_bytes
+from slotkeeper.engine.state_size import state_bytes
+from slotkeeper.engine.statefiles import about_files
 from slotkeeper.engine.traits import Reading
 from slotkeeper.vocab.gguf import read_header
 

@@ -225,3 +225,12 @@ def test_a_pin_is_spliced_in_front():
 @pytest.mark.parametrize("own", [b"-1", b"null", b'"1"'])
 def test_a_pin_stands_last_where_the_body_says_any(own):
     assert pin(b'{"id_slot":' + own + b',"a":{}}\n', 3) == b'{"id_slot":' + own + b',"a":{},"id_slot":3}\n'
+
+
+@pytest.mark.parametrize(
+    ("field", "adapted"), [({}, False), ({"lora": []}, False), ({"lora": [{"id": 0, "scale": 0.5}]}, True)]
+)
+def test_lora_scales_of_its_own_make_a_state_that_fits_no_other_request(field, adapted):
+    body = orjson.dumps({"messages": [{"role": "user", "content": "x"}], **field})
+    assert parse(Api.CHAT, body).adapted is adapted
+    assert parse(Api.MESSAGES, body).adapted is False  # the engine drops it there (engine.md T5)

@@ -68,7 +68,7 @@ class SlotFile:
     tokens: Tokens
     payload_end: int  # offset of the appendix, or the end of the file
     size: int
-    records: tuple[Record, ...]  # in the file's order, which is that of the tokens
+    records: tuple[Record, ...]  # in the file's order, which is the engine's own
     caches: tuple[Cache, ...]  # in the file's order; none where the structure was not understood
     layout: str
 

@@ -1,0 +1,61 @@
+"""The engine's RAM prompt cache: what goes in, what is kept, what is loaded (engine.md 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from slotkeeper.core.held import Held, bare
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits
+
+RAM_ENTRIES: Final = 64  # the engine's limit is in bytes, which we cannot see; a wrong guess is corrected
+KEEP: Final = 0.5  # below this share of a slot kept, the engine saves the slot and looks for better
+LOAD: Final = 0.25  # an entry must keep at least this share of itself to be loaded
+
+
+def parks(held: Held | None, traits: EngineTraits, common: int = 0, length: int = 1) -> bool:
+    """Whether a pinned task of `length` tokens makes the engine save this slot; an empty one never (T6).
+
+    A slot that is not similar enough to be chosen counts as one of which nothing would be kept.
+    """
+    if not traits.ram_cache or traits.similarity == 0 or not held or held.total == 0:
+        return False
+    return common / held.total < KEEP or common / max(1, length) <= traits.similarity
+
+
+def better(held: Held | None, ram: Sequence[Held], prompt: Tokens) -> Held | None:
+    """The entry that the engine would load: it must beat the slot on both shares."""
+    common = held.tokens.lcp(prompt) if held else 0
+    keep = common / held.total if held and held.total else -1.0
+    similar = common / max(1, len(prompt))
+    best = None
+    for entry in ram:
+        shared = entry.tokens.lcp(prompt)
+        entry_keep, entry_similar = shared / max(1, entry.total), shared / max(1, len(prompt))
+        if entry_keep >= LOAD and entry_keep > keep and entry_similar > similar:
+            keep, similar, best = entry_keep, entry_similar, entry
+    return best
+
+
+def contains(outer: Held, inner: Held) -> bool:
+    """Whether all of `inner` is in `outer`.
+
+    A reply that nobody knows is not taken for what came after it in another state: it was not sent back as
+    it was sampled, or drafts lie behind its end.
+    """
+    if outer.total == inner.total:  # the same, but perhaps not known as far
+        return outer.tokens.begins_with(inner.tokens) or inner.tokens.begins_with(outer.tokens)
+    return outer.total > inner.total and not inner.opaque and outer.tokens.begins_with(inner.tokens)
+
+
+def publish(ram: list[Held], held: Held, traits: EngineTraits) -> None:
+    """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
+    if held.total == 0:
+        return
+    for place, entry in enumerate(ram):
+        if contains(entry, held):  # the engine keeps what it has; we may have learnt more of its ids
+            ram[place] = entry.known_as(held.tokens) if len(held.tokens) > len(entry.tokens) else entry
+            return
+    ram[:] = [entry for entry in ram if not contains(held, entry)][-(RAM_ENTRIES - 1) :]
+    ram.append(bare(held, traits))
