@@ -63,10 +63,10 @@ async def is_ready(sidecar: Sidecar) -> None:
 
 
 async def settled(sidecar: Sidecar) -> None:
-    """Wait until the last reply's tokens are known: all tasks but the watches are over."""
+    """Wait until the last reply's tokens are known: all tasks but a watch and a lifeline each are over."""
 
     async def quiet() -> bool:
-        return len(sidecar.driver.tasks) <= len(sidecar.driver.links)
+        return len(sidecar.driver.tasks) <= 2 * len(sidecar.driver.links)
 
     await until(quiet, "nothing is left to do")
 
