@@ -22,6 +22,7 @@ TASKS: Final = {
     "B": ("Explain how names are looked up in this code.", "Which of these names could be made private?"),
 }
 REWRITTEN: Final = "Now write two tests that would have caught it, and keep them short."
+SECOND_TASK: Final = "A2 call 1"  # the label of its first request
 ROUNDS: Final = 3  # tool calls for each task
 
 

@@ -1,6 +1,7 @@
 """`slotkeeper demo`: one session of two agents, sent to a stock engine directly and through the sidecar.
 
-Each way has a fresh engine with the same flags, so the difference is the sidecar's.
+Each way has a fresh engine with the same flags, so the difference is the sidecar's. Between the two
+tasks of each agent the engine is killed and started again.
 """
 
 from __future__ import annotations
@@ -17,19 +18,42 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.agents import agents
+from slotkeeper.bench.agents import SECOND_TASK, agents
 from slotkeeper.bench.measure import Sample, Totals, totals
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.bench.play import play
+from slotkeeper.bench.sessions import Turn
 from slotkeeper.bench.target import Target
-from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine
 from slotkeeper.engine.process import EngineDiedError
 
 CONTEXT_TOKENS: Final = 32768  # of each slot
 DIRECT: Final = "stock, directly"
 THROUGH: Final = "through Slotkeeper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One engine, and what stands in front of it if anything does."""
+
+    engine: lab.Restartable
+    sidecar: Sidecar | None
+
+    @property
+    def base(self) -> str:
+        return lab.url_of(self.sidecar) if self.sidecar else self.engine.base
+
+    async def before(self, turn: Turn) -> None:
+        """Kill the engine while nobody asks, and start it again."""
+        if turn.label != SECOND_TASK:
+            return
+        if self.sidecar:
+            await lab.rested(self.sidecar)
+        await self.engine.restart()
+        if self.sidecar:
+            await lab.ready(self.sidecar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +65,17 @@ class Stage:
     folder: Path
 
     @asynccontextmanager
-    async def open(self, way: str) -> AsyncIterator[str]:
-        """A fresh engine; the URL of what stands in front of it."""
-        flags = lab.stock_flags(self.binary, self.model, self.folder, context_tokens=CONTEXT_TOKENS)
-        log = self.folder / f"{way}.log"
-        async with lab.engine(self.binary, flags, log) as engine:
+    async def open(self, way: str) -> AsyncIterator[Scene]:
+        """A fresh engine."""
+        slots = self.folder / ("direct" if way == DIRECT else "through")
+        slots.mkdir()
+        flags = lab.stock_flags(self.binary, self.model, slots, context_tokens=CONTEXT_TOKENS)
+        async with lab.restartable(self.binary, flags, self.folder / f"{way}.log") as engine:
             if way == DIRECT:
-                yield engine.base
+                yield Scene(engine=engine, sidecar=None)
             else:
-                async with lab.sidecar(engine.base, EngineFlags.parse(flags)) as url:
-                    yield url
+                async with lab.keeping(engine) as sidecar:
+                    yield Scene(engine=engine, sidecar=sidecar)
 
 
 async def demo(*, engine: str | None, model: str) -> int:
@@ -75,7 +100,8 @@ async def demo(*, engine: str | None, model: str) -> int:
 def _introduce(console: Console, stage: Stage) -> None:
     console.print(
         f"Two agents with one system prompt, and a title request for each, on {stage.model.stem} and "
-        f"llama-server {stage.binary.kind}, stock flags, two slots.",
+        f"llama-server {stage.binary.kind}, stock flags, two slots. After their first task the engine is "
+        "killed and started again.",
         highlight=False,
     )
 
@@ -87,8 +113,9 @@ async def _both(stage: Stage, console: Console) -> dict[str, list[Sample]]:
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         for way in (DIRECT, THROUGH):
             task = progress.add_task(way, total=requests)
-            async with stage.open(way) as base, Target(base) as target:
-                samples[way] = await play(agents(), target, session=way, seen=_step(progress, task))
+            async with stage.open(way) as scene, Target(scene.base) as target:
+                step = _step(progress, task)
+                samples[way] = await play(agents(), target, session=way, seen=step, before=scene.before)
     return samples
 
 

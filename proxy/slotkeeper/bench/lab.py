@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.app import Sidecar, running
+from slotkeeper.bench.models import Tiny, build
 from slotkeeper.config import Settings
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineBinary, Kind, free_port
+from slotkeeper.engine.launch import EngineBinary, Kind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 
 LOOK_SECONDS: Final = 0.02
 READY_SECONDS: Final = 30.0
 REST_SECONDS: Final = 120.0
 ANY_PORT: Final = "127.0.0.1:0"
+PAUSE_SECONDS: Final = 0.05  # until a conversation is saved: a laboratory has no time
+DRAFTS: Final = ("--spec-type", "draft-mtp")
 
 
 def stock_flags(
@@ -85,6 +88,23 @@ async def restartable(binary: EngineBinary, flags: Sequence[str], log: Path) -> 
 
 
 @asynccontextmanager
+async def tiny_engine(
+    model: Tiny, engine: str, folder: Path, *args: str, context_tokens: int = 8192
+) -> AsyncIterator[Restartable]:
+    """One that can be killed, with stock flags and `args`; `engine` as `find_engine` takes it.
+
+    Slot files and the log lie in `folder`. A model that can draft does.
+    """
+    slots = folder / "slots"
+    slots.mkdir()
+    binary = find_engine(engine)
+    flags = stock_flags(binary, build(model), slots, context_tokens=context_tokens)
+    drafts = DRAFTS if model is Tiny.HYBRID_MTP else ()
+    async with restartable(binary, [*flags, *drafts, *args], folder / "engine.log") as started:
+        yield started
+
+
+@asynccontextmanager
 async def engine(binary: EngineBinary, flags: Sequence[str], log: Path) -> AsyncIterator[EngineProcess]:
     """Raises EngineDiedError when it does not start."""
     async with restartable(binary, flags, log) as started:
@@ -92,9 +112,7 @@ async def engine(binary: EngineBinary, flags: Sequence[str], log: Path) -> Async
 
 
 @asynccontextmanager
-async def in_front_of(
-    base: str, flags: EngineFlags | None = None, **settings: Any
-) -> AsyncIterator[Sidecar]:
+async def in_front_of(base: str, flags: EngineFlags | None = None, **settings: Any) -> AsyncIterator[Sidecar]:
     """A sidecar that knows the engine at `base`. `settings` go over those of a laboratory."""
     ours: dict[str, Any] = {
         "upstream": (base,),
@@ -103,9 +121,7 @@ async def in_front_of(
         "drain_delay": 0,
         "drain_timeout": 5,
     }
-    async with running(
-        Settings(**(ours | settings)), {EngineId(base): flags} if flags else None
-    ) as started:
+    async with running(Settings(**(ours | settings)), {EngineId(base): flags} if flags else None) as started:
         await ready(started)
         yield started
 
@@ -115,6 +131,14 @@ async def sidecar(base: str, flags: EngineFlags | None = None, **settings: Any) 
     """The URL of a sidecar's data port, once it knows the engine at `base`."""
     async with in_front_of(base, flags, **settings) as started:
         yield url_of(started)
+
+
+@asynccontextmanager
+async def keeping(engine: Restartable, **settings: Any) -> AsyncIterator[Sidecar]:
+    """A sidecar that keeps snapshots in the engine's own folder, and saves at once when nobody asks."""
+    ours = {"slot_dir": engine.flags.slot_save_path, "save_pause": PAUSE_SECONDS}
+    async with in_front_of(engine.base, engine.flags, **(ours | settings)) as started:
+        yield started
 
 
 def url_of(started: Sidecar) -> str:
@@ -131,6 +155,7 @@ async def ready(started: Sidecar) -> None:
 
 async def rested(started: Sidecar) -> None:
     """Wait until no slot is at work, all is saved, and no slot is being warmed. Raises TimeoutError."""
+    await started.driver.awake()  # its engine may have been restarted just now
     async with asyncio.timeout(REST_SECONDS):
         while not _rests(started):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(LOOK_SECONDS)
@@ -138,5 +163,7 @@ async def rested(started: Sidecar) -> None:
 
 def _rests(started: Sidecar) -> bool:
     placement = started.driver.placement
-    idle = all(state is SlotState.IDLE for table in placement.tables.values() for state in table.states)
-    return idle and not placement.unsaved(started.driver.now())
+    tables = placement.tables.values()
+    seen = not any(table.unseen for table in tables)  # before that, none is warmed
+    idle = all(state is SlotState.IDLE for table in tables for state in table.states)
+    return seen and idle and not placement.unsaved(started.driver.now())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import orjson
 
 from slotkeeper.bench.measure import Sample
-from slotkeeper.bench.sessions import Script
+from slotkeeper.bench.sessions import Script, Turn
 from slotkeeper.bench.target import Shot, Target
 from slotkeeper.wire.document import Doc
 
@@ -16,10 +16,22 @@ CHAT: Final = "/v1/chat/completions"
 SILENCE: Final[Doc] = {"role": "assistant", "content": "x"}  # so that a script can go on after a failure
 
 
+async def at_once(_: Turn) -> None:
+    """What happens before a turn, where nothing does."""
+
+
 async def play(
-    script: Script, target: Target, *, session: str, seen: Callable[[Sample], Any] = lambda _: None
+    script: Script,
+    target: Target,
+    *,
+    session: str,
+    seen: Callable[[Sample], Any] = lambda _: None,
+    before: Callable[[Turn], Awaitable[None]] = at_once,
 ) -> list[Sample]:
-    """Ask every turn of `script`, one after the other. `seen` is told each sample as it comes."""
+    """Ask every turn of `script`, one after the other.
+
+    `seen` is told each sample as it comes; `before` is waited for before each turn.
+    """
     samples: list[Sample] = []
     reply: Doc | None = None
     while True:
@@ -27,6 +39,7 @@ async def play(
             turn = next(script) if reply is None else script.send(reply)
         except StopIteration:
             return samples
+        await before(turn)
         # The probabilities carry the ids of the sampled tokens, which the oracle wants. Not to be had in
         # a stream when there are tools (400), so nothing is streamed here.
         body = {**turn.body(), "logprobs": True}

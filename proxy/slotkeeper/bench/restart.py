@@ -15,7 +15,7 @@ from slotkeeper.bench.sessions import PLAIN, THINKING, Script, Turn, edited, sys
 from slotkeeper.wire.document import Doc
 
 TURNS: Final = 2  # before the restart
-SYSTEM: Final = 4000  # characters
+SYSTEM: Final = 3000  # characters
 STRIDE: Final = 20  # of the numbers of questions, so that no two conversations ask the same
 
 
