@@ -100,6 +100,7 @@ class Index:
         """Rolled back by a journal file, not a write-ahead log: that needs memory shared with the disk."""
         if self._rows is None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._path.touch(mode=0o600)  # SQLite would ask the umask
             self._rows = sqlite3.connect(self._path, timeout=BUSY_SECONDS)
             self._rows.execute("PRAGMA synchronous = NORMAL")
         return self._rows

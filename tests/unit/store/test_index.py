@@ -102,3 +102,10 @@ async def test_it_lies_in_its_own_folder_if_that_is_given(tmp_path: Path):
 
 def exists(path: Path) -> bool:
     return path.exists()
+
+
+def test_only_its_owner_can_read_it(tmp_path):
+    index = Index(tmp_path / "index.sqlite")
+    index.open({})
+    index.close()
+    assert (tmp_path / "index.sqlite").stat().st_mode & 0o777 == 0o600
