@@ -16,11 +16,9 @@ import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from pydantic_core import PydanticUndefined
-
-from slotkeeper.config import SECRETS, Settings
+from slotkeeper.config import SECRETS, Settings, in_words
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason
 from slotkeeper.observe.metrics import Metrics
@@ -72,13 +70,10 @@ def _settings() -> Iterator[Sequence[str]]:
         text = str(field.description)
         if name in SECRETS:
             text += "; a secret, never shown"
-        yield code("--" + name.replace("_", "-")), code(_default(field.default)), text
-
-
-def _default(value: Any) -> str:
-    if value is None or value is PydanticUndefined:
-        return ""
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+        flag = code("--" + name.replace("_", "-"))
+        if isinstance(field.default, bool):
+            flag += ", " + code("--no-" + name.replace("_", "-"))
+        yield flag, code(in_words(field.default)), text
 
 
 def reasons() -> str:

@@ -50,8 +50,9 @@ class Sidecar:
         self.settings = settings
         self.metrics = Metrics()
         store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
-        self.driver = Driver(links, self.metrics, store=store, limits=limits_in(settings))
-        self.admin = AdminPort(self.driver, self.metrics, token)
+        limits = limits_in(settings)
+        self.driver = Driver(links, self.metrics, store=store, limits=limits)
+        self.admin = AdminPort(self.driver, self.metrics, token, limits)
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None

@@ -1,4 +1,4 @@
-"""Settings as flags: one for each, made from the same table as variables and file."""
+"""Settings as flags, made from the same table as variables and file; and the words of `snapshots`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.config import Loaded, Settings, load, shown
+from slotkeeper.config import Loaded, Settings, UsageError, in_words, load, shown
 
-METAVARS: Final = {"upstream": "URL", "listen": "HOST:PORT", "admin_listen": "HOST:PORT"}
+METAVARS: Final = {
+    "upstream": "URL",
+    "listen": "HOST:PORT",
+    "admin_listen": "HOST:PORT",
+    **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "max_body_bytes"), "SIZE"),
+    **dict.fromkeys(("save_pause", "save_timeout", "drain_delay", "drain_timeout"), "SECONDS"),
+}
+SNAPSHOTS: Final = """\
+List the snapshots of a sidecar, read each anew to see that its bytes are those that
+were kept, or remove some. A running sidecar is asked on its admin port; where none
+runs, --slot-dir looks into the folder itself.
+Exit code 1 when something is damaged or nobody answers.
+"""
+SNAPSHOTS_EPILOG: Final = """\
+slotkeeper snapshots ls
+slotkeeper snapshots verify 1a2b3c4d
+slotkeeper snapshots rm --all --admin http://127.0.0.1:9090
+slotkeeper snapshots ls --json --slot-dir /var/lib/slots | jq .tiers
+An ID is what `ls` shows, or at least its last 4 letters.
+"""
 
 
 def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
@@ -21,15 +40,31 @@ def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -
     for name, field in Settings.model_fields.items():
         if name in without:
             continue
-        default = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
+        flag, dest, help_ = f"--{name.replace('_', '-')}", f"set_{name}", help_of(name)
+        if isinstance(field.default, bool):  # --probe and --no-probe
+            parser.add_argument(
+                flag,
+                dest=dest,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=help_,
+            )
+            continue
         parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=f"set_{name}",
+            flag,
+            dest=dest,
             action="append" if name == "upstream" else "store",
             default=argparse.SUPPRESS,
             metavar=METAVARS.get(name, name.rpartition("_")[2].upper()),
-            help=f"{field.description}" + (f" (default: {default})" if default not in {None, ""} else ""),
+            help=help_,
         )
+
+
+def help_of(name: str) -> str:
+    """What a setting is, and its default."""
+    field = Settings.model_fields[name]
+    default = in_words(field.default)
+    return f"{field.description}" + (f" (default: {default})" if default else "")
 
 
 def settings_of(args: argparse.Namespace) -> Loaded:
@@ -51,3 +86,37 @@ def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:
     for name, value, origin in rows:
         print(f"{name:{names}}  {value:{values}}  {origin}")  # noqa: T201
     return 0
+
+
+def add_snapshots(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("ls", "verify", "rm"),
+        help="ls: a table of them; verify: what is damaged goes to quarantine; rm: remove",
+    )
+    parser.add_argument("ids", nargs="*", metavar="ID", help="which (default: all)")
+    parser.add_argument("--all", action="store_true", help="all of them; `rm` without an ID wants this word")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--admin",
+        metavar="URL",
+        help="the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)",
+    )
+    where.add_argument(
+        "--slot-dir", type=Path, metavar="DIR", help="the folder itself, while no sidecar runs"
+    )
+    parser.add_argument("--cold-dir", type=Path, metavar="DIR", help="beside --slot-dir: its second tier")
+    parser.add_argument(
+        "--admin-token", metavar="TOKEN", help="of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"
+    )
+    parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables and sentences")
+
+
+def check_snapshots(args: argparse.Namespace) -> None:
+    """What argparse cannot say. Raises UsageError."""
+    if args.all and args.ids:
+        raise UsageError("name some snapshots, or say --all")
+    if args.action == "rm" and not (args.all or args.ids):
+        raise UsageError("name what to remove, or say --all")
+    if args.cold_dir and not args.slot_dir:
+        raise UsageError("--cold-dir stands beside --slot-dir")

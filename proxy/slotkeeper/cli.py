@@ -13,7 +13,16 @@ from typing import Any, Final
 from rich.console import Console
 
 from slotkeeper import __version__
-from slotkeeper.arguments import add_settings, positive, print_config, settings_of
+from slotkeeper.arguments import (
+    SNAPSHOTS,
+    SNAPSHOTS_EPILOG,
+    add_settings,
+    add_snapshots,
+    check_snapshots,
+    positive,
+    print_config,
+    settings_of,
+)
 from slotkeeper.config import UsageError
 from slotkeeper.observe.log import configure
 
@@ -77,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     _up(commands)
     _demo(commands)
     _doctor(commands)
+    _snapshots(commands)
     _replay(commands)
     return parser
 
@@ -179,15 +189,47 @@ def _doctor(commands: Any) -> None:
         "doctor",
         help="what an engine can and cannot do, and which flags to change",
         description="Look at a running llama-server. Exit code 1 when something makes the sidecar useless.",
-        epilog="slotkeeper doctor --upstream http://127.0.0.1:8081",
+        epilog="slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081",
     )
     parser.add_argument("--upstream", required=True, metavar="URL", help="the llama-server to look at")
     parser.add_argument("--engine-api-key", metavar="KEY", help="its --api-key, if it has one")
+    parser.add_argument(
+        "--slot-dir",
+        type=Path,
+        metavar="DIR",
+        help=(
+            "its --slot-save-path, to try out snapshots as well: an idle slot is saved, an unused engine "
+            "computes a few tokens, and the folder's speed is measured; nothing stays there but what "
+            "tells this engine from others"
+        ),
+    )
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.doctor import doctor
 
-        return int(run_loop(doctor(args.upstream, args.engine_api_key, Console())))
+        return int(run_loop(doctor(args.upstream, args.engine_api_key, Console(), args.slot_dir)))
+
+    parser.set_defaults(run=run)
+
+
+def _snapshots(commands: Any) -> None:
+    parser = commands.add_parser(
+        "snapshots",
+        help="list, verify and remove what is kept of slots in files",
+        description=SNAPSHOTS,
+        epilog=SNAPSHOTS_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_snapshots(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.inventory import folder, running
+        from slotkeeper.snapshots import snapshots
+
+        check_snapshots(args)
+        hot = args.slot_dir
+        opening = folder(hot, args.cold_dir) if hot else running(args.admin, args.admin_token)
+        return int(run_loop(snapshots(args.action, args.ids, opening, Console(), as_json=args.json)))
 
     parser.set_defaults(run=run)
 

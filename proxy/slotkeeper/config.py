@@ -68,24 +68,36 @@ class Settings(BaseSettings):
     admin_listen: str = Field(default="127.0.0.1:9090", description="metrics, probes and state, HOST:PORT")
     slot_dir: Path | None = Field(
         default=None,
-        description="the engine's --slot-save-path, as seen from here: snapshots are kept there",
+        description=(
+            "keep snapshots of slots here: the folder that the engine has as --slot-save-path, as this "
+            "machine sees it; a local disk, or a tmpfs where there is memory for it (then with --cold-dir)"
+        ),
     )
     cold_dir: Path | None = Field(
-        default=None, description="second tier for snapshots that have no room in the slot directory"
+        default=None,
+        description=(
+            "where snapshots go that have no room in the slot folder: a larger or slower disk, or one that "
+            "outlives a tmpfs; only Slotkeeper needs to see it"
+        ),
     )
     hot_bytes: ByteSize = Field(
-        default=ByteSize(16 * 2**30), ge=0, description="room for snapshots in the slot directory, as 16GiB"
+        default=ByteSize(16 * 2**30),
+        ge=0,
+        description="room for snapshots in the slot folder; those worth least move to the cold folder, or go",
     )
     cold_bytes: ByteSize = Field(
-        default=ByteSize(128 * 2**30), ge=0, description="room for snapshots in the cold directory"
+        default=ByteSize(128 * 2**30), ge=0, description="room for snapshots in the cold folder"
     )
     hourly_bytes: ByteSize = Field(
         default=ByteSize(64 * 2**30),
         ge=0,
-        description="how much may be written in an hour while conversations pause",
+        description=(
+            "how much may be written in an hour while conversations pause, since disks wear out; what is "
+            "saved before it would be lost is not counted"
+        ),
     )
     save_pause: float = Field(
-        default=2.0,
+        default=0.25,
         ge=0,
         description="seconds without a request until a conversation is saved; longer where a save is slow",
     )
@@ -94,7 +106,10 @@ class Settings(BaseSettings):
     )
     probe: bool = Field(
         default=True,
-        description="try out an unused engine with a few tokens, to learn what its slot files carry",
+        description=(
+            "try out an engine that nobody has used yet with a few tokens, to learn what its slot files "
+            "carry; else the first snapshot tells"
+        ),
     )
     engine_api_key: SecretStr | None = Field(
         default=None, description="the engine's --api-key, for our own control calls"
@@ -103,8 +118,8 @@ class Settings(BaseSettings):
         default=None, description="bearer token of the admin port; needed unless it listens on loopback"
     )
     api_prefix: str = Field(default="", description="the engine's --api-prefix")
-    max_body_bytes: int = Field(
-        default=256 * 2**20, gt=0, description="larger request bodies are refused with 413"
+    max_body_bytes: ByteSize = Field(
+        default=ByteSize(256 * 2**20), gt=0, description="larger request bodies are refused with 413"
     )
     drain_delay: float = Field(
         default=2.0,
@@ -219,9 +234,35 @@ def _line(error: Any) -> str:
 
 def shown(loaded: Loaded) -> list[tuple[str, str, str]]:
     """(name, value, origin) of every setting, secrets hidden, for `--print-config`."""
-    rows = []
-    for name in Settings.model_fields:
-        value = getattr(loaded.settings, name)
-        text = ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
-        rows.append((name, text, loaded.origins[name]))
-    return rows
+    return [
+        (name, in_words(getattr(loaded.settings, name)), loaded.origins[name])
+        for name in Settings.model_fields
+    ]
+
+
+def in_words(value: Any) -> str:
+    """A value as a person would set it, "" for none."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case ByteSize():
+            return _size(value)
+        case tuple():
+            return ", ".join(value)
+        case _:
+            return str(value)
+
+
+_UNITS: Final = {
+    f"{prefix}{tail}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for tail, base in (("iB", 1024), ("B", 1000))
+}
+
+
+def _size(count: int) -> str:
+    """In the unit that makes it shortest and leaves nothing over: read again, it is the same number."""
+    exact = [f"{count // unit}{name}" for name, unit in _UNITS.items() if count and not count % unit]
+    return min([*exact, str(count)], key=len)

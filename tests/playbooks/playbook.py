@@ -3,8 +3,11 @@
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD)
 
 `<<` lets something happen, `>>` names the next effect; where the line ends, no effect may be left over.
-Looks at GET /slots are not named: `play.looking` tells which engines were asked about. Time goes on by
-itself, a hundredth of a second with every event.
+Looks at GET /slots are not named: `play.looking` tells which engines were asked about. Nor is waking:
+`play.alarms` has the times. Time goes on by itself, a hundredth of a second with every event.
+
+A file has 64 KiB for each token, so by the rates of a new engine a token costs 0.131 tokens of prefill to
+save and 0.065 to restore.
 """
 
 from __future__ import annotations
@@ -14,23 +17,46 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slotkeeper.core.effects import Effect, Forward, Observe, Plant, Purpose, Report
+from slotkeeper.core.effects import (
+    Drop,
+    Effect,
+    Erase,
+    Forward,
+    Moment,
+    Observe,
+    Plant,
+    Prove,
+    Purpose,
+    Report,
+    Restore,
+    Save,
+    Wake,
+)
 from slotkeeper.core.events import (
     Arrived,
+    Closing,
     EngineLost,
     EngineUp,
+    Erased,
     Event,
     Finished,
     Gone,
+    Loading,
     Observed,
     ObserveFailed,
     Planted,
     Rendered,
     ReplyKnown,
+    Restored,
+    Saved,
+    Shelved,
     Started,
+    Woke,
 )
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.placement import Placement
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -38,26 +64,37 @@ from slotkeeper.core.types import ClientId, EngineId, Reason, RequestId, SlotId
 
 STEP = 0.01
 ENGINE = "e0"
+TOKEN_BYTES = 65536
+FILES = {"slot_files": True, "fingerprint": "f"}
+OLD_FILES = {**FILES, "state_version": 2, "files_carry": False}
+NEW_FILES = {**FILES, "state_version": 4, "files_carry": True}
 
 
 class Play:
-    def __init__(self, *, engines: int = 1, up: bool = True, **traits: Any) -> None:
+    def __init__(
+        self, *, engines: int = 1, up: bool = True, limits: Limits | None = None, **traits: Any
+    ) -> None:
         self.names = [EngineId(f"e{n}") for n in range(engines)]
         memory = Memory(traits.pop("memory", "hybrid"))
         self.traits = EngineTraits(**{"n_slots": 2, "memory": memory, "ram_cache": False, **traits})
-        self.placement = Placement(*self.names)
+        self.placement = Placement(*self.names, limits=limits)
         self.clock = 1000.0
         self.effects: deque[Effect] = deque()
         self.looking: set[str] = set()
         self.delays: list[float] = []
+        self.alarms: list[float] = []  # when we asked to be woken
+        self.step: Step | None = None  # the last one that was expected
         for name in self.names if up else ():
             assert self << engine_up(name) << sees(engine=name)
 
-    def __lshift__(self, happening: Event | Sees) -> Play:
+    def __lshift__(self, happening: Event | Sees | Outcome) -> Play:
         asked = self.clock + STEP / 2
         self.clock += STEP
         if isinstance(happening, Sees):
             happening = happening.of(self, asked)
+        if isinstance(happening, Outcome):
+            assert self.step, "no step was taken"
+            happening = happening.of(self.step, self.clock)
         if isinstance(happening, EngineUp):
             happening = replace(happening, traits=self.traits)
         if isinstance(happening, Observed | ObserveFailed):
@@ -66,13 +103,18 @@ class Play:
             if isinstance(effect, Observe):
                 self.looking.add(effect.engine)
                 self.delays.append(effect.delay)
+            elif isinstance(effect, Wake):
+                self.alarms.append(self.clock + effect.delay)
             else:
                 self.effects.append(effect)
         return self
 
     def __rshift__(self, expected: Expected) -> Play:
         assert self.effects, f"nothing happened, but {expected} was expected: {self.placement!r}"
-        expected.check(self.effects.popleft())
+        effect = self.effects.popleft()
+        expected.check(effect)
+        if isinstance(effect, Plant | Save | Restore | Erase):
+            self.step = effect
         return self
 
     def __bool__(self) -> bool:
@@ -82,6 +124,13 @@ class Play:
     def later(self, seconds: float) -> Play:
         self.clock += seconds
         return self
+
+    def wakes(self) -> Play:
+        """Time passes until we wake."""
+        assert self.alarms, "nobody wants to be woken"
+        self.clock = max(self.clock, min(self.alarms))
+        self.alarms.remove(min(self.alarms))
+        return self << Woke(at=0.0)
 
     @property
     def table(self) -> EngineTable:
@@ -135,6 +184,61 @@ def replies(request: str, tokens: Tokens) -> ReplyKnown:
 
 def planted(request: str, computed: int | None = 1) -> Planted:
     return Planted(at=0.0, request=RequestId(request), computed=computed)
+
+
+def shelved(*snapshots: Snapshot, gone: tuple[str, ...] = ()) -> Shelved:
+    return Shelved(at=0.0, snapshots=snapshots, gone=tuple(map(SnapshotId, gone)))
+
+
+def closing() -> Closing:
+    return Closing(at=0.0)
+
+
+def snapshot(name: str, tokens: Tokens, **more: Any) -> Snapshot:
+    size = len(tokens) * TOKEN_BYTES
+    return Snapshot(
+        **{"id": SnapshotId(name), "fingerprint": "f", "tokens": tokens, "size": size, "used": 1000.0, **more}
+    )
+
+
+Step = Plant | Save | Restore | Erase
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the step ended that was expected last, whoever takes it."""
+
+    of: Callable[[Step, float], Event]
+
+
+def saved(name: str, tokens: Tokens | None = None, **more: Any) -> Outcome:
+    """A save has ended, and the file was kept."""
+
+    def event(step: Step, now: float) -> Saved:
+        assert isinstance(step, Save)
+        held = step.tokens if tokens is None else tokens
+        kept = snapshot(name, held, **{"created": now, "used": now, **more})
+        return Saved(at=0.0, request=step.request, snapshot=kept, tokens=held)
+
+    return Outcome(event)
+
+
+def unsaved(*, lasting: bool = True) -> Outcome:
+    """A save has failed. `lasting`: so will the next ones for a while."""
+    return Outcome(lambda step, _: Saved(at=0.0, request=step.request, snapshot=None, lasting=lasting))
+
+
+def restored(outcome: Loading = Loading.DONE, **more: Any) -> Outcome:
+    return Outcome(lambda step, _: Restored(at=0.0, request=step.request, outcome=outcome, **more))
+
+
+def erased(*, ok: bool = True) -> Outcome:
+    return Outcome(lambda step, _: Erased(at=0.0, request=step.request, ok=ok))
+
+
+def filled(computed: int | None = 1) -> Outcome:
+    """A prefill of ours has ended."""
+    return Outcome(lambda step, _: Planted(at=0.0, request=step.request, computed=computed))
 
 
 def engine_up(engine: str = ENGINE, **more: Any) -> EngineUp:
@@ -210,3 +314,34 @@ def plants(request: str, slot: int, purpose: Purpose, **wanted: Any) -> Expected
 
 def unpinned(request: str, reason: Reason, **wanted: Any) -> Expected:
     return Expected(Forward, {"request": request, "slot": None, "pin": False, "reason": reason, **wanted})
+
+
+def saves(slot: int, moment: Moment = Moment.PAUSE, **wanted: Any) -> Expected:
+    return Expected(Save, {"place__slot": slot, "moment": moment, **wanted})
+
+
+def restores(slot: int, name: str, **wanted: Any) -> Expected:
+    return Expected(Restore, {"place__slot": slot, "snapshot__id": name, **wanted})
+
+
+def erases(slot: int) -> Expected:
+    return Expected(Erase, {"place__slot": slot})
+
+
+def fills(slot: int, purpose: Purpose, **wanted: Any) -> Expected:
+    """A prefill of a chore, whose name nobody knows."""
+    return Expected(Plant, {"place__slot": slot, "purpose": purpose, **wanted})
+
+
+def drops(name: str, *, to_cold: bool = False) -> Expected:
+    return Expected(Drop, {"snapshot": name, "to_cold": to_cold})
+
+
+def proves(name: str, *, paid: bool) -> Expected:
+    return Expected(Prove, {"snapshot": name, "paid": paid})
+
+
+def one_turn(play: Play, request: str, prompt: Tokens, *, slot: int, cached: int = 0, **more: Any) -> bool:
+    """A request that goes to a slot as it is, and is answered."""
+    assert play << arrives(request, **more) << knows(request, prompt) >> goes(request, slot=slot)
+    return bool(play << ends(request, len(prompt), cached) >> reports(request))

@@ -14,7 +14,7 @@ from slotkeeper import __version__
 from slotkeeper.cli import main
 from slotkeeper.config import Settings
 
-COMMANDS = ("serve", "up", "demo", "doctor", "replay")
+COMMANDS = ("serve", "up", "demo", "doctor", "snapshots", "replay")
 NOBODY = "http://127.0.0.1:1"  # a port at which nobody listens
 
 
@@ -79,9 +79,9 @@ def test_help_of_every_command_teaches(command, told):
     assert f"slotkeeper {command}" in usage
     assert re.search(r"[a-z]\. .*options:", rest), "no description"
     options = rest.partition("options: ")[2]
-    explained = re.findall(r"(--[a-z-]+)(?: [A-Z][\w:.]*)? ([a-z`/'A-Z].)", options)
+    explained = re.findall(r"(--[a-z-]+)(?:, (?=--no-)|(?: [A-Z][\w:.]*)? (?=[a-z`/'A-Z].))", options)
     every = set(re.findall(r"(--[a-z-]+)", rest.partition("options: ")[0]))
-    assert every <= {name for name, _ in explained}
+    assert every <= set(explained)
     assert "(default: )" not in out
     assert out.rstrip()[-1] in ".019", "no epilog"
 
@@ -125,6 +125,22 @@ def test_print_config_shows_no_secret_and_every_bracket(told):
     assert "/[red]x" in out
 
 
+def test_sizes_are_shown_as_people_write_them(told):
+    assert "(default: 16GiB)" in told("serve", "--help")[1]
+    code, out, _ = told("serve", "--print-config", "--hot-bytes", "1.5GiB")
+    assert code == 0
+    assert "hot_bytes 1536MiB flag" in out
+    assert "max_body_bytes 256MiB default" in out
+
+
+def test_probing_is_turned_off_by_a_flag_and_on_again_by_a_later_one(told, monkeypatch):
+    assert "probe true default" in told("serve", "--print-config")[1]
+    assert "probe false flag" in told("serve", "--print-config", "--no-probe")[1]
+    monkeypatch.setenv("SLOTKEEPER_PROBE", "false")
+    assert "probe false environment" in told("serve", "--print-config")[1]
+    assert "probe true flag" in told("serve", "--print-config", "--probe")[1]
+
+
 def test_several_engines_by_several_flags(told):
     _, out, _ = told("serve", "--print-config", "--upstream", "http://a:1", "--upstream", "http://b:1")
     assert "upstream http://a:1, http://b:1 flag" in out
@@ -143,6 +159,14 @@ def test_several_engines_by_several_flags(told):
         (["serve", "--admin-listen", ":0"], "--admin-token"),
         (["serve", "--", "-ngl", "99"], "slotkeeper up"),
         (["doctor"], "--upstream"),
+        (["serve", "--hot-bytes", "plenty"], "--hot-bytes"),
+        (["snapshots"], "ls,verify,rm"),
+        (["snapshots", "rm"], "--all"),
+        (["snapshots", "rm", "abcd", "--all"], "--all"),
+        (["snapshots", "ls", "--admin", "localhost:9090"], "write http://HOST:PORT"),
+        (["snapshots", "ls", "--admin", NOBODY, "--slot-dir", "/s"], "not allowed with"),
+        (["snapshots", "ls", "--cold-dir", "/s"], "--slot-dir"),
+        (["snapshots", "ls", "--slot-dir", "/nowhere"], "no sidecar has ever kept snapshots in /nowhere"),
         (["replay", "x.jsonl"], "--base"),
         (["replay", "/nowhere.jsonl", "--base", NOBODY], "/nowhere.jsonl"),
         (["up", "--slots", "0"], "--slots"),
@@ -180,6 +204,32 @@ def test_doctor_without_an_engine_is_a_failure_and_says_what_to_do(told):
     code, out, _ = told("doctor", "--upstream", NOBODY)
     assert code == 1
     assert f"{NOBODY} does not answer. Start llama-server there" in out
+
+
+def test_snapshots_without_a_sidecar_are_a_failure_that_says_what_to_do(told):
+    code, out, err = told("snapshots", "ls", "--admin", NOBODY)
+    assert (code, out) == (1, "")
+    assert f"no sidecar answers at {NOBODY}" in err
+    assert "--slot-dir" in err
+
+
+def test_snapshots_are_asked_for_where_the_sidecars_own_variables_say(told, monkeypatch):
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "0.0.0.0:1")
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "s3cret")
+    assert "no sidecar answers at http://127.0.0.1:1." in told("snapshots", "ls")[2]
+
+
+def test_doctor_tries_out_the_folder_that_it_is_given(told, monkeypatch):
+    seen = []
+
+    async def doctor(*words) -> int:
+        seen.append(words)
+        return 0
+
+    monkeypatch.setattr("slotkeeper.doctor.doctor", doctor)
+    told("doctor", "--upstream", NOBODY, "--slot-dir", "/s")
+    told("doctor", "--upstream", NOBODY)
+    assert [(upstream, folder) for upstream, _, _, folder in seen] == [(NOBODY, Path("/s")), (NOBODY, None)]
 
 
 # -- words after -- ------------------------------------------------------------------------------------

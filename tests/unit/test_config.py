@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ByteSize, TypeAdapter
 
-from slotkeeper.config import SECRETS, Address, Settings, UsageError, load, shown
+from slotkeeper.config import SECRETS, Address, Settings, UsageError, in_words, load, shown
 
 # name -> (text as a variable, in a file, as a flag), three values that differ
 VALUES: dict[str, tuple[str, str, str]] = {
@@ -23,12 +24,12 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "drain_timeout": ("11", "12", "13"),
     "log_level": ("debug", '"warning"', "error"),
     "log_format": ("json", '"console"', "auto"),
-    "hot_bytes": ("11", "12", "13"),
-    "cold_bytes": ("11", "12", "13"),
-    "hourly_bytes": ("11", "12", "13"),
+    "hot_bytes": ("1KiB", '"2MiB"', "3GiB"),
+    "cold_bytes": ("1KiB", '"2MiB"', "3GiB"),
+    "hourly_bytes": ("1GB", "12", "1.5GiB"),
     "save_pause": ("11", "12", "13"),
     "save_timeout": ("11", "12", "13"),
-    "probe": ("False", "false", "False"),
+    "probe": ("0", "false", "false"),
 }
 
 
@@ -59,9 +60,12 @@ def plain(name: str, loaded) -> str:
 
 
 def agrees(name: str, loaded, text: str) -> bool:
-    """Numbers may come back as 11.0, and truth in capitals."""
+    """Numbers may come back as 11.0, sizes as a number, and truth in capitals."""
     got, wanted = plain(name, loaded), text.strip('[]"')
-    return got.lower() == wanted.lower() or float(got) == float(wanted)
+    kind = type(getattr(loaded.settings, name))
+    if kind in {bool, ByteSize}:
+        return TypeAdapter(kind).validate_python(wanted) == getattr(loaded.settings, name)
+    return got == wanted or float(got) == float(wanted)
 
 
 # -- who wins ------------------------------------------------------------------------------------------
@@ -154,6 +158,40 @@ def test_every_setting_is_shown_with_its_origin():
     assert [row[0] for row in shown(load({}))] == list(Settings.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (1, "1"),
+        (1023, "1023"),
+        (1 << 10, "1KiB"),
+        (16 << 30, "16GiB"),
+        (3 << 29, "1536MiB"),
+        (1 << 40, "1TiB"),
+        (20 * 10**9, "20GB"),
+        (123456789, "123456789"),
+    ],
+)
+def test_a_size_is_shown_as_a_person_would_write_it_and_is_read_again(count, text):
+    assert in_words(ByteSize(count)) == text
+    assert load({"hot_bytes": text}).settings.hot_bytes == count
+
+
+def test_what_is_shown_can_be_set(monkeypatch):
+    """Every row of --print-config, taken as a variable, says the same again."""
+    given = {
+        "hot_bytes": "7GiB",
+        "probe": "false",
+        "upstream": ["http://a:1", "http://b:1"],
+        "slot_dir": "/s",
+    }
+    before = shown(load(given))
+    for name, value, _ in before:
+        if name not in SECRETS and value:
+            monkeypatch.setenv(f"SLOTKEEPER_{name.upper()}", value)
+    assert [row[:2] for row in shown(load({}))] == [row[:2] for row in before]
+
+
 # -- what is refused -----------------------------------------------------------------------------------
 
 
@@ -167,7 +205,10 @@ def test_every_setting_is_shown_with_its_origin():
         ("listen", "127.0.0.1:http", "HOST:PORT"),
         ("admin_listen", "127.0.0.1:70000", "HOST:PORT"),
         ("max_body_bytes", "0", "greater than 0"),
-        ("max_body_bytes", "many", "integer"),
+        ("max_body_bytes", "many", "byte string"),
+        ("hot_bytes", "16GiBs", "byte unit"),
+        ("hot_bytes", "-1", "byte string"),
+        ("probe", "perhaps", "boolean"),
         ("drain_delay", "-1", "greater than or equal to 0"),
         ("drain_timeout", "soon", "number"),
         ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),

@@ -12,10 +12,11 @@ from typing import Final
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Effect, Purpose, Wake
 from slotkeeper.core.held import Held
+from slotkeeper.core.keeping import drop
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, effect
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tending import first_step, homewards, next_step
+from slotkeeper.core.tending import FOREIGN, first_step, homewards, next_step
 from slotkeeper.core.types import RequestId, SlotId
 from slotkeeper.core.warming import coldest, needs_warming
 from slotkeeper.core.warming import first_step as warming_step
@@ -51,6 +52,8 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """A step of it has ended."""
+    if ok and isinstance(chore.step, Keep):
+        yield from _outdone(state, chore)
     step = _next(state, chore, ok=ok, now=now)
     if step is None and chore.held:
         chore.table.settled[chore.slot] = chore.held  # also if it failed: not again until something is new
@@ -69,6 +72,19 @@ def _next(state: State, chore: Chore, *, ok: bool, now: float) -> Step | None:
     failed = not ok and isinstance(chore.step, Keep)
     dear = isinstance(step, Keep) and not state.waiting and not _pay(state, chore, now)
     return homewards(chore, state.shelf) if failed or dear else step
+
+
+def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
+    """Drop the file that told us what the slot holds, now that there is one that brings drafts back too."""
+    table, held = chore.table, chore.held
+    if held is None or not (table.traits.speculative and table.traits.files_carry):
+        return
+    cuts = {checkpoint.at for checkpoint in held.checkpoints if checkpoint.at >= held.total - FOREIGN}
+    for snapshot in [s for s in state.shelf if len(s.tokens) in cuts and len(s.tokens) < held.total]:
+        if snapshot.fingerprint == table.traits.fingerprint and held.tokens.lcp(snapshot.tokens) == len(
+            snapshot.tokens
+        ):
+            yield from drop(state, snapshot)
 
 
 def left(state: State, now: float) -> bool:

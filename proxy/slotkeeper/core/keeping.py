@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Drop, Effect, Prove
@@ -12,6 +13,8 @@ from slotkeeper.core.retention import evict
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load
+
+MOST: Final = 4096  # files in one tier: the tokens of each are in memory
 
 
 def kept(state: State, snapshot: Snapshot, now: float) -> list[Effect]:
@@ -45,10 +48,10 @@ def make_room(state: State, now: float) -> list[Effect]:
 def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[SnapshotId]:
     """What has no room: first files for engines that are not there, then those that are worth least."""
     shelf, gone = state.shelf, []
-    over = shelf.size(tier) - budget
-    if over <= 0:
+    over = max(shelf.size(tier) - budget, shelf.beyond(tier, MOST))
+    if over <= 0 or not state.tables:
         return []
-    here = {table.traits.fingerprint: table.traits for table in state.up}
+    here = {table.traits.fingerprint: table.traits for table in state.tables.values()}
     strangers = (s for s in shelf if s.tier is tier and s.fingerprint not in here)
     for snapshot in sorted(strangers, key=lambda s: s.used):
         if over > 0:

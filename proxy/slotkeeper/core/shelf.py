@@ -48,6 +48,11 @@ class Shelf:
         """Bytes of all files in one tier."""
         return sum(snapshot.size for snapshot in self._all.values() if snapshot.tier is tier)
 
+    def beyond(self, tier: Tier, most: int) -> int:
+        """Bytes of as many average files as there are more than `most` in a tier."""
+        count = sum(1 for snapshot in self._all.values() if snapshot.tier is tier)
+        return self.size(tier) * max(0, count - most) // max(1, count)
+
     def order(self, tier: Tier, fingerprint: str) -> PrefixOrder:
         """Those of one tier and one kind of engine, sorted by their tokens."""
         return self._orders.setdefault((tier, fingerprint), PrefixOrder())
@@ -79,8 +84,8 @@ class Shelf:
             for snapshot, common in _nearest(order, prompt):
                 if common <= most:
                     break
-                cost = price(snapshot)
-                if _at_most(snapshot, common, traits) - cost <= most:
+                bound = _at_most(snapshot, common, traits)
+                if bound <= most or bound - (cost := price(snapshot)) <= most:
                     continue
                 saved = reuse(restored(snapshot, traits, now=0.0), prompt, traits)
                 if saved - cost > most:

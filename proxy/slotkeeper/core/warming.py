@@ -7,6 +7,7 @@ an earlier file, and the tail is computed before anybody asks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from slotkeeper.core.effects import Purpose
@@ -26,23 +27,33 @@ def needs_warming(table: EngineTable) -> bool:
 
 
 def coldest(table: EngineTable, shelf: Shelf, now: float) -> Snapshot | None:
-    """The end of the latest conversation that no slot holds."""
-    held = [h.tokens for h in table.shadow.slots if h]
-    ends = [
+    """The end of the latest conversation that no slot holds; of those that one holds none is asked again."""
+    fresh = [
         s
         for s in shelf
-        if s.fingerprint == table.traits.fingerprint
-        and now - s.used < RECENT
-        and s.id not in table.warmed
-        and not any(tokens.lcp(s.tokens) * 2 > len(s.tokens) for tokens in held)
+        if s.fingerprint == table.traits.fingerprint and now - s.used < RECENT and s.id not in table.warmed
     ]
-    return max(ends, key=lambda s: (s.used, len(s.tokens)), default=None)
+    held = [h.tokens for h in table.shadow.slots if h]
+    for snapshot in sorted(fresh, key=lambda s: (s.used, len(s.tokens)), reverse=True):
+        if not any(tokens.lcp(snapshot.tokens) * 2 > len(snapshot.tokens) for tokens in held):
+            return _whole(snapshot, fresh)
+        table.warmed.add(snapshot.id)
+    return None
+
+
+def _whole(latest: Snapshot, fresh: Sequence[Snapshot]) -> Snapshot:
+    """The end of its conversation: cuts are saved a moment after that, and are prefixes of it."""
+    same = (s for s in fresh if s.tokens.lcp(latest.tokens) == len(latest.tokens))
+    return max(same, key=lambda s: len(s.tokens))
 
 
 def first_step(end: Snapshot, shelf: Shelf, table: EngineTable) -> Step | None:
     """From the longest file that leaves a tail; a short conversation is computed whole. None: too long."""
-    early = end.tokens.cut(0, max(0, len(end.tokens) - TAIL + 1))
-    found = shelf.best(early, table.traits, lambda _: 0.0)
-    if found and len(found[0].tokens) == found[1]:
-        return Load(found[0])
-    return Prefill(end.tokens, Purpose.DRAFT) if len(end.tokens) <= 2 * TAIL else None
+    for tail in (TAIL, TAIL // 2):
+        early = end.tokens.cut(0, max(0, len(end.tokens) - tail + 1))
+        found = shelf.best(early, table.traits, lambda _: 0.0)
+        if found and len(found[0].tokens) == found[1]:
+            return Load(found[0])
+        if len(end.tokens) <= 2 * tail:
+            return Prefill(end.tokens, Purpose.DRAFT)
+    return None

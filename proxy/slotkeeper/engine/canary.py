@@ -101,7 +101,7 @@ async def probe_files(
             carry = bool(file.records)
             return replace(result, files_carry=carry, layout=file.layout, computed=CANARY_TOKENS)
         if known and known.files_carry is not None and same(known, result):  # (4)
-            return replace(known, computed=0)
+            return replace(result, files_carry=known.files_carry)
     except EngineError as error:
         raise NoFilesError(Why.REFUSED, str(error)) from error
     return result  # (5)

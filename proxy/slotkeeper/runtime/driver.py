@@ -29,6 +29,7 @@ from slotkeeper.core.types import EngineId, Reason, RequestId
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.hands import Hands
+from slotkeeper.runtime.lifeline import lifeline
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.snapshots import Snapshots
 from slotkeeper.runtime.tasks import Tasks
@@ -90,7 +91,7 @@ class Driver:
                     await self.snapshots.tried.wait()
         for link in self.links.values():
             self.tasks.start(link.watch(self._engine_up, self._engine_lost))
-            self.tasks.start(link.lifeline())
+            self.tasks.start(lifeline(link.engine, link.doubt))
 
     async def save_all(self, seconds: float) -> None:
         """Save what is worth it before we go, while no requests come any more."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from yarl import URL
-
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId
@@ -17,6 +15,7 @@ from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError,
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.observe.log import get_logger
+from slotkeeper.runtime.remembered import completed
 from slotkeeper.vocab.tokenizer import Tokenizer
 from slotkeeper.wire.document import Doc, Prompt
 
@@ -59,9 +58,6 @@ class EngineLink:
         self._refusals = 0
         self._trouble = ""
         self._doubt = False
-        url = URL(engine)
-        self._address = (url.host or "", url.port or 80)
-        self._ssl = True if url.scheme == "https" else None
         self.up = False  # probed, so that requests may be placed; until then they go through as they came
         self.fresh = False  # no slot had been used when it was probed
 
@@ -100,26 +96,11 @@ class EngineLink:
         while self._doubt:
             await self._looked.wait()
 
-    async def lifeline(self) -> None:
-        """Runs for ever: an open connection that says nothing ends at once when the process does.
-
-        So a restart is seen however quick it was. llama-server itself closes such a connection after five
-        seconds; that looks the same, and costs a look.
-        """
-        while True:
-            try:
-                reader, writer = await asyncio.open_connection(*self._address, ssl=self._ssl)
-            except OSError:
-                await asyncio.sleep(EAGER)
-                continue
-            try:
-                await reader.read()
-            except OSError:
-                pass
-            finally:
-                writer.close()
-            self._doubt = self.up
-            self.kick()
+    async def doubt(self) -> None:
+        """Its lifeline has ended: look, and let nobody in before that is done."""
+        self._doubt = self.up
+        self.kick()
+        await self.settle()
 
     async def watch(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
         """Runs for ever; tells when the engine comes, goes, or is another process than before."""
@@ -197,7 +178,8 @@ class EngineLink:
             may_compute=self._may_compute,
             known=self.files,
         )
-        self.traits, self.build = reading.traits, reading.build
+        folder, self.build = self._slot_dir, reading.build
+        self.traits = await completed(folder, reading.traits) if folder else reading.traits
         self.files = reading.files or self.files
         self.fresh = await self._unused()
         self.tokenizer = await self._open_tokenizer(reading.props, reading.model_path)

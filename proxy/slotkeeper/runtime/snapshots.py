@@ -10,7 +10,7 @@ from typing import Final
 
 from slotkeeper.core.effects import Drop, Erase, Prove, Restore, Save
 from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, Shelved
-from slotkeeper.core.snapshots import Snapshot, SnapshotId
+from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
@@ -35,6 +35,7 @@ class Snapshots:
         self.tried = asyncio.Event()  # to open the store, for the first time
         self._metrics = metrics
         self._post = post
+        self._unread: set[SnapshotId] = set()  # asked for while the folder could not be used
 
     async def open(self) -> None:
         """Runs until the folder can be used; snapshots are offered from then on."""
@@ -95,6 +96,7 @@ class Snapshots:
             log.warning("not_kept", place=str(place), error=str(error))
             return replace(failed, lasting=isinstance(error, StoreError))  # else it is this state alone
         self._ended("save", "ok", time.monotonic() - started)
+        self._works_again()
         log.info(
             "snapshot_saved",
             snapshot=kept.id,
@@ -114,13 +116,23 @@ class Snapshots:
         )
 
     async def restore(self, link: EngineLink, restore: Restore) -> Restored:
-        started, wanted = time.monotonic(), restore.snapshot
+        wanted = restore.snapshot
         fingerprint = link.traits.fingerprint if link.traits else ""
         try:
             name = await self.store.offer(wanted.id, fingerprint)
         except (SnapshotError, StoreError, HaltedError) as error:
             log.warning("not_offered", snapshot=wanted.id, error=str(error))
+            if not isinstance(error, SnapshotError):
+                self._unread.add(wanted.id)
             return self._restored(restore, Loading.UNFIT)
+        restored = await self._load(link, restore, name)
+        if wanted.tier is Tier.COLD:  # told only now: to make room, it might have been moved away again
+            moved = replace(wanted, tier=Tier.HOT)
+            self._post(Shelved(at=time.monotonic(), snapshots=(moved,)))
+        return restored
+
+    async def _load(self, link: EngineLink, restore: Restore, name: str) -> Restored:
+        started, wanted = time.monotonic(), restore.snapshot
         try:
             result = await link.client.restore(restore.place.slot, name, headers=link.auth)
         except EngineError as error:
@@ -190,6 +202,13 @@ class Snapshots:
 
     def _gone(self, snapshot_id: SnapshotId) -> None:
         self._post(Shelved(at=time.monotonic(), gone=(snapshot_id,)))
+
+    def _works_again(self) -> None:
+        """What was asked for in vain while the folder could not be used may be offered again."""
+        if self._unread:
+            there = tuple(_known(kept) for kept in self.store.listing() if kept.id in self._unread)
+            self._unread.clear()
+            self._post(Shelved(at=time.monotonic(), snapshots=there))
 
     async def _discard(self, name: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The admin port: is it alive, is it ready, what does it count, what do the slots hold."""
+"""The admin port: is it alive, is it ready, what does it count, what do slots and snapshots hold."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from slotkeeper import __version__
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.table import EngineTable
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.web.snapshots import SnapshotRoutes
 
 OPEN: frozenset[str] = frozenset({"/livez", "/readyz", "/healthz"})  # probes carry no token
 
 
 class AdminPort:
-    def __init__(self, driver: Driver, metrics: Metrics, token: str | None) -> None:
+    def __init__(
+        self, driver: Driver, metrics: Metrics, token: str | None, limits: Limits
+    ) -> None:
+        """`limits` are the budgets of the snapshots, which are shown with them."""
+        self._snapshots = SnapshotRoutes(driver, limits)
         self._driver = driver
         self._metrics = metrics
         self._token = token
@@ -33,6 +39,7 @@ class AdminPort:
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", make_aiohttp_handler(self._metrics.registry))
         app.router.add_get("/api/state", self._state)
+        app.router.add_routes(self._snapshots.routes())
         return app
 
     @web.middleware

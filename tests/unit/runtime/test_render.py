@@ -26,6 +26,7 @@ def asked(*, chat=None, prompt=None, media=False) -> Ask:
         cache_prompt=True,
         chat=chat,
         prompt=prompt,
+        adapted=False,
         media=media,
         outline=(),
         conversation=None,

@@ -1,0 +1,223 @@
+"""When a file is restored for a request, what becomes of it, and what if it fails."""
+
+from collections import Counter
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    OLD_FILES,
+    Play,
+    arrives,
+    drops,
+    ends,
+    engine_lost,
+    engine_up,
+    erased,
+    erases,
+    filled,
+    fills,
+    goes,
+    knows,
+    leaves,
+    one_turn,
+    proves,
+    reports,
+    restored,
+    restores,
+    sees,
+    shelved,
+    snapshot,
+    starts,
+    unpinned,
+)
+from slotkeeper.core.effects import Purpose, Restore
+from slotkeeper.core.events import Loading
+from slotkeeper.core.snapshots import Tier
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+A, B, C = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000, 30_000))
+MORE = Tokens(range(100))
+S1 = snapshot("s1", A, checkpoints=(4484, 4996))
+
+
+def hybrid(*snapshots, **more):
+    play = Play(**{**NEW_FILES, **more})
+    assert play << shelved(*(snapshots or (S1,)))
+    return play
+
+
+def test_a_file_is_restored_where_that_is_cheapest_and_its_worth_is_proved():
+    play = hybrid()
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1", request="r1")
+    assert play << restored() >> goes("r1", slot=0, reason=Reason.SNAPSHOT)
+    assert play << ends("r1", 5100, 5000) >> proves("s1", paid=True) >> reports("r1", predicted=5000)
+    assert play.placement.shelf.get("s1").restores == 1
+
+
+def test_a_file_that_brought_little_is_never_offered_again():
+    play = hybrid()
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1") << restored() >> goes("r1")
+    assert play << ends("r1", 5100, 2000) >> proves("s1", paid=False) >> drops("s1") >> reports("r1")
+    assert not play.placement.shelf
+
+
+def test_no_file_is_restored_where_a_slot_has_as_much():
+    play = hybrid()
+    assert one_turn(play, "r1", B, slot=0)
+    assert play << shelved(snapshot("s2", B), snapshot("s3", B + MORE.cut(0, 40)))
+    assert play << arrives("r2") << knows("r2", B + MORE) >> goes("r2", slot=0, reason=Reason.PREFIX)
+
+
+def test_a_branch_that_only_a_file_can_be_cut_to_is_restored():
+    """The slot went on, and its checkpoint at the fork is not there any more."""
+    play = hybrid(snapshot("s1", A))
+    assert one_turn(play, "r1", A + B, slot=0)
+    assert (
+        play << arrives("r2") << knows("r2", A + C) >> restores(1, "s1") << restored() >> goes("r2", slot=1)
+    )
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        snapshot("s1", A + B, checkpoints=()),  # it goes on otherwise, and cannot be cut
+        snapshot("s1", A, fingerprint="of another model"),
+        snapshot("s1", A, size=10**13),  # read for hours
+        snapshot("s1", A, tier=Tier.COLD, size=2 * 10**9),
+    ],
+)
+def test_a_file_that_is_of_no_use_is_left_alone(useless):
+    play = hybrid(useless)
+    assert play << arrives("r1") << knows("r1", A + MORE) >> goes("r1", slot=0, reason=Reason.COLD)
+
+
+def test_a_file_is_cut_at_its_checkpoint():
+    play = hybrid()
+    assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1") << restored()
+    assert (
+        play
+        >> goes("r1")
+        << ends("r1", 4700, 4484)
+        >> proves("s1", paid=True)
+        >> reports("r1", predicted=4484)
+    )
+
+
+def test_checkpoints_that_did_not_come_along_are_not_counted_on():
+    play = hybrid()
+    assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1")
+    assert (
+        play
+        << restored(checkpoints=False)
+        >> goes("r1")
+        << ends("r1", 4700, 0)
+        >> proves("s1", paid=False)
+        >> drops("s1")
+        >> reports("r1", predicted=0)
+    )
+
+
+# -- when it fails ---------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_is_forgotten_and_the_next_best_taken():
+    play = hybrid(S1, snapshot("s0", A.cut(0, 3000)))
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
+    assert play << restored(Loading.UNFIT) >> restores(0, "s0") << restored() >> goes("r1", slot=0)
+    assert "s1" not in play.placement.shelf
+
+
+def test_a_refused_file_is_deleted_and_the_slot_empty():
+    play = hybrid(n_slots=1)
+    assert one_turn(play, "r1", B, slot=0)
+    assert play << arrives("r2") << knows("r2", A + MORE)
+    while isinstance(play.effects and play.effects[0], Restore) is False:
+        play.effects.popleft()
+    assert play >> restores(0, "s1") << restored(Loading.REFUSED) >> drops("s1") >> goes("r2", slot=0)
+    assert play << ends("r2", 5100, 0) >> reports("r2", predicted=0)
+
+
+def test_a_restore_without_an_answer_is_not_tried_again_for_the_same_request():
+    play = hybrid()
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
+    assert play << restored(Loading.LOST) >> goes("r1", slot=1, reason=Reason.COLD)
+    assert play.states[0] == "draining"
+    assert play << sees(1) << ends("r1", 5100) >> reports("r1")
+    assert play << arrives("r2") << knows("r2", A + C) >> restores(0, "s1")
+
+
+def test_an_engine_that_never_answers_a_restore_gets_the_request_all_the_same():
+    play = hybrid(*(snapshot(f"s{n}", A.cut(0, 4000 + n)) for n in range(50)))
+    play << arrives("r1") << knows("r1", A + MORE)
+    seen = Counter()
+    while play.effects and seen.total() < 10:
+        effect = play.effects.popleft()
+        seen[type(effect).__name__] += 1
+        if isinstance(effect, Restore):
+            play.step = effect
+            play << restored(Loading.LOST) << sees()
+    assert seen == {"Restore": 1, "Forward": 1}
+
+
+@pytest.mark.parametrize("outcome", list(Loading))
+def test_a_client_that_leaves_during_the_restore_leaves_a_slot_of_which_nothing_is_known(outcome):
+    play = hybrid()
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
+    assert play << leaves("r1") << restored(outcome)
+    assert play.states == ["draining", "idle"]
+    assert play.later(1) << sees(held={0: 0})
+    assert play.rests()
+    assert play << arrives("r2") << knows("r2", A + MORE) >> restores(0, "s1")
+
+
+@pytest.mark.parametrize("outcome", list(Loading))
+def test_an_engine_that_is_restarted_during_the_restore_gets_the_request_anew(outcome):
+    play = hybrid()
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
+    assert play << engine_lost() << engine_up() << sees()
+    assert play << restored(outcome) >> restores(0, "s1") << restored() >> goes("r1", slot=0)
+
+
+def test_files_that_are_gone_are_not_offered():
+    play = hybrid()
+    assert play << shelved(gone=("s1",))
+    assert play << arrives("r1") << knows("r1", A + MORE) >> goes("r1", reason=Reason.COLD)
+
+
+# -- routes without id_slot, windows ---------------------------------------------------------------------
+
+
+def test_a_route_without_id_slot_is_steered_to_the_restored_slot():
+    play = hybrid(n_slots=3)
+    assert one_turn(play, "r1", B, slot=0)
+    prompt = A + MORE
+    assert play << arrives("r2", pinnable=False) << knows("r2", prompt) >> restores(1, "s1")
+    assert play << restored() >> fills(1, Purpose.STEER, request="r2", tokens=prompt.cut(0, 5096))
+    assert play << filled(96) >> unpinned("r2", Reason.STEERED)
+    assert play << starts("r2") << sees(1)
+    assert play << ends("r2", 5100, 5096) >> proves("s1", paid=True) >> reports("r2", slot=1, planted=96)
+
+
+def test_t9_a_restored_slot_is_erased_before_the_engine_would_cut_it_inside_its_window():
+    play = hybrid(
+        snapshot("s1", A),
+        memory="swa",
+        n_swa=512,
+        swa_full=True,
+        n_slots=1,
+        state_version=2,
+        files_carry=False,
+    )
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1") << restored() >> goes("r1")
+    assert play << ends("r1", 5100, 5000) >> proves("s1", paid=True) >> reports("r1")
+    assert play << arrives("r2") << knows("r2", A.cut(0, 4800) + C) >> erases(0)
+    assert play << erased() >> goes("r2", slot=0) << ends("r2", 9800, 0) >> reports("r2", predicted=0)
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_t4_a_window_is_restored_only_if_its_file_was_mended(mended):
+    play = hybrid(snapshot("s1", A, repaired=mended), memory="swa", n_swa=512, **OLD_FILES)
+    play << arrives("r1") << knows("r1", A + MORE)
+    assert [type(effect) is Restore for effect in play.effects] == [mended]

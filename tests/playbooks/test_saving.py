@@ -1,0 +1,239 @@
+"""When a slot is saved: at a pause, before it is overwritten, when we close; and when it is not."""
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    TOKEN_BYTES,
+    Play,
+    arrives,
+    closing,
+    drops,
+    ends,
+    goes,
+    knows,
+    leaves,
+    one_turn,
+    reports,
+    restored,
+    restores,
+    saved,
+    saves,
+    sees,
+    shelved,
+    snapshot,
+    starts,
+    unsaved,
+)
+from slotkeeper.core.effects import Moment, Save
+from slotkeeper.core.limits import Limits
+from slotkeeper.core.preparing import SAVES_REST
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
+LONG = Tokens(range(100_000, 110_000))
+
+
+def dense(**more):
+    return Play(**{"memory": "dense", **NEW_FILES, **more})
+
+
+# -- at a pause ----------------------------------------------------------------------------------------
+
+
+def test_a_conversation_that_pauses_is_saved_once():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play.wakes() >> saves(0, tokens=A, size=1000 * TOKEN_BYTES)
+    assert play << saved("s1")
+    assert play.later(300) << sees()
+    assert not play.alarms
+    assert not play.placement.unsaved(play.clock)
+
+
+def test_what_is_new_is_saved_after_the_next_pause():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play.wakes() >> saves(0) << saved("s1")
+    assert one_turn(play, "r2", A + B, slot=0, cached=1000)
+    assert play.wakes() >> saves(0, tokens=A + B) << saved("s2")
+
+
+@pytest.mark.parametrize(("length", "worth_it"), [(255, False), (256, True)])
+def test_a_short_conversation_is_not_saved(length, worth_it):
+    play = dense()
+    assert one_turn(play, "r1", LONG.cut(0, length), slot=0)
+    play.later(300) << sees()
+    assert [type(effect) for effect in play.effects] == [Save] * worth_it
+
+
+@pytest.mark.parametrize(("new", "worth_it"), [(31, False), (32, True)])
+def test_a_few_new_tokens_are_not_saved(new, worth_it):
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play.wakes() >> saves(0) << saved("s1")
+    assert one_turn(play, "r2", A + B.cut(0, new), slot=0, cached=1000)
+    play.later(300) << sees()
+    assert [type(effect) for effect in play.effects] == [Save] * worth_it
+
+
+def test_while_others_are_at_work_a_conversation_is_saved_after_a_minute():
+    play = dense()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert one_turn(play, "r2", B, slot=1)
+    assert play.later(50) << sees(0)
+    assert play.later(15) << sees(0) >> saves(1)
+
+
+def test_nothing_is_saved_while_somebody_waits():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2")
+    assert play.later(300) << sees()
+    assert play << knows("r2", A + B) >> goes("r2", slot=0)
+
+
+def test_slots_are_saved_one_after_the_other():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    assert play.later(60) << sees() >> saves(0)
+    assert play.later(60) << sees()
+    assert play << saved("s1") >> saves(1)
+    assert play << saved("s2")
+
+
+def test_a_save_that_fails_lets_the_engine_rest_for_a_minute():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    assert play.later(10) << sees() >> saves(0) << unsaved()
+    failed = play.clock
+    while not play.effects:  # we are woken for it, although nothing else happens
+        play.wakes()
+    assert play >> saves(1) << saved("s2")
+    assert SAVES_REST <= play.clock - failed < SAVES_REST + 1
+    assert play.later(300) << sees()  # slot 0 has nothing new
+
+
+def test_a_save_that_failed_by_chance_holds_up_no_other():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    assert play.later(10) << sees() >> saves(0) << unsaved(lasting=False) >> saves(1) << saved("s2")
+
+
+def test_what_may_be_written_in_an_hour_is_limited():
+    play = dense(limits=Limits(hourly_bytes=1500 * TOKEN_BYTES))
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    assert play.later(60) << sees() >> saves(0) << saved("s1")
+    assert play.later(1000) << sees()
+    assert play.later(300) << sees() >> saves(1) << saved("s2")  # 500 tokens more after 1200 seconds
+
+
+def test_we_are_woken_when_more_may_be_written():
+    play = dense(n_slots=1, limits=Limits(hourly_bytes=1500 * TOKEN_BYTES))
+    assert one_turn(play, "r1", A, slot=0)
+    assert play.wakes() >> saves(0) << saved("s1")
+    assert one_turn(play, "r2", B, slot=0)
+    begun = play.clock
+    while not play.effects:
+        play.wakes()
+    assert play >> saves(0)
+    assert 1100 < play.clock - begun < 1210
+
+
+def test_a_state_without_room_is_not_saved():
+    play = dense(limits=Limits(hot_bytes=900 * TOKEN_BYTES))
+    assert one_turn(play, "r1", A, slot=0)
+    assert play.later(300) << sees()
+    assert play << closing()
+    assert not play.placement.unsaved(play.clock)
+
+
+def test_a_file_that_had_to_go_at_once_does_not_end_all_saving():
+    """It is worth least of all, because much longer ones are there: that says nothing of the next."""
+    play = dense(limits=Limits(hot_bytes=10_300 * TOKEN_BYTES))
+    assert play << shelved(snapshot("s0", LONG, golden=True))
+    assert one_turn(play, "r1", A.cut(0, 300), slot=0)
+    assert play.later(60) << sees() >> saves(0) << saved("s1", size=301 * TOKEN_BYTES) >> drops("s1")
+    assert one_turn(play, "r2", B.cut(0, 300), slot=1)
+    assert play.later(60) << sees() >> saves(1)
+
+
+def test_files_that_cannot_be_extended_are_given_up_for_an_hour():
+    play = Play(memory="swa", n_swa=512, **{**NEW_FILES, "files_carry": False})
+    assert one_turn(play, "r1", A, slot=0)
+    assert play.later(60) << sees() >> saves(0) << saved("s1", repaired=False) >> drops("s1")
+    assert one_turn(play, "r2", B, slot=1)
+    assert play.later(3000) << sees()
+    assert play.later(700) << sees() >> saves(1)
+
+
+# -- before it is overwritten ----------------------------------------------------------------------------
+
+
+def test_a_long_conversation_is_parked_before_another_takes_its_slot():
+    play = dense(n_slots=1)
+    for turn in range(1, 6):
+        assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
+    assert play << arrives("r9") << knows("r9", A) >> saves(0, Moment.PARK, request="r9", tokens=LONG)
+    assert play << saved("s1") >> goes("r9", slot=0, reason=Reason.COLD)
+    assert play << ends("r9", 1000) >> reports("r9", planted=0)
+    play << arrives("r10") << knows("r10", LONG + A) >> saves(0, Moment.PARK) << saved("s2")
+    assert play >> restores(0, "s1") << restored() >> goes("r10", slot=0, reason=Reason.SNAPSHOT)
+
+
+@pytest.mark.parametrize("kept", ["in a file", "in the RAM cache", "nowhere"])
+def test_it_is_not_parked_if_it_is_kept_elsewhere(kept):
+    play = dense(n_slots=1, ram_cache=kept == "in the RAM cache")
+    for turn in range(1, 6):
+        assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
+    if kept == "in a file":
+        assert play << shelved(snapshot("s0", LONG))
+    play << arrives("r9") << knows("r9", A)
+    assert [hasattr(effect, "moment") for effect in play.effects] == [kept == "nowhere"]
+
+
+def test_a_request_goes_on_when_the_save_before_it_fails():
+    play = dense(n_slots=1)
+    for turn in range(1, 6):
+        assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
+    assert play << arrives("r9") << knows("r9", A) >> saves(0, Moment.PARK)
+    assert play << unsaved() >> goes("r9", slot=0)
+
+
+def test_when_the_client_leaves_during_the_save_the_file_and_the_slot_are_kept():
+    play = dense(n_slots=1)
+    for turn in range(1, 6):
+        assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
+    assert play << arrives("r9") << knows("r9", A) >> saves(0, Moment.PARK)
+    assert play << leaves("r9") << saved("s1")
+    assert "s1" in play.placement.shelf
+    assert play.later(1) << sees(held={0: 10_000})
+    assert play << arrives("r10") << knows("r10", LONG + A) >> goes("r10", slot=0, reason=Reason.PREFIX)
+
+
+# -- when we close -----------------------------------------------------------------------------------------
+
+
+def test_closing_saves_all_that_is_worth_it_at_once():
+    play = dense(n_slots=3, limits=Limits(hourly_bytes=0))
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    assert one_turn(play, "r3", C.cut(0, 100), slot=2)
+    assert play << closing() >> saves(0)
+    assert play.placement.unsaved(play.clock)
+    assert play << saved("s1") >> saves(1)
+    assert play << saved("s2")
+    assert not play.placement.unsaved(play.clock)
+
+
+def test_closing_does_not_wait_for_an_engine_that_cannot_save():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    assert play << closing() >> saves(0) << unsaved()
+    assert not play.placement.unsaved(play.clock)

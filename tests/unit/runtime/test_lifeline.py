@@ -1,0 +1,61 @@
+"""A connection that ends when the engine does."""
+
+from __future__ import annotations
+
+import asyncio
+
+from slotkeeper.runtime.lifeline import lifeline
+
+
+async def test_it_says_when_the_other_end_is_gone():
+    ends = asyncio.Event()
+    talks: list[asyncio.StreamWriter] = []
+
+    async def ended() -> None:
+        ends.set()
+
+    server = await asyncio.start_server(lambda _, writer: talks.append(writer), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
+    async with asyncio.timeout(5):
+        while not talks:
+            await asyncio.sleep(0.01)
+        assert not ends.is_set()
+        talks[0].transport.abort()
+        await ends.wait()
+    line.cancel()
+    server.close()
+
+
+async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
+    """As a load balancer without a backend does."""
+    lines = 0
+
+    async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lines
+        lines += 1
+        writer.transport.abort()
+
+    async def ended() -> None:
+        pass
+
+    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
+    await asyncio.sleep(0.5)
+    line.cancel()
+    server.close()
+    assert lines == 1
+
+
+async def test_it_waits_for_an_engine_that_is_not_there():
+    ends: list[bool] = []
+
+    async def ended() -> None:
+        ends.append(True)
+
+    line = asyncio.get_running_loop().create_task(lifeline("http://127.0.0.1:9", ended))
+    await asyncio.sleep(0.3)
+    assert not line.done()
+    assert not ends
+    line.cancel()
