@@ -25,14 +25,17 @@ from playbooks.playbook import (
     reports,
     restored,
     restores,
+    saved,
+    saves,
     sees,
     shelved,
     snapshot,
     starts,
     unpinned,
 )
-from slotkeeper.core.effects import Purpose, Restore
+from slotkeeper.core.effects import Moment, Purpose, Restore
 from slotkeeper.core.events import Loading
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
@@ -72,11 +75,10 @@ def test_no_file_is_restored_where_a_slot_has_as_much():
 
 def test_a_branch_that_only_a_file_can_be_cut_to_is_restored():
     """The slot went on, and its checkpoint at the fork is not there any more."""
-    play = hybrid(snapshot("s1", A))
+    play = Play(**NEW_FILES)
     assert one_turn(play, "r1", A + B, slot=0)
-    assert (
-        play << arrives("r2") << knows("r2", A + C) >> restores(1, "s1") << restored() >> goes("r2", slot=1)
-    )
+    assert play << shelved(snapshot("s1", A)) << arrives("r2") << knows("r2", A + C) >> restores(1, "s1")
+    assert play << restored() >> goes("r2", slot=1)
 
 
 @pytest.mark.parametrize(
@@ -89,34 +91,24 @@ def test_a_branch_that_only_a_file_can_be_cut_to_is_restored():
     ],
 )
 def test_a_file_that_is_of_no_use_is_left_alone(useless):
-    play = hybrid(useless)
+    play = hybrid(useless, limits=Limits(hot_bytes=10**15, cold_bytes=10**15))
     assert play << arrives("r1") << knows("r1", A + MORE) >> goes("r1", slot=0, reason=Reason.COLD)
 
 
 def test_a_file_is_cut_at_its_checkpoint():
     play = hybrid()
-    assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1") << restored()
-    assert (
-        play
-        >> goes("r1")
-        << ends("r1", 4700, 4484)
-        >> proves("s1", paid=True)
-        >> reports("r1", predicted=4484)
-    )
+    assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1")
+    assert play << restored() >> goes("r1")
+    play << ends("r1", 4700, 4484)
+    assert play >> proves("s1", paid=True) >> reports("r1", predicted=4484)
 
 
 def test_checkpoints_that_did_not_come_along_are_not_counted_on():
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1")
-    assert (
-        play
-        << restored(checkpoints=False)
-        >> goes("r1")
-        << ends("r1", 4700, 0)
-        >> proves("s1", paid=False)
-        >> drops("s1")
-        >> reports("r1", predicted=0)
-    )
+    assert play << restored(checkpoints=False) >> goes("r1")
+    play << ends("r1", 4700, 0)
+    assert play >> proves("s1", paid=False) >> drops("s1") >> reports("r1", predicted=0)
 
 
 # -- when it fails ---------------------------------------------------------------------------------------
@@ -132,10 +124,9 @@ def test_a_damaged_file_is_forgotten_and_the_next_best_taken():
 def test_a_refused_file_is_deleted_and_the_slot_empty():
     play = hybrid(n_slots=1)
     assert one_turn(play, "r1", B, slot=0)
-    assert play << arrives("r2") << knows("r2", A + MORE)
-    while isinstance(play.effects and play.effects[0], Restore) is False:
-        play.effects.popleft()
-    assert play >> restores(0, "s1") << restored(Loading.REFUSED) >> drops("s1") >> goes("r2", slot=0)
+    assert play << arrives("r2") << knows("r2", A + MORE) >> saves(0, Moment.PARK)
+    assert play << saved("s2") >> restores(0, "s1")
+    assert play << restored(Loading.REFUSED) >> drops("s1") >> goes("r2", slot=0)
     assert play << ends("r2", 5100, 0) >> reports("r2", predicted=0)
 
 
@@ -144,7 +135,7 @@ def test_a_restore_without_an_answer_is_not_tried_again_for_the_same_request():
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
     assert play << restored(Loading.LOST) >> goes("r1", slot=1, reason=Reason.COLD)
     assert play.states[0] == "draining"
-    assert play << sees(1) << ends("r1", 5100) >> reports("r1")
+    assert play.later(1) << sees(1) << ends("r1", 5100) >> reports("r1")
     assert play << arrives("r2") << knows("r2", A + C) >> restores(0, "s1")
 
 

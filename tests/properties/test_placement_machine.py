@@ -11,30 +11,40 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from properties.simulated import SimulatedEngine, Task
-from slotkeeper.core.effects import Effect, Forward, Observe, Plant, Report
+from slotkeeper.core.effects import Drop, Effect, Erase, Forward, Observe, Plant, Report, Restore, Save, Wake
 from slotkeeper.core.events import (
     Arrived,
     EngineLost,
     EngineUp,
+    Erased,
     Event,
     Finished,
     Gone,
+    Loading,
     Observed,
     ObserveFailed,
     Planted,
     Rendered,
     ReplyKnown,
+    Restored,
+    Saved,
+    Shelved,
     Started,
+    Woke,
 )
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.table import LINGER, SlotState
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import ClientId, EngineId, RequestId
 
 SETTINGS = settings(
     max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+ROOM = 4000  # tokens that fit into the hot tier: files must go now and then
+TOKEN_BYTES = 65536
 KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "embeddings", "resumable")
 
 
@@ -45,21 +55,37 @@ class Quiet(RuleBasedStateMachine):
 
     # -- the world -----------------------------------------------------------------------------------
 
-    @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=2), ram=st.booleans())
-    def build(self, slots: list[int], ram: bool) -> None:
+    @initialize(
+        slots=st.lists(st.integers(1, 3), min_size=1, max_size=2),
+        ram=st.booleans(),
+        files=st.sampled_from([0, 2, 4]),
+    )
+    def build(self, slots: list[int], ram: bool, files: int) -> None:
         names = [EngineId(f"e{n}") for n in range(len(slots))]
         self.engines = {name: SimulatedEngine(n) for name, n in zip(names, slots, strict=True)}
         self.traits = {
-            name: EngineTraits(n_slots=n, memory=Memory.DENSE, ram_cache=ram)
+            name: EngineTraits(
+                n_slots=n,
+                memory=Memory.DENSE,
+                ram_cache=ram,
+                slot_files=files > 0,
+                state_version=files,
+                fingerprint="f",
+            )
             for name, n in zip(names, slots, strict=True)
         }
         self.up = dict.fromkeys(names, True)
-        self.placement = Placement(*names)
+        limits = Limits(hot_bytes=ROOM * TOKEN_BYTES, cold_bytes=ROOM * TOKEN_BYTES)
+        self.placement = Placement(*names, limits=limits)
         self.clock = 100.0
         self.transit: list[tuple[float, EngineId, Task]] = []  # on the way to an engine
         self.inbox: list[Event] = []  # on the way to us
         self.looks: list[Observe] = []
         self.answers: list[Event] = []
+        self.actions: list[Save | Restore | Erase] = []  # on slots, on the way to an engine
+        self.files: dict[SnapshotId, Tokens] = {}
+        self.wakes: list[float] = []
+        self.saves = 0
         self.prompts: dict[RequestId, Tokens] = {}
         self.unrendered: list[RequestId] = []
         self.alive: set[RequestId] = set()  # arrived, neither finished nor gone
@@ -89,6 +115,13 @@ class Quiet(RuleBasedStateMachine):
                 assert effect.request in self.alive, "planted, but its client is gone"
                 task = Task(effect.request, effect.tokens, effect.place.slot, plant=True)
                 self.transit.append((self.clock, effect.place.engine, task))
+            case Save() | Restore() | Erase():
+                self.actions.append(effect)
+            case Drop():
+                if not effect.to_cold:
+                    self.files.pop(effect.snapshot, None)
+            case Wake():
+                self.wakes.append(self.clock + effect.delay)
             case Observe():
                 self.looks.append(effect)
             case Report():
@@ -118,6 +151,49 @@ class Quiet(RuleBasedStateMachine):
         for _ in range(task.copies - 1):  # children take further slots and answer through their parent
             if any(slot.task is None for slot in self.engines[name].slots):
                 self.engines[name].submit(Task(task.owner, task.prompt, left=True))
+
+    def act(self, action: Save | Restore | Erase, *, trouble: int = 0) -> None:
+        """An action on a slot reaches the engine, or fails: by `trouble`, or because the engine is gone."""
+        self.actions.remove(action)
+        name, request = action.place.engine, action.request
+        slot = self.engines[name].slots[action.place.slot]
+        lost = not self.up[name] or trouble == 1
+        if not lost and not self.foreign_tasks and request in self.placement._state.chores:
+            assert slot.task is None, f"a chore in a slot that is at work: {action} {slot} {self.placement!r} {self.kinds}"
+        match action:
+            case Save():
+                self.saves += 1
+                new = SnapshotId(f"s{self.saves}")
+                kept = None
+                if not lost and trouble != 2:
+                    self.files[new] = slot.tokens
+                    size = len(slot.tokens) * TOKEN_BYTES
+                    kept = Snapshot(
+                        id=new,
+                        fingerprint="f",
+                        tokens=slot.tokens,
+                        size=size,
+                        created=self.clock,
+                        used=self.clock,
+                    )
+                told = slot.tokens if kept else None
+                self.inbox.append(
+                    Saved(at=0.0, request=request, snapshot=kept, tokens=told, lasting=trouble == 2)
+                )
+            case Restore():
+                assert self.traits[name].fingerprint == action.snapshot.fingerprint
+                outcome = Loading.LOST if lost else Loading.DONE
+                if not lost and action.snapshot.id not in self.files:
+                    outcome = Loading.UNFIT
+                elif not lost and trouble == 2:
+                    outcome, slot.tokens = Loading.REFUSED, EMPTY
+                elif not lost:
+                    slot.tokens, slot.last = self.files[action.snapshot.id], None
+                self.inbox.append(Restored(at=0.0, request=request, outcome=outcome))
+            case Erase():
+                if not lost:
+                    slot.tokens = EMPTY
+                self.inbox.append(Erased(at=0.0, request=request, ok=not lost))
 
     def broken(self, task: Task) -> None:
         """The connection of a task broke."""
@@ -162,7 +238,7 @@ class Quiet(RuleBasedStateMachine):
     def arrive(self, choices: list[int], who: tuple[str, int], kind: str, turn: int, renders: bool) -> None:
         client, talk = who
         request = RequestId(f"r{len(self.prompts)}")
-        self.prompts[request] = Tokens([7] * 10 + [talk] * 20 * turn + [1000 + len(self.prompts)] * 6)
+        self.prompts[request] = Tokens([7] * 10 + [talk] * 200 * turn + [1000 + len(self.prompts)] * 6)
         self.kinds[request] = kind
         self.alive.add(request)
         rendered = renders or kind == "chat"
@@ -199,6 +275,7 @@ class Quiet(RuleBasedStateMachine):
             *((self.render, request) for request in self.unrendered),
             *((self.reach, item) for item in self.transit),
             *((self.end_task, *task) for task in tasks),
+            *((self.act, action) for action in self.actions),
             *((self.take, event) for event in self.inbox),
             *((self.ask, look) for look in self.looks),
             *((self.answer, event) for event in self.answers),
@@ -276,6 +353,26 @@ class Quiet(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.001, 0.06, 0.5, 70.0]))
     def wait(self, seconds: float) -> None:
         self.later(seconds)
+        self.wake()
+
+    def wake(self) -> None:
+        due = [at for at in self.wakes if at <= self.clock]
+        self.wakes = [at for at in self.wakes if at > self.clock]
+        for _ in due:
+            self.post(Woke(at=self.clock))
+
+    @precondition(lambda self: self.actions)
+    @rule(trouble=st.sampled_from([1, 2]))
+    def an_action_fails(self, trouble: int) -> None:
+        self.act(self.actions[0], trouble=trouble)
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data())
+    def a_file_is_lost(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(sorted(self.files)))
+        del self.files[gone]
+        if data.draw(st.booleans()):  # else it is found only when it is wanted
+            self.post(Shelved(at=self.clock, gone=(gone,)))
 
     @rule(which=st.integers(0, 7))
     def engine_dies(self, which: int) -> None:
@@ -289,6 +386,8 @@ class Quiet(RuleBasedStateMachine):
                 self.broken(item[2])
             engine.restart()
             self.up[name] = False
+            for action in [action for action in self.actions if action.place.engine == name]:
+                self.act(action)
             self.post(EngineLost(at=self.clock, engine=name))
 
     @precondition(lambda self: not all(self.up.values()))
@@ -333,6 +432,8 @@ class Quiet(RuleBasedStateMachine):
             assert set(table.states) == {SlotState.IDLE}, repr(table)
             assert not table.unsettled
             assert not table.orphans
+        assert not state.chores
+        assert not self.placement.unsaved(self.clock)
 
     def one_step_to_rest(self) -> bool:
         self.first_bytes()
@@ -343,11 +444,16 @@ class Quiet(RuleBasedStateMachine):
             self.arrive_at_engine(self.transit.pop(0))
         elif self.inbox:
             self.take(self.inbox[0])
+        elif self.actions:
+            self.act(self.actions[0])
         elif self.answers:
             self.post(with_time(self.answers.pop(0), self.clock))
         elif self.looks or any(engine.running() for engine in self.engines.values()):
             self.end_every_task()
             self.look_everywhere()
+        elif self.wakes:
+            self.later(max(0.0, min(self.wakes) - self.clock))
+            self.wake()
         else:
             return False
         return True

@@ -43,6 +43,8 @@ def settle(state: State, now: float) -> Iterator[Effect]:
             elif state.closing or (table.open_for_pins(now) and not state.waiting):
                 yield _begin(state, Chore(_name(state, now), table, slot, step, held), now)
                 break
+            elif table.shared_until > now:  # others use it, and nobody looks now
+                due_at = min(table.shared_until, due_at)
         else:
             yield from _warm(state, table, now)
     if due_at < (inf if state.wakes_at is None else state.wakes_at):

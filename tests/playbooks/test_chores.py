@@ -1,0 +1,259 @@
+"""What is done in a slot while nobody waits: which files it gets, and how it comes home."""
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    OLD_FILES,
+    TOKEN_BYTES,
+    Play,
+    arrives,
+    closing,
+    ends,
+    engine_lost,
+    engine_up,
+    filled,
+    fills,
+    goes,
+    knows,
+    replies,
+    reports,
+    restored,
+    restores,
+    saved,
+    saves,
+    sees,
+    shelved,
+    snapshot,
+    unsaved,
+)
+from slotkeeper.core.effects import Plant, Purpose, Restore
+from slotkeeper.core.events import Loading
+from slotkeeper.core.limits import Limits
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+USER = 7
+TALK = Tokens(range(10_000, 10_600)) + Tokens([USER]) + Tokens(range(20_000, 20_400))
+LAST_PROMPT, USER_MESSAGE = TALK.cut(0, 998), TALK.cut(0, 601)
+REPLY = Tokens(range(30_000, 30_049))
+A, B = (Tokens(range(n, n + 5000)) for n in (100_000, 200_000))
+OUTLINE = (b"system", b"hello")
+
+
+def old(**more):
+    """Files carry no checkpoints: every state that shall be had again needs one of its own."""
+    return Play(**{"user_start": ((USER,),), **OLD_FILES, **more})
+
+
+def talked(play, *, generated=1):
+    """A conversation is in slot 0, and has paused."""
+    assert play << arrives("r1", outline=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << ends("r1", len(TALK), 0, generated=generated) >> reports("r1")
+    play.later(60) << sees()
+    return play
+
+
+def cut_back(play):
+    """The end and the last prompt are in files, and the slot is being cut to the user message."""
+    assert play >> saves(0) << saved("end") >> fills(0, Purpose.CUT, tokens=LAST_PROMPT)
+    assert play << filled() >> saves(0, tokens=LAST_PROMPT)
+    assert play << saved("prompt") >> fills(0, Purpose.CUT, tokens=USER_MESSAGE)
+    return play
+
+
+def homecoming(play):
+    """Every file is written, and the slot is restored to where it was."""
+    assert cut_back(play) << filled() >> saves(0, tokens=USER_MESSAGE) << saved("user") >> restores(0, "end")
+    assert play << restored()
+    return play
+
+
+def test_an_older_engine_gets_files_of_the_end_the_last_prompt_and_user_messages_and_comes_home():
+    play = homecoming(talked(old()))
+    assert play.table.shadow.slots[0].tokens == TALK
+    assert play.states == ["idle", "idle"]
+    assert play.later(300) << sees()
+
+
+def test_a_slot_that_came_home_is_still_the_same_conversation():
+    play = homecoming(talked(old()))
+    next_turn = arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
+    assert play << next_turn >> goes("r2", slot=0, reason=Reason.CONTINUES)
+
+
+def test_the_file_tells_a_reply_that_nobody_knew():
+    play = talked(old(), generated=50)
+    assert play >> saves(0) << saved("end", TALK + REPLY) >> fills(0, Purpose.CUT, tokens=LAST_PROMPT)
+    assert play << filled() >> saves(0) << saved("prompt") >> fills(0, Purpose.CUT) << filled() >> saves(0)
+    assert play << saved("user") >> restores(0, "end") << restored()
+    assert play.table.shadow.slots[0].tokens == TALK + REPLY
+
+
+def test_a_newer_engine_gets_one_file():
+    play = talked(Play(user_start=((USER,),), **NEW_FILES))
+    assert play >> saves(0) << saved("end", checkpoints=(485, 600, 997))
+    assert play.later(300) << sees()
+
+
+def test_with_a_draft_model_a_newer_engines_file_gets_four_foreign_tokens():
+    play = Play(user_start=((USER,),), speculative=True, **NEW_FILES)
+    assert play << arrives("r1") << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << ends("r1", 1001, 0, generated=50) >> reports("r1") << replies("r1", TALK + REPLY)
+    first, total = TALK.cut(0, 1), 1050
+    marked = TALK + REPLY + first + first + first + first
+    assert play.later(60) << sees() >> fills(0, Purpose.DRAFT, tokens=marked)
+    assert play << filled(4) >> saves(0, tokens=marked)
+    assert play << saved("end", checkpoints=(485, 600, 997, total), draft=True)
+    assert play.later(300) << sees()
+    assert play << arrives("r2") << knows("r2", TALK + REPLY + A) >> goes("r2", slot=0)
+    assert play << ends("r2", total + 5000, total) >> reports("r2", predicted=total)
+
+
+def test_with_a_draft_model_an_older_engine_computes_its_way_home_and_knows_whose_it_is():
+    play = cut_back(talked(old(speculative=True)))
+    assert play << filled() >> saves(0) << saved("user") >> fills(0, Purpose.HOME, tokens=TALK)
+    assert play << filled(400)
+    next_turn = arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
+    assert play << next_turn >> goes("r2", slot=0, reason=Reason.CONTINUES)
+
+
+def test_a_slot_is_never_cut_back_where_no_file_leads_home():
+    """Its end had no room, so that cutting it back would lose what is live."""
+    play = talked(old(limits=Limits(hot_bytes=1100 * TOKEN_BYTES)))
+    play >> saves(0) << saved("end", size=1200 * TOKEN_BYTES)
+    assert [type(effect).__name__ for effect in play.effects] == ["Drop"]
+    assert play.table.shadow.slots[0].tokens == TALK
+
+
+def test_a_slot_with_a_few_new_tokens_is_not_cut_back_either():
+    play = old()
+    assert play << shelved(snapshot("s1", TALK.cut(0, 990)))
+    assert play << arrives("r1") << knows("r1", TALK) >> restores(0, "s1") << restored() >> goes("r1")
+    play << ends("r1", len(TALK), 990)
+    play.effects.clear()
+    assert play.later(300) << sees()
+
+
+@pytest.mark.parametrize("trouble", ["save", "budget"])
+def test_a_slot_comes_home_when_no_more_can_be_saved(trouble):
+    limits = Limits(hourly_bytes=1500 * TOKEN_BYTES) if trouble == "budget" else Limits()
+    play = talked(old(limits=limits))
+    assert play >> saves(0) << saved("end") >> fills(0, Purpose.CUT)
+    play << filled()
+    if trouble == "save":
+        play >> saves(0) << unsaved()
+    assert play >> restores(0, "end")
+    assert play << restored()
+    assert play.table.shadow.slots[0].tokens == TALK
+
+
+# -- somebody comes ------------------------------------------------------------------------------------
+
+
+def test_a_request_waits_for_one_step_and_then_gets_its_slot():
+    play = talked(old(n_slots=1))
+    assert play >> saves(0)
+    assert play << arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
+    assert play << knows("r2", TALK + A)
+    assert play << saved("end") >> goes("r2", slot=0, reason=Reason.CONTINUES)
+
+
+def test_a_request_for_a_slot_that_was_cut_back_restores_it():
+    play = cut_back(talked(old(n_slots=1)))
+    assert play << arrives("r2") << knows("r2", TALK + A)
+    assert play << filled() >> restores(0, "end", request="r2")
+    assert play << restored() >> goes("r2", slot=0)
+
+
+def test_another_slot_is_taken_without_waiting():
+    play = talked(old())
+    assert play >> saves(0)
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
+
+
+# -- engines that go -----------------------------------------------------------------------------------
+
+OUTCOMES = {
+    "save": [saved("end"), unsaved()],
+    "cut": [filled(), filled(None)],
+    "home": [restored(), restored(Loading.UNFIT), restored(Loading.REFUSED), restored(Loading.LOST)],
+}
+
+
+def until(play, step):
+    """The chore is at this step."""
+    if step == "save":
+        assert play >> saves(0)
+    else:
+        cut_back(play)
+    if step == "home":
+        assert play << filled() >> saves(0) << saved("user") >> restores(0, "end")
+    return play
+
+
+@pytest.mark.parametrize(("step", "outcome"), [(s, o) for s, all_ in OUTCOMES.items() for o in all_])
+def test_a_chore_ends_with_the_engine_in_which_it_ran(step, outcome):
+    play = until(talked(old()), step)
+    assert play << engine_lost() << engine_up() << sees()
+    assert play << outcome
+    assert not play.placement._state.chores
+    assert play.states == ["idle", "idle"]
+    assert play.table.shadow.slots == [None, None]
+
+
+@pytest.mark.parametrize(("step", "outcome"), [(s, o) for s, all_ in OUTCOMES.items() for o in all_])
+def test_a_chore_comes_to_its_end_whatever_its_steps_bring(step, outcome):
+    play = until(talked(old()), step)
+    play << outcome
+    for _ in range(20):
+        effect = play.effects.popleft() if play.effects else None
+        if isinstance(effect, Restore | Plant):
+            play.step = effect
+            play << (restored() if isinstance(effect, Restore) else filled())
+        elif effect is None:
+            play.later(1) << sees()
+        elif type(effect).__name__ == "Save":
+            play.step = effect
+            play << saved(f"s{play.clock}")
+    assert not play.effects
+    assert not play.placement._state.chores
+    assert set(play.states) == {"idle"}
+
+
+def test_an_answer_to_a_core_that_failed_is_not_taken_for_one_to_its_successor():
+    one, other = talked(Play(**NEW_FILES)), Play(**NEW_FILES)
+    assert one >> saves(0)
+    assert other.later(100).placement is not one.placement
+    talked(other)
+    other >> saves(0)
+    assert one.step.request != other.step.request
+    event = saved("late").of(one.step, other.clock)
+    assert other << event
+    assert other.states[0] == "tended"
+    assert "late" in other.placement.shelf
+
+
+# -- warming -------------------------------------------------------------------------------------------
+
+
+def test_with_a_draft_model_an_older_engines_empty_slots_are_warmed_with_the_latest_conversations():
+    play = old(speculative=True)
+    early, end = snapshot("early", A.cut(0, 2500)), snapshot("end", A, used=1001.0)
+    assert play << shelved(early, end) >> restores(0, "early")
+    assert play << restored() >> fills(0, Purpose.DRAFT, tokens=A) << filled(2500)
+    assert play.table.shadow.slots[0].tokens == A
+    assert play.later(300) << sees()
+
+
+def test_a_warmed_slot_is_left_to_a_request_after_one_step():
+    play = old(speculative=True, n_slots=1)
+    assert play << shelved(snapshot("early", A.cut(0, 2500)), snapshot("end", A)) >> restores(0, "early")
+    assert play << arrives("r1") << knows("r1", B)
+    assert play << restored() >> goes("r1", slot=0)
+
+
+def test_nothing_is_warmed_while_we_close():
+    play = old(speculative=True)
+    play << closing()
+    assert play << shelved(snapshot("end", A.cut(0, 2500)))

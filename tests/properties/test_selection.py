@@ -1,0 +1,202 @@
+"""What holds of every choice among slots and files, whatever they are: it is compared with all there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slotkeeper.core.checkpoints import Checkpoint
+from slotkeeper.core.choice import Plan, cheapest
+from slotkeeper.core.held import Held, restored, reuse
+from slotkeeper.core.pricing import Want, loss, price_of, restore_price
+from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.core.steps import Load
+from slotkeeper.core.table import EngineTable
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.types import EngineId
+
+SETTINGS = settings(max_examples=300, deadline=None)
+NOW = 5000.0
+PIECE = 40  # tokens: conversations part only between pieces, and two in a row are what a file must share
+MEMORIES = (Memory.DENSE, Memory.HYBRID, Memory.RECURRENT, Memory.SWA)
+
+
+@dataclass
+class World:
+    """One engine, its slots, the files there are, and a prompt."""
+
+    table: EngineTable
+    snapshots: list[Snapshot]
+    prompt: Tokens
+
+    def shelf(self, snapshots: list[Snapshot] | None = None) -> Shelf:
+        shelf = Shelf()
+        for snapshot in self.snapshots if snapshots is None else snapshots:
+            shelf.put(snapshot)
+        return shelf
+
+    def plan(self, shelf: Shelf | None = None) -> Plan:
+        files = self.shelf() if shelf is None else shelf
+        plan = cheapest([self.table], self.prompt, pinnable=True, now=NOW, shelf=files)
+        assert plan is not None
+        return plan
+
+
+def talk(path: list[int]) -> Tokens:
+    """A node of the tree of all conversations: the same first choices, the same first tokens."""
+    ids = [(n + 1) * 10_000 + choice * 1000 + i for n, choice in enumerate(path) for i in range(PIECE)]
+    return Tokens(ids)
+
+
+PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+
+
+@st.composite
+def cuts(draw, length):
+    """Where checkpoints are: at the seams of pieces, a few tokens before, in no order."""
+    places = [at - back for at in range(PIECE, length + 1, PIECE) for back in (0, 4)]
+    return tuple(draw(st.lists(st.sampled_from(places), max_size=4, unique=True)))
+
+
+@st.composite
+def worlds(draw):
+    version = draw(st.sampled_from([2, 4]))
+    traits = EngineTraits(
+        n_slots=draw(st.integers(1, 3)),
+        memory=draw(st.sampled_from(MEMORIES)),
+        n_swa=16,
+        ram_cache=draw(st.booleans()),
+        slot_files=True,
+        fingerprint="f",
+        state_version=version,
+        files_carry=version == 4,
+    )
+    table = EngineTable(EngineId("e0"), EngineShadow(traits))
+    for slot in range(traits.n_slots):
+        if draw(st.booleans()):
+            tokens = talk(draw(PATHS)).cut(0, draw(st.integers(20, 240)))
+            places = draw(cuts(max(PIECE, len(tokens))))
+            held = Held(
+                tokens=tokens,
+                checkpoints=tuple(Checkpoint(at, 1) for at in places if at <= len(tokens)),
+                turns=draw(st.integers(0, 5)),
+                used=NOW - draw(st.integers(0, 3000)),
+                opaque=draw(st.sampled_from([0, 0, 7])),
+            )
+            table.shadow.slots[slot] = held
+    snapshots = []
+    for n, path in enumerate(draw(st.lists(PATHS, max_size=6))):
+        tokens = talk(path)
+        snapshots.append(
+            Snapshot(
+                id=SnapshotId(f"s{n}"),
+                fingerprint=draw(st.sampled_from(["f", "f", "f", "of another engine"])),
+                tokens=tokens,
+                size=len(tokens) * draw(st.sampled_from([10_000, 65_536, 400_000])),
+                checkpoints=draw(cuts(len(tokens))) if version == 4 else (),
+                repaired=draw(st.booleans()),
+                tier=draw(st.sampled_from(list(Tier))),
+            )
+        )
+    prompt = talk(draw(PATHS)) + Tokens(range(draw(st.integers(1, 30))))
+    return World(table, snapshots, prompt)
+
+
+def file_of(plan: Plan) -> Snapshot | None:
+    return next((step.snapshot for step in plan.steps if isinstance(step, Load)), None)
+
+
+def gives(world: World, snapshot: Snapshot) -> int:
+    if snapshot.fingerprint != world.table.traits.fingerprint:
+        return 0
+    return reuse(restored(snapshot, world.table.traits, now=0.0), world.prompt, world.table.traits)
+
+
+@SETTINGS
+@given(worlds())
+def test_nothing_is_restored_where_a_free_slot_that_is_all_used_gives_as_much(world):
+    """A restore that brings nothing costs its time, and the slot beside it its state."""
+    snapshot = file_of(world.plan())
+    for held in world.table.shadow.slots if snapshot else ():
+        if held and not held.opaque and held.tokens.lcp(world.prompt) == held.total:
+            assert reuse(held, world.prompt, world.table.traits) < gives(world, snapshot)
+
+
+@SETTINGS
+@given(worlds())
+def test_no_state_that_would_be_cheaper_is_passed_over(world):
+    """All slots and all files, one by one: none is better than what was chosen."""
+    shelf, table = world.shelf(), world.table
+    want = Want(world.prompt, (), NOW, shelf)
+    price = world.plan(shelf).price
+    for slot in table.idle:
+        as_it_is = table.shadow.look(slot, world.prompt)
+        assert price <= price_of(table, as_it_is, want) + 1e-6
+        for snapshot in world.snapshots:
+            if saved := gives(world, snapshot):
+                look = replace(as_it_is, reuse=saved, parked=False)
+                computed = len(world.prompt) - saved
+                at_most = computed + restore_price(table, snapshot) + loss(table, look, want)
+                # Where the engine would rather load from its RAM cache, a file in the slot is in vain.
+                after = table.shadow.look_restored(slot, world.prompt, snapshot)
+                assert price <= at_most + 1e-6 or after.reuse != saved
+
+
+@SETTINGS
+@given(worlds())
+def test_a_file_is_restored_only_if_it_fits_and_the_prompt_can_use_it(world):
+    plan = world.plan()
+    if snapshot := file_of(plan):
+        assert snapshot.fingerprint == world.table.traits.fingerprint
+        assert 0 < gives(world, snapshot) == plan.look.reuse
+        assert plan.look.reuse <= snapshot.tokens.lcp(world.prompt)
+
+
+@SETTINGS
+@given(worlds(), st.integers(0, 2**32))
+def test_the_order_in_which_files_came_does_not_matter(world, seed):
+    mixed = [*world.snapshots, *world.snapshots[:2]]  # some are told of twice
+    Random(seed).shuffle(mixed)
+    one, other = world.plan(), world.plan(world.shelf(mixed))
+    assert (one.price, one.slot, one.reason, file_of(one)) == (
+        other.price,
+        other.slot,
+        other.reason,
+        file_of(other),
+    )
+
+
+@SETTINGS
+@given(worlds(), st.data())
+def test_files_that_went_are_as_if_they_had_never_been_there(world, data):
+    gone = data.draw(st.sets(st.sampled_from(world.snapshots)) if world.snapshots else st.just(set()))
+    shelf = world.shelf()
+    for snapshot in gone:
+        assert shelf.take(snapshot.id) == snapshot
+    left = [snapshot for snapshot in world.snapshots if snapshot not in gone]
+    assert world.plan(shelf) == world.plan(world.shelf(left))
+    assert sorted(snapshot.id for snapshot in shelf) == sorted(snapshot.id for snapshot in left)
+
+
+@SETTINGS
+@given(worlds(), st.integers(1, 10**6))
+def test_of_two_files_of_one_state_the_larger_is_never_taken(world, more):
+    larger = [replace(s, id=SnapshotId(f"0{s.id}"), size=s.size + more) for s in world.snapshots]
+    snapshot = file_of(world.plan(world.shelf([*larger, *world.snapshots])))
+    assert snapshot is None or snapshot in world.snapshots
+
+
+@SETTINGS
+@given(worlds())
+def test_what_is_covered_is_what_the_best_of_all_files_gives_a_prompt_that_goes_on(world):
+    further, traits = world.prompt + Tokens([-1]), world.table.traits
+    states = [restored(s, traits, now=0.0) for s in world.snapshots if s.fingerprint == traits.fingerprint]
+    best = max((reuse(state, further, traits) for state in states), default=0)
+    shelf = world.shelf()
+    assert shelf.covered(world.prompt, traits) == best == shelf.covered(world.prompt, traits)
