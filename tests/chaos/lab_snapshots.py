@@ -45,6 +45,9 @@ class Bench:
     port: int = field(default_factory=free_port)
     process: EngineProcess | None = None
 
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+
     @property
     def slots(self) -> Path:
         return self.folder / "slots"
@@ -82,7 +85,6 @@ class Bench:
 
 @asynccontextmanager
 async def bench(model: str, build: str, folder: Path, *args: str) -> AsyncIterator[Bench]:
-    folder.mkdir(exist_ok=True)
     made = Bench(model, build, folder, args)
     try:
         await made.start()
@@ -204,8 +206,9 @@ async def settled(sidecar: Sidecar) -> None:
     """Wait until all is saved that should be, and files are where they belong."""
     driver = sidecar.driver
     assert driver.snapshots
-    # Two tasks for each line run for ever, and one as long as the folder cannot be used.
+    # Two tasks for each line run for ever, and more as long as the folder cannot be used.
     lasting = 2 * len(driver.links) + (not driver.snapshots.ready)
+    lasting += sum(link.lacks_files for link in driver.links.values())
 
     def still() -> bool:
         return not driver.placement.unsaved(driver.now()) and len(driver.tasks) <= lasting

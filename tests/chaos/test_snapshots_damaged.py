@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from chaos.lab_damage import FILES, MANIFESTS, Damage, Victim, strangers, swapped
+from chaos.lab_damage import FILES, MANIFESTS, STRANGERS, Damage, Victim, kinds, strangers, swapped
 from chaos.lab_snapshots import (
     Talk,
     Witness,
@@ -36,6 +36,7 @@ def ruin(
     talks: list[Talk],
     kept: dict[SnapshotId, Kept],
     slots: Path,
+    *,
     files: dict[str, bytes],
     chance: random.Random,
 ) -> set[SnapshotId]:
@@ -78,16 +79,41 @@ async def test_no_damaged_file_reaches_an_engine_or_spoils_an_answer(tmp_path: P
             await everybody_goes_on(sidecar, client, witness, talks, set())
             kept = known(sidecar)
         engine.kill()
-        bad = ruin(FILES + MANIFESTS, talks, kept, engine.slots, files, chance)
+        bad = ruin(FILES + MANIFESTS, talks, kept, engine.slots, files=files, chance=chance)
         await engine.start()
 
         async with in_front_of(engine, witness) as (sidecar, client):
             await everybody_goes_on(sidecar, client, witness, talks, bad)
             assert engine.alive
             engine.kill()
-            bad = ruin(FILES, talks, known(sidecar), engine.slots, files, chance)
+            bad = ruin(FILES, talks, known(sidecar), engine.slots, files=files, chance=chance)
             await engine.start()
             await everybody_goes_on(sidecar, client, witness, talks, bad)
             assert engine.alive
             assert not bad & known(sidecar).keys(), "they were asked for, and found out"
             assert operations(sidecar)["restore", "unfit"] >= len(FILES)
+
+
+@pytest.mark.parametrize("what", STRANGERS)
+async def test_files_of_another_engine_are_left_alone(tmp_path: Path, build: str, what: str):
+    """Engines in the same folder, one after the other, that we did not start ourselves.
+
+    But for b11549: its flag makes the cache a little coarser, which is not heard in what it says.
+    """
+    folder, model, flags = tmp_path / "engine", "tiny-hybrid", (what, build) == ("other_flags", "b11549")
+    async with bench(model, build, folder) as engine:
+        talks = await undisturbed(engine, WHOLE, turns=2)
+        witness = Witness(engine.slots)
+        async with in_front_of(engine, witness, flags=flags) as (sidecar, client):
+            await everybody_goes_on(sidecar, client, witness, talks, set())
+            made = set(known(sidecar))
+    other_model, other_build, args = kinds(model, build)[what]
+    async with bench(other_model, other_build, folder, *args) as other:
+        same = await undisturbed(other, WHOLE, turns=1)  # the same questions
+        async with in_front_of(other, witness, flags=flags) as (sidecar, client):
+            await everybody_goes_on(sidecar, client, witness, same, made)
+            assert known(sidecar).keys() > made, "all keep theirs"
+    async with bench(model, build, folder) as engine:
+        async with in_front_of(engine, witness, flags=flags) as (sidecar, client):
+            await everybody_goes_on(sidecar, client, witness, talks, known(sidecar).keys() - made)
+            assert witness.restored()

@@ -63,7 +63,7 @@ async def is_ready(sidecar: Sidecar) -> None:
 
 
 async def settled(sidecar: Sidecar) -> None:
-    """Wait until the last reply's tokens are known: all tasks but a watch and a lifeline each are over."""
+    """Wait until the last reply's tokens are known: only a watch and a lifeline for each are left."""
 
     async def quiet() -> bool:
         return len(sidecar.driver.tasks) <= 2 * len(sidecar.driver.links)

@@ -121,12 +121,12 @@ def test_a_damaged_file_is_forgotten_and_the_next_best_taken():
     assert "s1" not in play.placement.shelf
 
 
-def test_a_refused_file_is_deleted_and_the_slot_empty():
+def test_a_refused_file_is_not_offered_again_and_the_slot_is_empty():
     play = hybrid(n_slots=1)
     assert one_turn(play, "r1", B, slot=0)
     assert play << arrives("r2") << knows("r2", A + MORE) >> saves(0, Moment.PARK)
     assert play << saved("s2") >> restores(0, "s1")
-    assert play << restored(Loading.REFUSED) >> drops("s1") >> goes("r2", slot=0)
+    assert play << restored(Loading.REFUSED) >> goes("r2", slot=0)
     assert play << ends("r2", 5100, 0) >> reports("r2", predicted=0)
 
 

@@ -83,9 +83,8 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
         return
     cuts = {checkpoint.at for checkpoint in held.checkpoints if checkpoint.at >= held.total - FOREIGN}
     for snapshot in [s for s in state.shelf if len(s.tokens) in cuts and len(s.tokens) < held.total]:
-        if snapshot.fingerprint == table.traits.fingerprint and held.tokens.lcp(snapshot.tokens) == len(
-            snapshot.tokens
-        ):
+        same_kind = snapshot.fingerprint == table.traits.fingerprint
+        if same_kind and held.tokens.begins_with(snapshot.tokens):
             yield from drop(state, snapshot)
 
 

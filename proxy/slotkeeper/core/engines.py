@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Effect
-from slotkeeper.core.events import EngineLost, EngineUp
+from slotkeeper.core.events import EngineLost, EngineUp, FilesFound
 from slotkeeper.core.outcomes import close_ended
 from slotkeeper.core.pending import Stage
 from slotkeeper.core.shadow import EngineShadow
@@ -38,6 +39,19 @@ def _still_out(state: State, table: EngineTable, now: float) -> None:
         if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
             pending.slot = None
             table.unsettled[request] = now
+
+
+def files_found(state: State, event: FilesFound) -> None:
+    """What else was learned of the engine meanwhile stays."""
+    if table := state.tables.get(event.engine):
+        seen = event.traits
+        table.shadow.traits = replace(
+            table.traits,
+            slot_files=seen.slot_files,
+            state_version=seen.state_version,
+            files_carry=seen.files_carry,
+            fingerprint=seen.fingerprint,
+        )
 
 
 def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:

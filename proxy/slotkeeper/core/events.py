@@ -179,6 +179,15 @@ class EngineUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesFound:
+    """The slot files of an engine that is up can be used now: these of its traits are new."""
+
+    at: float
+    engine: EngineId
+    traits: EngineTraits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLost:
     at: float
     engine: EngineId
@@ -201,5 +210,6 @@ Event = (
     | Observed
     | ObserveFailed
     | EngineUp
+    | FilesFound
     | EngineLost
 )

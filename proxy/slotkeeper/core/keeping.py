@@ -34,15 +34,15 @@ def shelved(state: State, event: Shelved) -> list[Effect]:
 
 def make_room(state: State, now: float) -> list[Effect]:
     """What must leave the hot tier goes to the cold one, if there is one; what must leave that is deleted."""
-    effects: list[Effect] = []
+    orders: dict[SnapshotId, Effect] = {}  # one for each: what leaves both tiers at once is only deleted
     for tier, budget in ((Tier.HOT, state.limits.hot_bytes), (Tier.COLD, state.limits.cold_bytes)):
         for gone in _surplus(state, tier, budget, now):
             if tier is Tier.HOT and state.limits.cold_bytes:
-                effects.append(_to_cold(state, gone))
+                orders[gone] = _to_cold(state, gone)
             else:
                 state.shelf.take(gone)
-                effects.append(Drop(snapshot=gone, to_cold=False))
-    return effects
+                orders[gone] = Drop(snapshot=gone, to_cold=False)
+    return list(orders.values())
 
 
 def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[SnapshotId]:
@@ -80,8 +80,8 @@ def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]
     paid = cached * 2 >= plan.look.reuse
     if not paid:
         return [Prove(snapshot=snapshot.id, paid=False), *drop(state, snapshot)]
-    if snapshot.id in state.shelf:
-        state.shelf.put(replace(snapshot, used=now, restores=snapshot.restores + 1))
+    if known := state.shelf.get(snapshot.id):  # its tier may have changed since it was planned
+        state.shelf.put(replace(known, used=now, restores=known.restores + 1))
     return [Prove(snapshot=snapshot.id, paid=True)]
 
 

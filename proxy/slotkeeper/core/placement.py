@@ -19,7 +19,7 @@ While nobody waits, slots whose conversations have paused are saved: see `chores
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_never
+from typing import Final, assert_never
 
 from slotkeeper.core import arrivals, chores, engines, keeping, outcomes, preparing
 from slotkeeper.core.effects import Effect
@@ -30,6 +30,7 @@ from slotkeeper.core.events import (
     EngineUp,
     Erased,
     Event,
+    FilesFound,
     Finished,
     Gone,
     Observed,
@@ -49,6 +50,8 @@ from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.state import State
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.types import EngineId, RequestId
+
+EARLY: Final = 0.01  # seconds by which a clock may wake us too soon
 
 
 class Placement:
@@ -103,7 +106,8 @@ class Placement:
             case Shelved():
                 yield from keeping.shelved(state, event)
             case Woke():
-                state.wakes_at = None
+                if state.wakes_at is not None and event.at >= state.wakes_at - EARLY:
+                    state.wakes_at = None  # else it answers one that was asked for earlier
             case Closing():
                 state.closing = True
             case Started():
@@ -120,6 +124,8 @@ class Placement:
                 outcomes.observe_failed(state, event)
             case EngineUp():
                 yield from engines.engine_up(state, event)
+            case FilesFound():
+                engines.files_found(state, event)
             case EngineLost():
                 yield from engines.engine_lost(state, event)
             case _:

@@ -11,7 +11,7 @@ from slotkeeper.core.arrivals import again, forward, next_step
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import Erased, Loading, Planted, Restored, Saved
 from slotkeeper.core.pending import Pending, Stage
-from slotkeeper.core.state import State, user_starts
+from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load, Prefill, Step
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.types import SlotId
@@ -46,8 +46,8 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
     if isinstance(event, Planted):
         pending.planted += event.computed or 0
     if not ok and not isinstance(event, Saved):
-        # Another file may do, if this one is not offered again.
-        pending.plain = not isinstance(event, Restored) or event.outcome is Loading.LOST
+        # Where a file is gone another may do; where the engine refuses one it may refuse them all.
+        pending.plain = not isinstance(event, Restored) or event.outcome is not Loading.UNFIT
         _without(state, pending, *owned, now=event.at)
         return
     yield from _go_on(state, pending, *owned, now=event.at)
@@ -111,7 +111,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         prompt_tokens=len(tokens),
         cached=len(tokens) - event.computed,
         generated=0,
-        user_starts=user_starts(tokens, table.traits),
+        user_starts=(),  # a raw prompt has no messages (engine.md 1.6)
         outline=before.outline if before and step.purpose in {Purpose.HOME, Purpose.DRAFT} else (),
         request=event.request,
         now=before.used if before and step.purpose.idle else event.at,
@@ -156,7 +156,8 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
             return []
         case Loading.REFUSED:
             table.shadow.erase(slot)
-            return keeping.drop(state, snapshot)
+            state.shelf.take(snapshot.id)  # but not deleted: it may be this engine that is not as we think
+            return []
         case Loading.LOST:
             table.shadow.slots[slot] = None
             table.leave(slot, event.at)

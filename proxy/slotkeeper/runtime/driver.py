@@ -20,6 +20,7 @@ from slotkeeper.core.events import (
     EngineLost,
     EngineUp,
     Event,
+    FilesFound,
     Gone,
     Shelved,
 )
@@ -213,6 +214,13 @@ class Driver:
             self.metrics.engine_up(link.engine, up=True)
             up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=link.fresh)
             self.post(up)
+            if link.lacks_files:
+                self.tasks.start(link.look_for_files(self._files_found))
+
+    def _files_found(self, link: EngineLink) -> None:
+        if link.traits:
+            log.info("files_found", engine=link.engine)
+            self.post(FilesFound(at=self.now(), engine=link.engine, traits=link.traits))
 
     def _engine_lost(self, link: EngineLink) -> None:
         self.metrics.engine_up(link.engine, up=False)

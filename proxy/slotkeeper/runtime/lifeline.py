@@ -18,8 +18,8 @@ SHORT: Final = 1.0  # seconds: what stands before the engine closes it, not the 
 LONGEST: Final = 60.0  # seconds between lines that are always short
 
 
-async def lifeline(base: str, ended: Callable[[], Awaitable[None]]) -> None:
-    """Runs for ever. `ended` is called after each line, and waited for before the next."""
+async def lifeline(base: str, ended: Callable[[], Awaitable[bool]]) -> None:
+    """Runs for ever. After each line `ended` says whether the engine did end."""
     url, pause = URL(base), 0.0
     while True:
         await asyncio.sleep(pause)
@@ -29,8 +29,8 @@ async def lifeline(base: str, ended: Callable[[], Awaitable[None]]) -> None:
         except OSError:
             pause = REFUSED
             continue
-        await ended()
-        short = time.monotonic() - began < SHORT
+        lasted = time.monotonic() - began
+        short = not await ended() and lasted < SHORT
         pause = min(LONGEST, max(SHORT, 2 * pause)) if short else 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from slotkeeper.core.types import EngineId
 from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.traits import read_traits
+from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.remembered import completed
 from slotkeeper.vocab.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ from slotkeeper.wire.document import Doc, Prompt
 
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
 EAGER: Final = 0.1  # seconds, while the engine is not there
+FILES_RETRY: Final = 30.0  # seconds
 REFUSALS: Final = 3  # of GET /slots in a row: without it nobody knows when a slot is free
 
 log = get_logger(__name__)
@@ -96,11 +98,12 @@ class EngineLink:
         while self._doubt:
             await self._looked.wait()
 
-    async def doubt(self) -> None:
-        """Its lifeline has ended: look, and let nobody in before that is done."""
-        self._doubt = self.up
+    async def doubt(self) -> bool:
+        """Its lifeline has ended: look, and let nobody in before that. Returns whether it is another."""
+        before, self._doubt = self._process, self.up
         self.kick()
         await self.settle()
+        return self._process != before
 
     async def watch(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
         """Runs for ever; tells when the engine comes, goes, or is another process than before."""
@@ -170,17 +173,7 @@ class EngineLink:
             return self._process
 
     async def _probe(self) -> None:
-        reading = await read_traits(
-            self.client,
-            self.flags,
-            headers=self.auth,
-            slot_dir=self._slot_dir,
-            may_compute=self._may_compute,
-            known=self.files,
-        )
-        folder, self.build = self._slot_dir, reading.build
-        self.traits = await completed(folder, reading.traits) if folder else reading.traits
-        self.files = reading.files or self.files
+        reading = await self._read(may_compute=self._may_compute)
         self.fresh = await self._unused()
         self.tokenizer = await self._open_tokenizer(reading.props, reading.model_path)
         ending = await self.render_text(str(reading.props.get("eos_token") or ""))
@@ -198,10 +191,45 @@ class EngineLink:
             notes=reading.notes,
         )
 
+    async def _read(self, *, may_compute: bool) -> Reading:
+        reading = await read_traits(
+            self.client,
+            self.flags,
+            headers=self.auth,
+            slot_dir=self._slot_dir,
+            may_compute=may_compute,
+            known=self.files,
+        )
+        folder, self.build = self._slot_dir, reading.build
+        self.traits = await completed(folder, reading.traits) if folder else reading.traits
+        self.files = reading.files or self.files
+        return reading
+
+    async def look_for_files(self, found: Callable[[EngineLink], None]) -> None:
+        """Until they are found, or the engine is lost: what was wrong with the folder may be mended."""
+        while self.lacks_files:
+            await asyncio.sleep(FILES_RETRY)
+            try:
+                await self._read(may_compute=False)
+            except (EngineError, EngineGoneError) as error:
+                self._not_probed(error)
+        if self.up:
+            found(self)
+
     @property
     def layout(self) -> str:
         """Of its slot files, where one with tokens was seen."""
         return self.files.layout if self.files else ""
+
+    @property
+    def lacks_files(self) -> bool:
+        """Whether it is up, and its slot files cannot be used though there is a folder for them."""
+        return self.up and self._slot_dir is not None and not (self.traits and self.traits.snapshots)
+
+    def saw_layout(self, layout: str) -> None:
+        """Of a file that it has just written."""
+        if self.files and not self.files.layout:
+            self.files = replace(self.files, layout=layout)
 
     async def _unused(self) -> bool:
         """Whether its slots are as at its start.

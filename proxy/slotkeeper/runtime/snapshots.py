@@ -97,6 +97,7 @@ class Snapshots:
             return replace(failed, lasting=isinstance(error, StoreError))  # else it is this state alone
         self._ended("save", "ok", time.monotonic() - started)
         self._works_again()
+        link.saw_layout(kept.manifest.layout)
         log.info(
             "snapshot_saved",
             snapshot=kept.id,
@@ -119,7 +120,7 @@ class Snapshots:
         wanted = restore.snapshot
         fingerprint = link.traits.fingerprint if link.traits else ""
         try:
-            name = await self.store.offer(wanted.id, fingerprint)
+            name = await self.store.offer(wanted.id, fingerprint, link.layout)
         except (SnapshotError, StoreError, HaltedError) as error:
             log.warning("not_offered", snapshot=wanted.id, error=str(error))
             if not isinstance(error, SnapshotError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,16 +121,18 @@ class Store:
         await self._catalogue.add(kept)
         return kept
 
-    async def offer(self, snapshot: SnapshotId, fingerprint: str) -> str:
+    async def offer(self, snapshot: SnapshotId, fingerprint: str, layout: str = "") -> str:
         """The name of its file in the hot folder, where its bytes are those that were kept.
 
         They are hashed, unless this process has hashed them and the system says that nothing changed since.
+        `layout` is that of the engine's own files, where one was seen: the engine would refuse another.
         A damaged file goes to quarantine, and the other tier's copy is tried. Raises UnfitError if none is
         left or the engine is of another kind, MissingError if there is none.
         """
         async with self._catalogue.lock(snapshot):
             kept, first = self._catalogue[snapshot], None
-            if kept.manifest.fingerprint != fingerprint:
+            other_layout = layout and kept.manifest.layout not in {"", layout}
+            if kept.manifest.fingerprint != fingerprint or other_layout:
                 raise UnfitError(f"{snapshot} was kept for an engine of another kind")
             for tier in kept.quickest:
                 try:
@@ -208,6 +211,8 @@ class Store:
             return
         await self._tiers.copy(kept, tier, Tier.HOT, self._tiers.urgent)
         await self._catalogue.lies(kept.id, Tier.HOT, there=True)
+        with suppress(StoreError):  # it lies in one tier, whose budget it counts for
+            await self._drop(kept.id, Tier.COLD)
 
     async def _lose(self, snapshot: SnapshotId, tier: Tier, error: SnapshotError) -> None:
         """Forgotten first: it must not be offered even where it cannot be put away."""

@@ -41,6 +41,7 @@ _ERRORS: Final[Mapping[int | None, Trouble]] = {
     errno.EROFS: Trouble.READ_ONLY,
     errno.EACCES: Trouble.NOT_OURS,
     errno.EPERM: Trouble.NOT_OURS,
+    errno.EEXIST: Trouble.NOT_OURS,  # something else has the folder's name
     errno.ELOOP: Trouble.NOT_OURS,  # a link where O_NOFOLLOW was asked for
     errno.ENOENT: Trouble.MISSING_FOLDER,
     errno.ENOTDIR: Trouble.MISSING_FOLDER,

@@ -22,9 +22,7 @@ OPEN: frozenset[str] = frozenset({"/livez", "/readyz", "/healthz"})  # probes ca
 
 
 class AdminPort:
-    def __init__(
-        self, driver: Driver, metrics: Metrics, token: str | None, limits: Limits
-    ) -> None:
+    def __init__(self, driver: Driver, metrics: Metrics, token: str | None, limits: Limits) -> None:
         """`limits` are the budgets of the snapshots, which are shown with them."""
         self._snapshots = SnapshotRoutes(driver, limits)
         self._driver = driver

@@ -11,8 +11,9 @@ async def test_it_says_when_the_other_end_is_gone():
     ends = asyncio.Event()
     talks: list[asyncio.StreamWriter] = []
 
-    async def ended() -> None:
+    async def ended() -> bool:
         ends.set()
+        return True
 
     server = await asyncio.start_server(lambda _, writer: talks.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -36,8 +37,8 @@ async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
         lines += 1
         writer.transport.abort()
 
-    async def ended() -> None:
-        pass
+    async def ended() -> bool:
+        return False
 
     server = await asyncio.start_server(cut, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -48,11 +49,33 @@ async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
     assert lines == 1
 
 
+async def test_an_engine_that_is_restarted_often_has_a_line_at_once():
+    """The second restart is not to be missed because the first line was short."""
+    lines = 0
+
+    async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lines
+        lines += 1
+        writer.transport.abort()
+
+    async def ended() -> bool:
+        return lines < 5
+
+    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
+    await asyncio.sleep(0.5)
+    line.cancel()
+    server.close()
+    assert lines == 5
+
+
 async def test_it_waits_for_an_engine_that_is_not_there():
     ends: list[bool] = []
 
-    async def ended() -> None:
+    async def ended() -> bool:
         ends.append(True)
+        return True
 
     line = asyncio.get_running_loop().create_task(lifeline("http://127.0.0.1:9", ended))
     await asyncio.sleep(0.3)

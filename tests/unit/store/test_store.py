@@ -94,8 +94,9 @@ async def test_from_tier_to_tier_and_back(hot: Path, cold: Path):
         assert names_in(cold) == {f"{kept.id}.slot", f"{kept.id}.json"}
         assert store.sizes() == {Tier.HOT: 0, Tier.COLD: len(file_of(1))}
         assert await offered(store, hot, kept.id) == file_of(1)
-        assert names_in(hot) == names_in(cold)
-        assert store.sizes() == {Tier.HOT: len(file_of(1)), Tier.COLD: len(file_of(1))}
+        assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
+        assert names_in(cold) == set()
+        assert store.sizes() == {Tier.HOT: len(file_of(1)), Tier.COLD: 0}
         await store.demote(kept.id)
         assert names_in(hot) == set()
         await store.forget(kept.id)
@@ -111,7 +112,7 @@ async def test_a_hot_copy_that_is_damaged_comes_from_the_cold_tier(hot: Path, co
         (hot / f"{kept.id}.slot").write_bytes(file_of(2))
         assert await offered(store, hot, kept.id) == file_of(1)
         assert f"slotkeeper-quarantine/{kept.id}.slot" in names_in(hot)
-        assert store.listing()[0].tiers == {Tier.HOT, Tier.COLD}
+        assert store.listing()[0].tiers == {Tier.HOT}
 
 
 async def test_a_missing_file_is_forgotten(hot: Path):
@@ -131,8 +132,10 @@ async def test_another_kind_of_engine_gets_nothing(hot: Path):
         kept = await keep(store, hot)
         with pytest.raises(UnfitError):
             await store.offer(kept.id, "of another engine")
+        with pytest.raises(UnfitError):
+            await store.offer(kept.id, ENGINE, "of another layout")
         assert [kept] == store.listing()
-        assert await store.offer(kept.id, ENGINE) == f"{kept.id}.slot"
+        assert await store.offer(kept.id, ENGINE, kept.manifest.layout) == f"{kept.id}.slot"
 
 
 async def test_verify_finds_damage_in_every_tier(hot: Path, cold: Path):

@@ -1,0 +1,122 @@
+"""Two tiers with real engines: states that have no room go to the cold one, and come back when asked for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from chaos.lab_snapshots import (
+    Bench,
+    Talk,
+    Witness,
+    bench,
+    deepest,
+    in_front_of,
+    known,
+    operations,
+    turn_and_save,
+    undisturbed,
+)
+from slotkeeper.app import Sidecar
+from slotkeeper.core.snapshots import Tier
+
+MODEL = "tiny-dense"  # one file for each talk, on both builds
+TALKS = 8
+STATE = 450_000  # bytes: as large as a talk becomes here; its first turn has two thirds of that
+HOT = 2 * STATE
+
+
+@asynccontextmanager
+async def two_tiers(
+    engine: Bench, cold: Path, witness: Witness | None = None, *, states: int = TALKS
+) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
+    """A sidecar with room for two states, and for so many in the cold tier."""
+    room = {"hot_bytes": HOT, "cold_dir": cold, "cold_bytes": states * STATE}
+    async with in_front_of(engine, witness, **room) as both:
+        yield both
+
+
+def used(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.slot"))
+
+
+def tiers_of(sidecar: Sidecar, talk: Talk) -> frozenset[Tier]:
+    found = known(sidecar)
+    return found[deepest(talk, found)].tiers
+
+
+async def test_what_has_no_room_goes_to_the_cold_tier_and_comes_back(tmp_path: Path, build: str):
+    cold = tmp_path / "cold"
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, turns=2)
+        witness = Witness(engine.slots)
+        async with two_tiers(engine, cold, witness) as (sidecar, client):
+            for talk in talks:
+                await turn_and_save(sidecar, client, talk)
+            assert len(known(sidecar)) == TALKS, "nothing is lost"
+            frozen = [talk for talk in talks if tiers_of(sidecar, talk) == {Tier.COLD}]
+            assert len(frozen) >= TALKS / 2
+            await engine.restart()
+            for talk in frozen:
+                state = deepest(talk, known(sidecar))
+                await turn_and_save(sidecar, client, talk)
+                assert state in witness.restored()
+            assert operations(sidecar)["demote", "ok"] >= len(frozen)
+        witness.agrees()
+        assert engine.alive
+
+
+async def test_both_budgets_hold(tmp_path: Path, build: str):
+    """Also after a state has come back, and for what an earlier sidecar left."""
+    cold = tmp_path / "cold"
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, turns=3)
+        for _ in range(3):
+            async with two_tiers(engine, cold, states=3) as (sidecar, client):
+                for talk in talks:
+                    await turn_and_save(sidecar, client, talk)
+                    assert used(engine.slots) <= HOT
+                    assert used(cold) <= 3 * STATE
+                assert used(cold) > STATE, "it is in use"
+            await engine.restart()
+
+
+async def test_a_cold_tier_that_cannot_be_used_costs_only_its_states(tmp_path: Path, build: str):
+    """A file stands where its folder should be; later it is a folder, and is used."""
+    cold = tmp_path / "cold"
+    cold.write_text("not a folder")
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, turns=2)
+        async with two_tiers(engine, cold) as (sidecar, client):
+            for talk in talks:
+                await turn_and_save(sidecar, client, talk)
+                assert used(engine.slots) <= HOT
+            assert operations(sidecar)["demote", "failed"] > 0
+            cold.unlink()
+            for talk in talks:
+                await turn_and_save(sidecar, client, talk)
+                assert used(engine.slots) <= HOT
+            assert used(cold) > 0
+
+
+async def test_a_cold_tier_that_is_lost_is_not_missed(tmp_path: Path, build: str):
+    """Its states are computed again, and no client hears of it."""
+    cold = tmp_path / "cold"
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, turns=2)
+        witness = Witness(engine.slots)
+        async with two_tiers(engine, cold, witness) as (sidecar, client):
+            for talk in talks:
+                await turn_and_save(sidecar, client, talk)
+            assert used(cold) > 0
+            shutil.rmtree(cold)
+            await engine.restart()
+            for talk in talks:
+                await turn_and_save(sidecar, client, talk)
+                assert used(engine.slots) <= HOT
+            assert operations(sidecar)["restore", "unfit"] > 0
+        witness.agrees()

@@ -1,0 +1,227 @@
+"""A slot folder that cannot be used: every request is answered all the same, and snapshots come back."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Iterator, MutableMapping, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from structlog.testing import capture_logs
+
+from chaos.lab_folders import FULL, READ_ONLY, REMOVED, Trouble, call, write_protect
+from chaos.lab_snapshots import (
+    SOON,
+    Bench,
+    Talk,
+    Witness,
+    bench,
+    in_front_of,
+    known,
+    operations,
+    settled,
+    take_turn,
+    turn_and_save,
+    undisturbed,
+)
+from chaos.raw import PATIENCE, until
+from slotkeeper.app import Sidecar
+from slotkeeper.core import preparing
+from slotkeeper.runtime import snapshots
+from slotkeeper.store import files, health, shelf
+
+MODEL = "tiny-dense"
+TALKS = 4
+TURNS = 3
+Log = Sequence[MutableMapping[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried again after half a minute is tried again at once."""
+    monkeypatch.setattr(health, "RETRY_SECONDS", SOON)
+    monkeypatch.setattr(snapshots, "RETRY", SOON)
+    monkeypatch.setattr(preparing, "SAVES_REST", SOON)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own, where the engine saves."""
+    folder = tmp_path / "engine" / "slots"
+    folder.mkdir(parents=True)
+    call("mount", "-t", "tmpfs", "-o", f"size={2 * shelf.RESERVE}", "slotkeeper-test", str(folder))
+    yield folder
+    while folder.is_mount():
+        call("umount", "--lazy", str(folder))
+
+
+def troubles(log: Log) -> list[str]:
+    return [line["trouble"] for line in log if line["event"] == "no_snapshots"]
+
+
+def written(engine: Bench) -> int:
+    """Files in the folder where the engine saves."""
+    return len(list(engine.slots.iterdir()))
+
+
+async def comes_back(sidecar: Sidecar, client: aiohttp.ClientSession, talks: Sequence[Talk]) -> None:
+    """Turn after turn, until one is saved again."""
+    saved = operations(sidecar)["save", "ok"]
+    for talk in talks:
+        await take_turn(client, talk)
+        await settled(sidecar)
+    await until(lambda: operations(sidecar)["save", "ok"] > saved, "it is saved again")
+
+
+async def endures(engine: Bench, folder: Path, trouble: Trouble) -> None:
+    talks = await undisturbed(engine, TALKS, TURNS)
+    async with in_front_of(engine) as (sidecar, client):
+        for talk in talks[:2]:
+            await turn_and_save(sidecar, client, talk)
+        assert operations(sidecar)["save", "ok"] >= 2
+        with capture_logs() as log:
+            trouble.comes(folder)
+            for talk in talks:
+                await take_turn(client, talk)
+                await settled(sidecar)
+        assert operations(sidecar)["save", trouble.outcome] > 0
+        assert any(trouble.said in str(line.get("error")) for line in log)
+        trouble.goes(folder)
+        await asyncio.sleep(2 * SOON)  # until it is tried again
+        await comes_back(sidecar, client, talks)
+        assert engine.alive
+
+
+async def test_a_full_disk(mounted: Path, build: str):
+    async with bench(MODEL, build, mounted.parent) as engine:
+        await endures(engine, mounted, FULL)
+
+
+async def test_a_disk_that_becomes_read_only(mounted: Path, build: str):
+    async with bench(MODEL, build, mounted.parent) as engine:
+        await endures(engine, mounted, READ_ONLY)
+
+
+async def test_a_folder_that_is_removed(tmp_path: Path, build: str):
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        await endures(engine, engine.slots, REMOVED)
+
+
+async def test_an_engine_that_starts_with_a_read_only_folder(mounted: Path, build: str):
+    """It is served without snapshots; those that there are come back with its next start."""
+    async with bench(MODEL, build, mounted.parent) as engine:
+        talks = await undisturbed(engine, TALKS, TURNS)
+        witness = Witness(engine.slots)
+        async with in_front_of(engine, witness) as (sidecar, client):
+            for talk in talks:
+                await turn_and_save(sidecar, client, talk)
+            write_protect(mounted)
+            await engine.restart()
+            with capture_logs() as log:
+                for talk in talks[:2]:
+                    await take_turn(client, talk)
+            assert any("no snapshots" in str(line.get("notes")) for line in log)
+            call("umount", str(mounted))
+            await engine.restart()
+            for talk in talks[2:]:
+                await take_turn(client, talk)
+            assert witness.restored()
+            witness.agrees()
+
+
+async def test_what_was_asked_for_in_vain_is_offered_again(tmp_path: Path, build: str):
+    """The folder is not where it should be for a while, as with a network file system."""
+    async with bench(MODEL, build, tmp_path / "engine", "--cache-ram", "0") as engine:
+        talks = await undisturbed(engine, TALKS, TURNS)
+        async with in_front_of(engine) as (sidecar, client):
+            for talk in talks:
+                await turn_and_save(sidecar, client, talk)
+            here = known(sidecar).keys()
+            shelf_of = sidecar.driver.placement.shelf
+            engine.slots.rename(tmp_path / "elsewhere")
+            await take_turn(client, talks[0])  # neither of the two slots has it
+            assert operations(sidecar)["restore", "unfit"] == 1
+            assert {snapshot.id for snapshot in shelf_of} < here
+            shutil.rmtree(engine.slots, ignore_errors=True)
+            (tmp_path / "elsewhere").rename(engine.slots)
+            await asyncio.sleep(2 * SOON)  # until it is tried again
+            await comes_back(sidecar, client, talks)
+            assert {snapshot.id for snapshot in shelf_of} >= here
+
+
+async def test_an_engine_that_saves_elsewhere(tmp_path: Path, build: str):
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, TURNS)
+        with capture_logs() as log:
+            async with in_front_of(engine, slot_dir=tmp_path) as (sidecar, client):
+                for talk in talks:
+                    await take_turn(client, talk)
+                    await settled(sidecar)
+        assert any("must be the same folder" in str(line.get("notes")) for line in log)
+        assert written(engine) <= 1, "it was tried out once, and never asked again"
+
+
+async def test_a_folder_that_is_there_only_later(tmp_path: Path, build: str):
+    """A file stands in its way when the sidecar starts."""
+    way = tmp_path / "way"
+    way.write_text("not a folder")
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, TURNS)
+        with capture_logs() as log:
+            async with in_front_of(engine, slot_dir=way / "slots") as (sidecar, client):
+                for talk in talks:
+                    await take_turn(client, talk)
+                    await settled(sidecar)
+                way.unlink()
+                way.symlink_to(engine.folder)
+                await until(lambda: sidecar.driver.snapshots.ready, "the folder is open")
+                await engine.restart()
+                await comes_back(sidecar, client, talks)
+        assert troubles(log) == ["missing_folder"]
+
+
+async def test_a_folder_that_another_sidecar_has(tmp_path: Path, build: str):
+    """A rolling update, for example: the old one has not yet ended."""
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, TURNS)
+        async with in_front_of(engine, save_pause=3600) as (old, _):
+            with capture_logs() as log:
+                async with in_front_of(engine) as (sidecar, client):
+                    for talk in talks:
+                        await take_turn(client, talk)
+                        await settled(sidecar)
+                    await old.close()
+                    await until(lambda: sidecar.driver.snapshots.ready, "the folder is open")
+                    await comes_back(sidecar, client, talks)
+        assert troubles(log) == ["in_use"]
+
+
+async def test_a_folder_that_is_slow_holds_nobody_up_but_who_needs_it(
+    tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch
+):
+    hashed, gate = files.hash_bytes, threading.Event()
+
+    def slowly(file: FileIO, halt: files.Halt) -> files.Passed:
+        assert gate.wait(PATIENCE)
+        return hashed(file, halt)
+
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, TURNS)
+        async with in_front_of(engine) as (sidecar, client):
+            for talk in talks[:2]:
+                await turn_and_save(sidecar, client, talk)
+            await engine.restart()
+        async with in_front_of(engine) as (sidecar, client):  # which has not hashed them yet
+            monkeypatch.setattr(files, "hash_bytes", slowly)
+            async with asyncio.TaskGroup() as group:
+                slow = group.create_task(take_turn(client, talks[0]))
+                for talk in talks[2:]:
+                    await take_turn(client, talk)
+                assert not slow.done(), "it waits for its file"
+                gate.set()
+            assert operations(sidecar)["restore", "ok"] == 1

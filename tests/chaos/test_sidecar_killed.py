@@ -1,0 +1,176 @@
+"""A sidecar killed with -9 at any moment, in front of a real engine that goes on: nothing torn is ever used.
+
+`test_store_killed` does it two hundred times to the store alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from chaos.lab_snapshots import SOON, Bench, Talk, bench, digest, said, undisturbed
+from chaos.raw import PATIENCE, dial
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.engine.launch import free_port
+from slotkeeper.store.manifest import Flaw, decode
+from slotkeeper.store.names import ours
+from slotkeeper.store.store import Store
+
+DEATHS = 10  # on each build
+TALKS = 12
+TURNS = 4
+CLIENTS = 2
+LONGEST = 1.5  # seconds from its first answer to its death: a few turns, and what is saved of them
+UNFINISHED = 4  # temporary files of one moment: the engine's, its edited copy, a manifest, one to spare
+
+
+@dataclass(slots=True)
+class Life:
+    """One sidecar process, and what it said."""
+
+    data: str
+    log: Path
+    process: Process
+    whole: set[SnapshotId]  # when it began
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        text = self.log.read_bytes()
+        complete = text[: text.rfind(b"\n") + 1].splitlines()  # the last line may have been cut by the death
+        return [line for line in map(orjson.loads, complete) if line["event"] == event]
+
+    def ids(self, event: str) -> set[SnapshotId]:
+        return {SnapshotId(line["snapshot"]) for line in self.lines(event)}
+
+
+@asynccontextmanager
+async def living(engine: Bench, log: Path) -> AsyncIterator[Life]:
+    """Killed at the end, unless it has ended by itself."""
+    data, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    where = ("--upstream", engine.base, "--listen", data, "--admin-listen", admin)
+    files = ("--slot-dir", str(engine.slots), "--save-pause", str(SOON))
+    more = ("--log-format", "json", "--drain-delay", "0")
+    command = (sys.executable, "-m", "slotkeeper", "serve", *where, *files, *more)
+    whole = whole_in(engine.slots)
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(*command, stderr=output)
+    try:
+        yield Life(data, log, process, whole)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def serves(life: Life) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                async with dial(life.data):
+                    return
+            except OSError:
+                assert life.process.returncode is None, life.log.read_text()
+                await asyncio.sleep(0.01)
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Clients that ask turn after turn, and do not mind when nobody answers."""
+
+    talks: list[Talk]
+    chance: random.Random
+    answered: int = 0
+    broken: int = 0  # answers that a death broke off
+
+    async def ask(self, life: Life) -> None:
+        async with aiohttp.ClientSession(f"http://{life.data}") as client:
+            while True:
+                talk = self.chance.choice(self.talks)
+                turn = talk.turn % TURNS
+                try:
+                    reply = await said(client, talk.body(turn))
+                except aiohttp.ClientError:
+                    self.broken += 1
+                    return
+                assert reply == talk.replies[turn], f"talk {talk.number} differs at turn {turn}"
+                talk.turn += 1
+                self.answered += 1
+                await asyncio.sleep(self.chance.random() * 5 * SOON)  # sometimes long enough for a save
+
+
+def whole_in(folder: Path) -> set[SnapshotId]:
+    """The snapshots whose files are what their manifests say, read by nobody but us."""
+    found = set()
+    for path in folder.glob("*.json"):
+        id_ = SnapshotId(path.stem)
+        if not ours(path.name):
+            continue
+        manifest, slot = decode(path.read_bytes(), id_), path.with_suffix(".slot")
+        assert not isinstance(manifest, Flaw), f"{path.name}: {manifest}"
+        if slot.exists() and digest(slot) == manifest.sha256:
+            found.add(id_)
+    return found
+
+
+def nothing_is_torn(engine: Bench, life: Life) -> None:
+    """What it said it had saved is there and whole, and it used nothing else."""
+    saved, dropped = life.ids("snapshot_saved"), life.ids("snapshot_dropped")
+    assert (life.whole | saved) - dropped <= whole_in(engine.slots)
+    assert life.ids("snapshot_restored") <= life.whole | saved
+    for trouble in ("restore_refused", "restored_otherwise", "task_failed", "placement_failed"):
+        assert not life.lines(trouble)
+    assert len(list(engine.slots.glob("*.tmp"))) <= UNFINISHED
+    assert engine.alive
+
+
+@pytest.mark.parametrize("model", ["tiny-hybrid"])
+async def test_a_sidecar_killed_at_any_moment_leaves_nothing_torn(tmp_path: Path, model: str, build: str):
+    chance = random.Random(f"{build}")
+    saved, restored = set(), set()
+    async with bench(model, build, tmp_path / "engine") as engine:
+        talks = await undisturbed(engine, TALKS, TURNS)
+        crowds = [Crowd(talks[at::CLIENTS], chance) for at in range(CLIENTS)]
+        for number in range(DEATHS):
+            async with living(engine, tmp_path / f"{number}.log") as life:
+                if number % 5:  # else it may die while it sweeps its folder
+                    await serves(life)
+                async with asyncio.TaskGroup() as clients:
+                    for crowd in crowds:
+                        clients.create_task(crowd.ask(life))
+                    await asyncio.sleep(chance.random() * LONGEST)
+                    life.process.kill()
+                    await life.process.wait()
+            nothing_is_torn(engine, life)
+            saved |= life.ids("snapshot_saved")
+            restored |= life.ids("snapshot_restored")
+
+        async with living(engine, tmp_path / "last.log") as life:  # and one that may end in order
+            await serves(life)
+            async with aiohttp.ClientSession(f"http://{life.data}") as client:
+                for talk in talks:
+                    assert await said(client, talk.body(TURNS - 1)) == talk.replies[TURNS - 1]
+            life.process.terminate()
+            assert await life.process.wait() == 0
+        nothing_is_torn(engine, life)
+        assert not list(engine.slots.glob("*.tmp"))
+    assert sum(crowd.answered for crowd in crowds) >= DEATHS
+    assert all(crowd.broken for crowd in crowds)
+    assert saved
+    assert restored
+    store = Store(engine.slots)
+    try:
+        found = {kept.id for kept in (await store.open()).kept}
+        assert await store.verify_all() == {}
+        assert found == whole_in(engine.slots)
+    finally:
+        await store.close()

@@ -1,0 +1,82 @@
+"""Drafts after a restart: how many are accepted, beside a slot that computed all of it (engine.md 2.6).
+
+A plain restore brings back none of the draft model's state, and a third of the accepted drafts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import httpx
+
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import PLAIN
+from slotkeeper.engine.launch import Kind
+from slotkeeper.wire.document import Doc
+
+CHATS = 5
+TURN = 8000  # characters, some 2100 tokens
+SAID = 200  # tokens that are drafted for
+KEPT = {Kind.SKULK: 0.65, Kind.XLLAMACPP: 0.94}  # of the drafts that a computed slot has accepted
+DEARER = {Kind.SKULK: 0, Kind.XLLAMACPP: 4}  # tokens computed beyond those that are new
+
+
+class Drafts(NamedTuple):
+    drafted: int
+    accepted: int
+
+
+async def ask(client: httpx.AsyncClient, messages: list[Doc], said: int, **more: Any) -> Doc:
+    body = {"messages": messages, "max_tokens": said, "temperature": 0, **PLAIN, **more}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def reply(answer: Doc) -> Doc:
+    return answer["choices"][0]["message"]
+
+
+def question(seed: int, characters: int) -> Doc:
+    return {"role": "user", "content": f"Question {seed}. " + prose(characters, seed)}
+
+
+def rate(found: list[Drafts]) -> float:
+    return sum(one.accepted for one in found) / sum(one.drafted for one in found)
+
+
+def drafts(answer: Doc) -> Drafts:
+    return Drafts(answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"])
+
+
+async def test_after_a_restart_drafts_are_accepted_again(build, tmp_path):
+    asked: list[tuple[list[Doc], Doc]] = []
+    async with lab.tiny_engine(Tiny.HYBRID_MTP, build, tmp_path) as engine:
+        async with (
+            lab.keeping(engine) as sidecar,
+            httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=60) as client,
+        ):
+            for number in range(10, 10 * (CHATS + 1), 10):
+                history: list[Doc] = []
+                for turn in range(2):  # an engine without draft states in its files needs an earlier one
+                    history.append(question(number + turn, TURN))
+                    answer = await ask(client, history, 24)
+                    history.append(reply(answer))
+                    await lab.rested(sidecar)
+                held = answer["usage"]["total_tokens"] - 1  # the last token is sampled, not evaluated
+                history.append(question(number + 2, 200))
+                await lab.restarted(engine, sidecar)
+                await lab.rested(sidecar)  # also until its slots are warm
+                ours = await ask(client, history, SAID, ignore_eos=True)
+                assert ours["timings"]["cache_n"] >= held - DEARER[Kind(build)]
+                asked.append((history, ours))
+        restored, computed = [drafts(ours) for _, ours in asked], []
+        async with httpx.AsyncClient(base_url=engine.base, timeout=60) as direct:
+            for history, ours in asked:
+                fresh = await ask(direct, history, SAID, ignore_eos=True, cache_prompt=False)
+                assert reply(ours) == reply(fresh)
+                computed.append(drafts(fresh))
+    share = rate(restored) / rate(computed)
+    assert share >= KEPT[Kind(build)], (restored, computed)

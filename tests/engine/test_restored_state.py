@@ -1,0 +1,181 @@
+"""What a slot holds after a restore is what it held before: the answers are those of a fresh computation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.lab import Restartable
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import PLAIN, edited, system, user
+from slotkeeper.core.snapshots import Snapshot
+from slotkeeper.core.types import Reason
+from slotkeeper.engine.launch import Kind
+from slotkeeper.runtime import editing
+from slotkeeper.wire.document import Doc
+from slotkeeper.wire.headers import DECISION
+
+CHAT = "/v1/chat/completions"
+SAID = 24  # tokens of each answer
+COMPARED = 4  # first tokens whose logprobs are looked at
+NOISE = 0.05  # of a logprob: what another division into batches changes
+
+
+class Answer(NamedTuple):
+    messages: tuple[Doc, ...]
+    reply: Doc
+    logprobs: list[float]
+    cached: int
+    decision: str
+
+
+@asynccontextmanager
+async def a_sidecar(engine: Restartable) -> AsyncIterator[tuple[Sidecar, httpx.AsyncClient]]:
+    async with (
+        lab.keeping(engine) as sidecar,
+        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=60) as client,
+    ):
+        yield sidecar, client
+
+
+async def ask(client: httpx.AsyncClient, messages: Sequence[Doc], **more: Any) -> Answer:
+    fixed = {"messages": list(messages), "max_tokens": SAID, "temperature": 0}
+    probed = {"logprobs": True, "top_logprobs": 3}
+    response = await client.post(CHAT, json={**fixed, **probed, **PLAIN, **more})
+    assert response.status_code == 200, response.text
+    doc = response.json()
+    (choice,) = doc["choices"]
+    return Answer(
+        tuple(messages),
+        choice["message"],
+        [
+            top["logprob"]
+            for token in choice["logprobs"]["content"][:COMPARED]
+            for top in token["top_logprobs"]
+        ],
+        doc["timings"]["cache_n"],
+        response.headers.get(DECISION, "").partition(";")[0],
+    )
+
+
+async def chat(client: httpx.AsyncClient, sidecar: Sidecar, turns: int) -> list[Doc]:
+    """A conversation that pauses after each turn for long enough to be saved."""
+    history = [system(prose(3000, 5))]
+    for number in range(turns):
+        history.append(user(number))
+        history.append((await ask(client, history)).reply)
+        await lab.rested(sidecar)
+    return history
+
+
+async def expect_as_fresh(engine: Restartable, answers: Sequence[Answer]) -> None:
+    """Ask the engine itself, which is to compute everything."""
+    async with httpx.AsyncClient(base_url=engine.base, timeout=60) as client:
+        for answer in answers:
+            fresh = await ask(client, answer.messages, cache_prompt=False)
+            assert fresh.cached == 0
+            assert answer.reply == fresh.reply
+            assert answer.logprobs == pytest.approx(fresh.logprobs, abs=NOISE)
+
+
+@pytest.mark.parametrize("model", Tiny)
+async def test_answers_after_a_restore_are_those_of_a_fresh_computation(model, build, tmp_path):
+    async with lab.tiny_engine(model, build, tmp_path) as engine:
+        async with a_sidecar(engine) as (sidecar, client):
+            history = await chat(client, sidecar, turns=3)
+            shelf = sidecar.driver.placement.shelf
+            assert all(snapshot.repaired is (model == Tiny.SWA) for snapshot in shelf)
+            prompts = {
+                "extended": [*history, user(7)],
+                "said again": history[:-1],
+                "last message edited": edited(history[:-1], -1, "In other words. " + prose(1500, 90)),
+                "second message edited": edited(history[:4], 3, "In other words. " + prose(1500, 91)),
+            }
+            answers = {}
+            for name, messages in prompts.items():
+                await lab.restarted(engine, sidecar)
+                answers[name] = await ask(client, messages)
+                await lab.rested(sidecar)
+        assert [answer.decision for answer in answers.values()] == [Reason.SNAPSHOT] * len(answers)
+        await expect_as_fresh(engine, list(answers.values()))
+
+
+async def test_a_file_with_fewer_and_with_foreign_checkpoints_brings_the_same_state(tmp_path, monkeypatch):
+    """The engine keeps six, which are of the last two turns; the first question's are in an earlier file."""
+    made = spied(monkeypatch)
+    async with lab.tiny_engine(
+        Tiny.HYBRID, Kind.XLLAMACPP, tmp_path, "--ctx-checkpoints", "6", "-cms", "0"
+    ) as engine:
+        async with a_sidecar(engine) as (sidecar, client):
+            history = await chat(client, sidecar, turns=3)
+            last = longest(sidecar)
+            for other in [snapshot for snapshot in sidecar.driver.placement.shelf if snapshot is not last]:
+                await sidecar.driver.snapshots.forget(other.id)
+            answers = []
+            for at in (1, 3, 5):
+                await lab.restarted(engine, sidecar)
+                text = "In other words. " + prose(1500, 90 + at)
+                answers.append(await ask(client, edited(history[: at + 1], at, text)))
+        await expect_as_fresh(engine, answers)
+    assert made[-1].kept < made[-1].had
+    assert made[-1].added > 0
+    assert [answer.cached for answer in answers] == sorted(
+        {a.cached for a in answers} & set(last.checkpoints)
+    )
+
+
+def longest(sidecar: Sidecar) -> Snapshot:
+    return max(sidecar.driver.placement.shelf, key=lambda snapshot: len(snapshot.tokens))
+
+
+class Made(NamedTuple):
+    """Checkpoints of a file: that the engine wrote, that were left in, that came from others."""
+
+    had: int
+    kept: int
+    added: int
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
+    """Every file counts as a large one; what is done to each is noted."""
+    made: list[Made] = []
+    monkeypatch.setattr(editing, "LARGE", 0)
+
+    def missing(file, kept, others, traits):
+        donors = found(file, kept, others, traits)
+        made.append(Made(len(file.records), len(kept), sum(len(donor.records) for donor in donors)))
+        return donors
+
+    found = editing.missing
+    monkeypatch.setattr(editing, "missing", missing)
+    return made
+
+
+async def test_a_restored_full_window_is_not_cut_where_it_is_not_there(build, tmp_path):
+    """The engine itself would do that, and answer from the wrong window (engine.md T9)."""
+    async with lab.tiny_engine(Tiny.SWA, build, tmp_path, "--swa-full", "-np", "1") as engine:
+        async with a_sidecar(engine) as (sidecar, client):
+            history = await chat(client, sidecar, turns=1)
+            newest = longest(sidecar)
+            inside = edited(history[:-1], -1, history[-2]["content"][:-600])
+            await lab.restarted(engine, sidecar)
+            extended = await ask(client, [*history, user(7)])
+            parted = await ask(client, inside)
+        assert (extended.decision, extended.cached) == (Reason.SNAPSHOT, len(newest.tokens))
+        assert (parted.decision, parted.cached) == (Reason.COLD, 0)
+        await expect_as_fresh(engine, [extended, parted])
+
+        name = f"{newest.id}.slot"
+        async with httpx.AsyncClient(base_url=engine.base, timeout=60) as direct:
+            answer = await direct.post("/slots/0?action=restore", json={"filename": name})
+            assert answer.json()["n_restored"] == len(newest.tokens)
+            wrong, right = await ask(direct, inside), await ask(direct, inside, cache_prompt=False)
+        assert wrong.cached > 0
+        assert wrong.logprobs != pytest.approx(right.logprobs, abs=NOISE)

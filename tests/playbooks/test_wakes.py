@@ -1,0 +1,51 @@
+"""We are woken when something is due, and not for what was due once."""
+
+from __future__ import annotations
+
+from playbooks.playbook import NEW_FILES, Play, arrives, ends, knows, saved, starts
+from slotkeeper.core.effects import Save
+from slotkeeper.core.tokens import Tokens
+
+ENDLESS = Tokens(range(900_000, 901_000))
+TURNS = 60
+
+
+def test_wakes_that_were_overtaken_do_not_breed():
+    """Two conversations in turn, beside a stream because of which nobody ever pauses for long."""
+    play = Play(memory="dense", n_slots=3, **NEW_FILES)
+    prompts = [Tokens(range(start, start + 1000)) for start in (0, 100_000)]
+    begin(play, "stream", ENDLESS)
+    out = 0
+    for turn in range(TURNS):
+        prompts[turn % 2] += Tokens([turn] * 40)
+        prompt = prompts[turn % 2]
+        begin(play, f"r{turn}", prompt)
+        play.later(1)
+        play << ends(f"r{turn}", len(prompt), len(prompt) - 40)
+        do(play)
+        if turn % 5 == 0:  # the stream pauses for a moment
+            play << ends("stream", len(ENDLESS), 0)
+            do(play)
+            begin(play, "stream", ENDLESS)
+        until = play.clock + 3
+        while play.alarms and min(play.alarms) <= until:
+            play.wakes()
+            do(play)
+        play.clock = max(play.clock, until)
+        out = max(out, len(play.alarms))
+    assert 0 < out <= 4
+
+
+def begin(play: Play, request: str, prompt: Tokens) -> None:
+    play << arrives(request) << knows(request, prompt)
+    do(play)
+    play << starts(request)
+
+
+def do(play: Play) -> None:
+    """Whatever is to be done; saves go well."""
+    while play.effects:
+        effect = play.effects.popleft()
+        if isinstance(effect, Save):
+            play.step = effect
+            play << saved(f"s{play.clock}")
