@@ -23,6 +23,7 @@ from slotkeeper.core.warming import first_step as warming_step
 
 SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
 LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
+LOOKS: Final = 1.0  # seconds between looks at an engine that others use as well
 EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
 
 
@@ -43,8 +44,8 @@ def settle(state: State, now: float) -> Iterator[Effect]:
             elif state.closing or (table.open_for_pins(now) and not state.waiting):
                 yield _begin(state, Chore(_name(state, now), table, slot, step, held), now)
                 break
-            elif table.shared_until > now:  # others use it, and nobody looks now
-                due_at = min(table.shared_until, due_at)
+            elif table.shared_until > now:  # others use it: it must be looked at just before
+                due_at = min(_look_before(table, now), due_at)
         else:
             yield from _warm(state, table, now)
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
@@ -114,6 +115,14 @@ def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
     paused = held.used + (pause if table.quiet and not state.waiting else LONGEST)
     paid = now + state.writes.wait(table.rates.size_of(held.total), now)
     return max(paused, paid, table.no_save_until)
+
+
+def _look_before(table: EngineTable, now: float) -> float:
+    """Ask for a look, now and then; returns when to ask again."""
+    if now - table.observed_at >= LOOKS:
+        table.look_again = True
+        return now + LOOKS
+    return table.observed_at + LOOKS
 
 
 def _pay(state: State, chore: Chore, now: float) -> bool:

@@ -16,9 +16,8 @@ from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.steps import Load, Prefill, Step
 from slotkeeper.core.table import EngineTable
 
-TAIL: Final = (
-    2000  # tokens: two thirds of the lost drafts are back (engine.md 2.6); the rest costs the whole prompt
-)
+# Tokens. So many bring two thirds of the lost drafts back, the rest costs the whole prompt (engine.md 2.6).
+TAIL: Final = 2000
 RECENT: Final = 3600.0  # seconds: who was away for longer will hardly come back just now
 
 

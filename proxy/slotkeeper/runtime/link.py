@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
@@ -17,6 +17,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.remembered import completed
+from slotkeeper.runtime.tokenizers import Tokenizers
 from slotkeeper.vocab.tokenizer import Tokenizer
 from slotkeeper.wire.document import Doc, Prompt
 
@@ -49,6 +50,7 @@ class EngineLink:
         self.client = EngineClient(engine, api_key=api_key)
         self.flags = flags
         self.tokenizer: Tokenizer | None = None
+        self._tokenizers = Tokenizers(self.tokenize)
         self.traits: EngineTraits | None = None
         self.end_of_turn = -1  # the id that ends a reply
         self.health = Health.DOWN
@@ -175,7 +177,7 @@ class EngineLink:
     async def _probe(self) -> None:
         reading = await self._read(may_compute=self._may_compute)
         self.fresh = await self._unused()
-        self.tokenizer = await self._open_tokenizer(reading.props, reading.model_path)
+        self.tokenizer = await self._tokenizers.fitting(reading)
         ending = await self.render_text(str(reading.props.get("eos_token") or ""))
         self.end_of_turn = ending[0] if len(ending) == 1 else -1
         log.info(
@@ -239,15 +241,6 @@ class EngineLink:
         --no-slots: then nothing is pinned, ever.
         """
         return not any(slot.busy or slot.held for slot in await self.client.slots(headers=self.auth))
-
-    async def _open_tokenizer(self, props: Mapping[str, Any], model_path: Path | None) -> Tokenizer:
-        return await Tokenizer.open(
-            self.tokenize,
-            model_path=model_path,
-            chat_template=str(props.get("chat_template") or ""),
-            bos_token=str(props.get("bos_token") or ""),
-            eos_token=str(props.get("eos_token") or ""),
-        )
 
     # -- what the renderer needs -------------------------------------------------------------------
 

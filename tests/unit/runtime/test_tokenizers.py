@@ -1,0 +1,62 @@
+"""A tokenizer is tried out once for each model and build, not at each start of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.bench.models import Tiny, build
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.engine.traits import Reading
+from slotkeeper.runtime.tokenizers import Tokenizers
+from slotkeeper.vocab.gguf import read_header
+
+
+async def nobody(*_args: object, **_more: object) -> list[int]:
+    raise EngineGoneError("not asked here")
+
+
+@pytest.fixture
+def reading() -> Reading:
+    path = build(Tiny.DENSE)
+    return Reading(
+        traits=EngineTraits(),
+        props={"chat_template": "{{ x }}", "bos_token": "a"},
+        model={},
+        model_path=path,
+        header=read_header(path),
+        build="b1-x",
+        notes=[],
+    )
+
+
+async def test_the_same_model_has_the_same_tokenizer_after_a_restart(reading):
+    tokenizers = Tokenizers(nobody)
+    first = await tokenizers.fitting(reading)
+    assert await tokenizers.fitting(replace(reading, notes=["started again"])) is first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"build": "b2-x"},
+        {"props": {"chat_template": "{{ y }}", "bos_token": "a"}},
+        {"model_path": Path("another.gguf")},
+        {"header": read_header(build(Tiny.HYBRID))},
+        {"header": None},
+    ],
+)
+async def test_anything_else_has_one_of_its_own(reading, change):
+    tokenizers = Tokenizers(nobody)
+    first = await tokenizers.fitting(reading)
+    assert await tokenizers.fitting(replace(reading, **change)) is not first
+
+
+async def test_a_model_that_cannot_be_read_may_be_another_each_time(reading):
+    tokenizers = Tokenizers(nobody)
+    unknown = replace(reading, header=None)
+    first = await tokenizers.fitting(unknown)
+    assert await tokenizers.fitting(unknown) is not first
