@@ -16,13 +16,14 @@ from slotkeeper.core.keeping import drop
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, effect
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tending import FOREIGN, first_step, homewards, next_step
+from slotkeeper.core.tending import FOREIGN, NEW, first_step, homewards, needs_cuts, next_step
 from slotkeeper.core.types import RequestId, SlotId
 from slotkeeper.core.warming import coldest, needs_warming
 from slotkeeper.core.warming import first_step as warming_step
 
 SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
 LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
+CUTS: Final = 8.0  # times as long a pause, before a slot is cut back so that its boundaries can be saved
 LOOKS: Final = 1.0  # seconds between looks at an engine that others use as well
 EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
 
@@ -39,7 +40,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
                 due_at = min(due, due_at)
             elif table.rates.size_of(held.total) > state.limits.hot_bytes:
                 table.settled[slot] = held  # it has no room
-            elif (step := first_step(held, table, state.shelf)) is None:
+            elif (step := first_step(held, table, state.shelf, rested=True)) is None:
                 table.settled[slot] = held
             elif state.closing or (table.open_for_pins(now) and not state.waiting):
                 yield _begin(state, Chore(_name(state, now), table, slot, step, held), now)
@@ -57,8 +58,9 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
     """A step of it has ended."""
     if ok and isinstance(chore.step, Keep):
         yield from _outdone(state, chore)
-    step = _next(state, chore, ok=ok, now=now)
-    if step is None and chore.held:
+    rested = state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
+    step = _next(state, chore, ok=ok, rested=rested, now=now)
+    if step is None and chore.held and (rested or not ok or not needs_cuts(chore.table.traits)):
         chore.table.settled[chore.slot] = chore.held  # also if it failed: not again until something is new
     if step is None or state.waiting:
         del state.chores[chore.id]
@@ -68,10 +70,10 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
     yield _bound(state, chore)
 
 
-def _next(state: State, chore: Chore, *, ok: bool, now: float) -> Step | None:
+def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> Step | None:
     if chore.goal is not None:
         return Prefill(chore.goal, Purpose.DRAFT) if ok and isinstance(chore.step, Load) else None
-    step = next_step(chore, state.shelf) if ok else None
+    step = next_step(chore, state.shelf, rested=rested) if ok else None
     failed = not ok and isinstance(chore.step, Keep)
     dear = isinstance(step, Keep) and not state.waiting and not _pay(state, chore, now)
     return homewards(chore, state.shelf) if failed or dear else step
@@ -92,7 +94,7 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
 def left(state: State, now: float) -> bool:
     """Whether anything is still to be saved before we go."""
     return bool(state.chores) or any(
-        first_step(held, table, state.shelf)
+        first_step(held, table, state.shelf, rested=True)
         for table in state.up
         if table.may_save(now)
         for _, held in _unsettled(table)
@@ -111,10 +113,21 @@ def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
     """When it may be saved; `now` or earlier: at once."""
     if state.closing:
         return table.no_save_until
-    pause = min(LONGEST, max(state.limits.pause, SHARE * table.rates.save_seconds(held.total)))
-    paused = held.used + (pause if table.quiet and not state.waiting else LONGEST)
+    unsaved = held.total - state.shelf.covers(held, table.traits) >= NEW
+    paused = held.used + _pause(state, table, held) if unsaved else _rest(state, table, held)
+    if not table.quiet or state.waiting:
+        paused = held.used + LONGEST
     paid = now + state.writes.wait(table.rates.size_of(held.total), now)
     return max(paused, paid, table.no_save_until)
+
+
+def _pause(state: State, table: EngineTable, held: Held) -> float:
+    return min(LONGEST, max(state.limits.pause, SHARE * table.rates.save_seconds(held.total)))
+
+
+def _rest(state: State, table: EngineTable, held: Held) -> float:
+    """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted."""
+    return held.used + min(LONGEST, CUTS * _pause(state, table, held))
 
 
 def _look_before(table: EngineTable, now: float) -> float:

@@ -3,6 +3,8 @@
 Newer builds write checkpoints into slot files: one file at the end can be cut wherever the slot could.
 Older builds do not (engine.md 2.6): there the end, the last prompt's end and every user message get a
 file each. The slot is cut back from one to the next, which costs a few tokens, and is then brought home.
+That takes the slot's checkpoints and must not be interrupted, so it is done in a longer rest. Only where no
+file has what stands before the first user message, which others will begin with too, is it done at once.
 
 With a draft model a file's own end restores without draft state; a checkpoint restores with it. So four
 foreign tokens are put behind the end first: that makes a checkpoint there, and the next prompt parts
@@ -32,27 +34,32 @@ COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model
 FOREIGN: Final = 4  # tokens behind the end: the engine's last cut is so far before a prompt's end
 
 
-def first_step(held: Held, table: EngineTable, shelf: Shelf) -> Step | None:
+def needs_cuts(traits: EngineTraits) -> bool:
+    """Whether one file at the end is not enough."""
+    return not traits.cuttable and traits.files_carry is False
+
+
+def first_step(held: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
     """None where enough of it is in files already, or where it is not worth one."""
     if held.total < LEAST or held.rough or held.adapted:
         return None
     if held.total - shelf.covers(held, table.traits) >= NEW:
         return _mark(held, table.traits) or Keep(Moment.PAUSE)
-    return _next_cut(held, held, table, shelf)
+    return _next_cut(held, held, table, shelf, rested=rested)
 
 
-def next_step(chore: Chore, shelf: Shelf) -> Step | None:
+def next_step(chore: Chore, shelf: Shelf, *, rested: bool) -> Step | None:
     """After a step that went well; None when all is saved and the slot is home again."""
     held, home, traits = chore.held, chore.home, chore.table.traits
     if held is None or home is None:
         return None
     if held.total == home.total and home.opaque:  # the file has told the ids that we did not know
         home = chore.home = held
-    if isinstance(chore.step, Prefill) and chore.step.purpose in {Purpose.CUT, Purpose.DRAFT}:
+    if isinstance(chore.step, Prefill) and chore.step.purpose is not Purpose.HOME:
         return Keep(Moment.PAUSE)
     if isinstance(chore.step, Keep) and held is home and (mark := _mark(held, traits)):
         return mark
-    if isinstance(chore.step, Keep) and (cut := _next_cut(held, home, chore.table, shelf)):
+    if isinstance(chore.step, Keep) and (cut := _next_cut(held, home, chore.table, shelf, rested=rested)):
         return cut
     return homewards(chore, shelf)
 
@@ -65,17 +72,21 @@ def homewards(chore: Chore, shelf: Shelf) -> Step | None:
     return _way_home(home, chore.table, shelf)
 
 
-def _next_cut(held: Held, home: Held, table: EngineTable, shelf: Shelf) -> Step | None:
+def _next_cut(held: Held, home: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
     """Back to the next boundary of which there is no file, but never where nothing leads home from."""
-    for cut in _unsaved_cuts(home, table.traits, shelf):
-        if _near(cut, held, home, table.traits) and _way_home(home, table, shelf):
-            return Prefill(home.tokens.cut(0, cut), Purpose.CUT)
-    return None
+    traits = table.traits
+    cuts = [cut for cut in _unsaved_cuts(home, traits, shelf) if _near(cut, held, home, traits)]
+    if not cuts or not _way_home(home, table, shelf):
+        return None
+    if rested or held.total < home.total:  # where it was cut back already, the rest is quickly done
+        return Prefill(home.tokens.cut(0, cuts[0]), Purpose.CUT)
+    root = home.tokens.cut(0, cuts[-1])
+    return None if shelf.covered(root, traits) else Prefill(root, Purpose.ROOT)
 
 
 def _near(cut: int, held: Held, home: Held, traits: EngineTraits) -> bool:
-    """Whether the slot can be cut there, and brought home again, for few tokens."""
-    if cut >= held.total or cut - reuse(held, home.tokens.cut(0, cut), traits) > COMPUTED:
+    """Whether the slot can be brought there, and home again, for few tokens."""
+    if cut == held.total or cut - reuse(held, home.tokens.cut(0, cut), traits) > COMPUTED:
         return False
     return not traits.speculative or home.total - cut <= COMPUTED
 
@@ -94,7 +105,7 @@ def _mark(held: Held, traits: EngineTraits) -> Step | None:
 
 def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[int]:
     """Where the slot can be cut and no file is, longest first: tokens, one more than its checkpoint."""
-    if traits.cuttable or traits.files_carry is not False:
+    if not needs_cuts(traits):
         return
     starts = set(user_starts(held.tokens, traits))
     last = max((c.at for c in held.checkpoints), default=0)
