@@ -138,7 +138,7 @@ async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
         await asked(client, LONG)
         (link,) = sidecar.driver.links.values()
         (table,) = sidecar.driver.placement.tables.values()
-        before = link._process
+        before = link.process
         look, gate = link._look, asyncio.Event()
 
         async def later(*args: Any) -> None:
@@ -153,7 +153,7 @@ async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
         gate.set()
 
         async def noticed() -> bool:
-            return link.ready and link._process != before
+            return link.ready and link.process != before
 
         await until(noticed, "the new process is known")
         assert not any(table.shadow.slots)

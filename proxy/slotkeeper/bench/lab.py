@@ -154,15 +154,12 @@ async def ready(started: Sidecar) -> None:
 
 
 async def restarted(mortal: Restartable, started: Sidecar) -> None:
-    """Kill the engine, start it again, and wait until the sidecar knows. Raises TimeoutError.
-
-    It knows at once, but for a second restart within a second of the first.
-    """
+    """Kill the engine, start it again, and wait until the sidecar knows. Raises TimeoutError."""
     (link,) = started.driver.links.values()
-    before = link.tokenizer
+    before = link.process
     await mortal.restart()
     async with asyncio.timeout(READY_SECONDS):
-        while not link.ready or link.tokenizer is before:  # noqa: ASYNC110 - nobody tells
+        while not link.ready or link.process == before:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(LOOK_SECONDS)
 
 

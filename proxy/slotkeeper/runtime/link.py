@@ -56,7 +56,7 @@ class EngineLink:
         self.health = Health.DOWN
         self.auth: dict[str, str] = {}  # of the last client whom the engine let in, for our own calls
         self._own_key = api_key is not None
-        self._process = ""
+        self.process = ""  # changes with every start of the engine
         self._kick = asyncio.Event()
         self._looked = asyncio.Event()  # the look that is under way, or comes next
         self._refusals = 0
@@ -102,10 +102,10 @@ class EngineLink:
 
     async def doubt(self) -> bool:
         """Its lifeline has ended: look, and let nobody in before that. Returns whether it is another."""
-        before, self._doubt = self._process, self.up
+        before, self._doubt = self.process, self.up
         self.kick()
         await self.settle()
-        return self._process != before
+        return self.process != before
 
     async def watch(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
         """Runs for ever; tells when the engine comes, goes, or is another process than before."""
@@ -130,11 +130,11 @@ class EngineLink:
     async def _look(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
         self.health = await self.client.health(headers=self.auth)
         process = await self._identity() if self.health is Health.OK else ""
-        if self.up and (self.health is not Health.OK or process != self._process):
+        if self.up and (self.health is not Health.OK or process != self.process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
             self._lost()
             on_lost(self)
-        self._process = process
+        self.process = process
         if self.health is Health.OK and not self.up:
             try:
                 await self._probe()
@@ -172,7 +172,7 @@ class EngineLink:
         try:
             return str((await self.client.props(headers=self.auth)).get("media_marker", "?"))
         except (EngineError, EngineGoneError):
-            return self._process
+            return self.process
 
     async def _probe(self) -> None:
         reading = await self._read(may_compute=self._may_compute)
