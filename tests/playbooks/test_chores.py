@@ -76,15 +76,12 @@ def test_an_older_engine_gets_files_of_the_end_the_last_prompt_and_user_messages
     assert play.later(300) << sees()
 
 
-def test_what_stands_before_the_first_user_message_has_a_file_soon_and_the_others_in_a_longer_rest():
+def test_boundaries_have_files_soon_only_where_none_has_what_stands_before_the_first_user_message():
     play = old()
     assert play << arrives("r1", outline=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
     assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1")
     play.wakes()
-    assert play >> saves(0) << saved("end") >> fills(0, Purpose.ROOT, tokens=USER_MESSAGE)
-    assert play << filled() >> saves(0) << saved("user") >> fills(0, Purpose.CUT, tokens=LAST_PROMPT)
-    assert play << filled(397) >> saves(0) << saved("prompt") >> restores(0, "end") << restored()
-    assert play.table.shadow.slots[0].tokens == TALK
+    assert homecoming(play)
 
     assert play << arrives("r2", outline=(*OUTLINE, b"a", b"b")) >> goes("r2", slot=0)
     assert play << knows("r2", TALK + A.cut(0, 500)) << ends("r2", 1501, 1001, generated=1) >> reports("r2")

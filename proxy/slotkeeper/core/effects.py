@@ -15,7 +15,6 @@ class Purpose(StrEnum):
 
     TOUCH = "touch"  # one token, so that the engine loads from its RAM cache (T6)
     STEER = "steer"  # the prompt itself, where the engine will then look for it (T5)
-    ROOT = "root"  # back to the first user message, because no file has what stands before it
     CUT = "cut"  # back to a checkpoint, so that the state there can be saved
     HOME = "home"  # forward again to where the slot was before its states were saved
     DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
@@ -23,7 +22,7 @@ class Purpose(StrEnum):
     @property
     def idle(self) -> bool:
         """Whether it is done while nobody waits, and not for one request."""
-        return self in {Purpose.ROOT, Purpose.CUT, Purpose.HOME, Purpose.DRAFT}
+        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT}
 
 
 class Moment(StrEnum):

@@ -78,15 +78,15 @@ def _next_cut(held: Held, home: Held, table: EngineTable, shelf: Shelf, *, reste
     cuts = [cut for cut in _unsaved_cuts(home, traits, shelf) if _near(cut, held, home, traits)]
     if not cuts or not _way_home(home, table, shelf):
         return None
-    if rested or held.total < home.total:  # where it was cut back already, the rest is quickly done
+    first = home.tokens.cut(0, cuts[-1])
+    if rested or held.total < home.total or not shelf.covered(first, traits):
         return Prefill(home.tokens.cut(0, cuts[0]), Purpose.CUT)
-    root = home.tokens.cut(0, cuts[-1])
-    return None if shelf.covered(root, traits) else Prefill(root, Purpose.ROOT)
+    return None
 
 
 def _near(cut: int, held: Held, home: Held, traits: EngineTraits) -> bool:
-    """Whether the slot can be brought there, and home again, for few tokens."""
-    if cut == held.total or cut - reuse(held, home.tokens.cut(0, cut), traits) > COMPUTED:
+    """Whether the slot can be cut there, and brought home again, for few tokens."""
+    if cut >= held.total or cut - reuse(held, home.tokens.cut(0, cut), traits) > COMPUTED:
         return False
     return not traits.speculative or home.total - cut <= COMPUTED
 
