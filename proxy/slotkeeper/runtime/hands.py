@@ -19,7 +19,17 @@ from slotkeeper.core.effects import (
     Save,
     Wake,
 )
-from slotkeeper.core.events import Event, Observed, ObserveFailed, Planted, Woke
+from slotkeeper.core.events import (
+    Erased,
+    Event,
+    Loading,
+    Observed,
+    ObserveFailed,
+    Planted,
+    Restored,
+    Saved,
+    Woke,
+)
 from slotkeeper.core.types import EngineId, RequestId
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.log import get_logger
@@ -93,13 +103,19 @@ class Hands:
         link, snapshots = self._links[step.place.engine], self._snapshots
         if snapshots is None:
             raise AssertionError("the core plans no files without a store")
-        match step:
-            case Save():
-                self._post(await snapshots.save(link, step))
-            case Restore():
-                self._post(await snapshots.restore(link, step))
-            case Erase():
-                self._post(await snapshots.erase(link, step))
+        try:
+            match step:
+                case Save():
+                    ended: Event = await snapshots.save(link, step)
+                case Restore():
+                    ended = await snapshots.restore(link, step)
+                case Erase():
+                    ended = await snapshots.erase(link, step)
+        except Exception:  # whatever it is, somebody may be waiting for an answer
+            log.exception("step_failed", step=type(step).__name__, place=str(step.place))
+            self._metrics.fallback("files")
+            ended = _failed(step)
+        self._post(ended)
 
     async def _keep_house(self, order: Drop | Prove) -> None:
         if self._snapshots and isinstance(order, Drop):
@@ -127,3 +143,15 @@ class Hands:
             return
         link.slots_shown()
         self._post(Observed(at=time.monotonic(), asked=asked, engine=look.engine, slots=slots))
+
+
+def _failed(step: Save | Restore | Erase) -> Event:
+    """The answer to a step of which nobody knows how it ended."""
+    now = time.monotonic()
+    match step:
+        case Save():
+            return Saved(at=now, request=step.request, snapshot=None, lasting=True)
+        case Restore():
+            return Restored(at=now, request=step.request, outcome=Loading.LOST)
+        case Erase():
+            return Erased(at=now, request=step.request, ok=False)
