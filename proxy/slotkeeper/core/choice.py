@@ -12,6 +12,7 @@ from typing import Final
 
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.held import continues, shared_messages
+from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pricing import Want, blind_price, loss, parked_price, price_of, restore_price
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.shelf import Shelf
@@ -25,7 +26,6 @@ from slotkeeper.core.types import Reason, SlotId
 TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
 UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known
-PARK_TOKENS: Final = 256  # less is not worth a file
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
 
 
@@ -161,7 +161,7 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
     victim = table.shadow.slots[look.slot] if look else None
     if look is None or victim is None or not table.may_save(want.now):
         return None
-    if victim.adapted or victim.total < PARK_TOKENS:
+    if victim.adapted or victim.total < WORTH_A_FILE:
         return None
     lost, cost = loss(table, look, want), parked_price(table, victim, want.now)
     if cost >= lost:

@@ -16,7 +16,7 @@ from slotkeeper.core.keeping import drop
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, effect
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tending import FOREIGN, NEW, first_step, homewards, needs_cuts, next_step
+from slotkeeper.core.tending import FOREIGN, first_step, homewards, needs_cuts, next_step, unsaved
 from slotkeeper.core.types import RequestId, SlotId
 from slotkeeper.core.warming import coldest, needs_warming
 from slotkeeper.core.warming import first_step as warming_step
@@ -113,8 +113,10 @@ def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
     """When it may be saved; `now` or earlier: at once."""
     if state.closing:
         return table.no_save_until
-    unsaved = held.total - state.shelf.covers(held, table.traits) >= NEW
-    paused = held.used + _pause(state, table, held) if unsaved else _rest(state, table, held)
+    if unsaved(held, table.traits, state.shelf):
+        paused = held.used + _pause(state, table, held)
+    else:
+        paused = _rest(state, table, held)
     if not table.quiet or state.waiting:
         paused = held.used + LONGEST
     paid = now + state.writes.wait(table.rates.size_of(held.total), now)

@@ -7,6 +7,7 @@ from math import inf
 from typing import Final
 
 HOUR: Final = 3600.0
+WORTH_A_FILE: Final = 256  # tokens: a shorter state is computed sooner than restored
 GIB: Final = 2**30
 
 

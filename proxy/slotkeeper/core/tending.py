@@ -19,15 +19,14 @@ from typing import Final
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.held import Held, reuse
-from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.limits import WORTH_A_FILE
+from slotkeeper.core.shelf import NEVER, Shelf
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.state import user_starts
 from slotkeeper.core.steps import Keep, Load, Prefill, Step
 from slotkeeper.core.table import EngineTable
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 
-LEAST: Final = 256  # tokens: a shorter conversation is computed sooner than restored
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
 COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the way home
@@ -39,11 +38,16 @@ def needs_cuts(traits: EngineTraits) -> bool:
     return not traits.cuttable and traits.files_carry is False
 
 
+def unsaved(held: Held, traits: EngineTraits, shelf: Shelf) -> bool:
+    """Whether enough of its end is in no file."""
+    return held.total - shelf.covers(held, traits) >= NEW
+
+
 def first_step(held: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
     """None where enough of it is in files already, or where it is not worth one."""
-    if held.total < LEAST or held.rough or held.adapted:
+    if held.total < WORTH_A_FILE or held.rough or held.adapted:
         return None
-    if held.total - shelf.covers(held, table.traits) >= NEW:
+    if unsaved(held, table.traits, shelf):
         return _mark(held, table.traits) or Keep(Moment.PAUSE)
     return _next_cut(held, held, table, shelf, rested=rested)
 
@@ -95,7 +99,7 @@ def _mark(held: Held, traits: EngineTraits) -> Step | None:
     """Foreign tokens behind the end, so that a file made then carries the draft state there."""
     if not (traits.speculative and traits.files_carry) or held.opaque:
         return None
-    if any(c.at == held.total for c in held.checkpoints) or len(held.tokens) < LEAST:
+    if any(c.at == held.total for c in held.checkpoints) or len(held.tokens) < WORTH_A_FILE:
         return None
     if len(held.tokens) > FOREIGN and any(c.at == held.total - FOREIGN for c in held.checkpoints):
         return None  # they are there already
@@ -111,7 +115,7 @@ def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[in
     last = max((c.at for c in held.checkpoints), default=0)
     places = sorted((c.at for c in held.checkpoints if c.at == last or c.at in starts), reverse=True)
     for at in places[:BOUNDARIES]:
-        inside = LEAST <= at < len(held.tokens)
+        inside = WORTH_A_FILE <= at < len(held.tokens)
         if inside and at - shelf.covered(held.tokens.cut(0, at + 1), traits) >= NEW:
             yield at + 1
 
@@ -122,5 +126,5 @@ def _way_home(home: Held, table: EngineTable, shelf: Shelf) -> Step | None:
         return None
     if table.traits.speculative:
         return Prefill(home.tokens, Purpose.HOME)
-    best = shelf.best(home.tokens + Tokens([-1]), table.traits, lambda s: float(s.tier is Tier.COLD))
+    best = shelf.best(home.tokens + NEVER, table.traits, lambda s: float(s.tier is Tier.COLD))
     return Load(best[0]) if best and best[1] == home.total else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from slotkeeper.runtime.lifeline import lifeline
 
@@ -28,8 +29,8 @@ async def test_it_says_when_the_other_end_is_gone():
     server.close()
 
 
-async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
-    """As a load balancer without a backend does."""
+async def lines_that_are_cut_at_once(is_another: Callable[[int], bool]) -> int:
+    """How many there are in half a second; `is_another`: whether the engine is a new one after so many."""
     lines = 0
 
     async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,7 +39,7 @@ async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
         writer.transport.abort()
 
     async def ended() -> bool:
-        return False
+        return is_another(lines)
 
     server = await asyncio.start_server(cut, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -46,28 +47,17 @@ async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
     await asyncio.sleep(0.5)
     line.cancel()
     server.close()
-    assert lines == 1
+    return lines
+
+
+async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
+    """As a load balancer without a backend does."""
+    assert await lines_that_are_cut_at_once(lambda _: False) == 1
 
 
 async def test_an_engine_that_is_restarted_often_has_a_line_at_once():
     """The second restart is not to be missed because the first line was short."""
-    lines = 0
-
-    async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal lines
-        lines += 1
-        writer.transport.abort()
-
-    async def ended() -> bool:
-        return lines < 5
-
-    server = await asyncio.start_server(cut, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
-    await asyncio.sleep(0.5)
-    line.cancel()
-    server.close()
-    assert lines == 5
+    assert await lines_that_are_cut_at_once(lambda lines: lines < 5) == 5
 
 
 async def test_it_waits_for_an_engine_that_is_not_there():
