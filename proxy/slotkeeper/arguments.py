@@ -14,7 +14,7 @@ METAVARS: Final = {
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
     **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "max_body_bytes"), "SIZE"),
-    **dict.fromkeys(("save_pause", "save_timeout", "drain_delay", "drain_timeout"), "SECONDS"),
+    **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
 }
 SNAPSHOTS: Final = """\
 List the snapshots of a sidecar, read each anew to see that its bytes are those that

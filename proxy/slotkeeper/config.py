@@ -104,6 +104,22 @@ class Settings(BaseSettings):
     save_timeout: float = Field(
         default=60.0, ge=0, description="seconds that saving may take when the sidecar is stopped"
     )
+    idle_tokens: int = Field(
+        default=1_000_000,
+        ge=0,
+        description=(
+            "prompt tokens that may be computed in an hour while nobody waits, so that the next turn finds "
+            "its prefix ready; 0 turns that off"
+        ),
+    )
+    keep_alive: float = Field(
+        default=10.0,
+        gt=0,
+        description=(
+            "seconds after which a client that streams hears an SSE comment, and again, while its request "
+            "still waits for a slot or is being prepared"
+        ),
+    )
     probe: bool = Field(
         default=True,
         description=(

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
+from slotkeeper.core.structure import Boundary
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import ClientId, EngineId, RequestId
@@ -37,6 +38,7 @@ class Rendered:
     at: float
     request: RequestId
     prompt: Tokens | None
+    boundaries: tuple[Boundary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,15 @@ class ReplyKnown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NextKnown:
+    """What the next turn's prompt will begin with, as far as it is not its client's to write."""
+
+    at: float
+    request: RequestId
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """GET /slots, as the engine answered it; `asked` is when the question went out."""
 
@@ -207,6 +218,7 @@ Event = (
     | Finished
     | Gone
     | ReplyKnown
+    | NextKnown
     | Observed
     | ObserveFailed
     | EngineUp

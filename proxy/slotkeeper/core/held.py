@@ -29,6 +29,7 @@ class Held:
     slack: int = 0  # SWA: tokens it can be cut back without a checkpoint
     floor: int = 0  # --swa-full: below it the window is not there, though the engine thinks so (T9)
     outline: tuple[bytes, ...] = ()  # the messages, as chained digests
+    following: Tokens | None = None  # what the next turn's prompt will begin with
     request: RequestId | None = None  # who wrote it last
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the driver's clock

@@ -11,6 +11,7 @@ from slotkeeper.core.effects import Effect
 from slotkeeper.core.events import (
     Finished,
     Gone,
+    NextKnown,
     Observed,
     ObserveFailed,
     Rendered,
@@ -176,6 +177,13 @@ def reply_known(state: State, event: ReplyKnown) -> None:
             if held and held.request == event.request and table.owners[slot] is None:
                 table.shadow.slots[slot] = held.known_as(event.tokens)
                 state.tree.add(event.tokens.cut(0, held.total))
+
+
+def next_known(state: State, event: NextKnown) -> None:
+    for table in state.tables.values():
+        for slot, held in enumerate(table.shadow.slots):
+            if held and held.request == event.request and table.owners[slot] is None:
+                table.shadow.slots[slot] = replace(held, following=event.tokens)
 
 
 def observed(state: State, event: Observed) -> Iterator[Effect]:

@@ -33,6 +33,7 @@ from slotkeeper.core.events import (
     FilesFound,
     Finished,
     Gone,
+    NextKnown,
     Observed,
     ObserveFailed,
     Planted,
@@ -118,6 +119,8 @@ class Placement:
                 outcomes.gone(state, event)
             case ReplyKnown():
                 outcomes.reply_known(state, event)
+            case NextKnown():
+                outcomes.next_known(state, event)
             case Observed():
                 yield from outcomes.observed(state, event)
             case ObserveFailed():
