@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from benchmarks import append_turn, first_byte, growth, large_files, restart, retention, scenarios
+from benchmarks import (
+    append_turn,
+    boundaries,
+    first_byte,
+    growth,
+    idle_work,
+    large_files,
+    prompt_tree,
+    restart,
+    retention,
+    scenarios,
+)
 from benchmarks.figures import console
 
-for program in (first_byte, append_turn, growth, restart, large_files, retention, scenarios):
+PROGRAMS = (
+    prompt_tree,
+    first_byte,
+    append_turn,
+    growth,
+    restart,
+    large_files,
+    retention,
+    idle_work,
+    scenarios,
+    boundaries,
+)
+
+for program in PROGRAMS:
     console.rule(program.__name__.removeprefix("benchmarks."))
     if code := program.main([]):
         raise SystemExit(code)

@@ -1,7 +1,7 @@
 """A stock engine as far as placement can tell: slots, a deferred queue, releases that come late.
 
-What it mirrors: `get_available_slot` (engine.md 1.2, T1, T8), the deferred queue (6), tasks that outlive
-their client (7), GET /slots (1.7). It notes every pinned task that met a busy slot.
+What it mirrors: `get_available_slot` (engine.md 1.2, T1, T8), the deferred queue and the copies of n > 1 (6),
+tasks that outlive their client (7), GET /slots (1.7). It notes every pinned task that met a busy slot.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ class Task:
     generate: int = 1
     plant: bool = False
     copies: int = 1
+    parent: Task | None = None  # of a copy: the task that answers for it
     left: bool = False  # its client is gone
     number: int = 0
     cached: int = 0
+    slot: int | None = None  # where it began
+    at_work: int = 0  # of a parent: slots that it and its copies still hold
+
+    @property
+    def whole(self) -> Task:
+        """What the client knows of: the answer is over when every copy is."""
+        return self.parent or self
 
 
 @dataclass
@@ -61,12 +69,21 @@ class SimulatedEngine:
         task = here.task
         assert task is not None
         here.task = None
-        if evaluated is None:
+        task.whole.at_work -= 1
+        if task.parent:
+            here.tokens = EMPTY  # copies are cleared (engine.md 6)
+        elif evaluated is None:
             here.tokens = task.prompt + Tokens([9_000_000 + task.number] * (task.generate - 1))
         else:
             here.tokens = task.prompt.cut(0, evaluated)
         self._pop(slot)
         return task
+
+    def cancel(self, task: Task, *, evaluated: int) -> None:
+        """The engine has seen that a client left: all copies end at once."""
+        for slot, other in self.running():
+            if other.whole is task.whole:
+                self.end(slot, evaluated=evaluated)
 
     def running(self) -> list[tuple[int, Task]]:
         return [(n, slot.task) for n, slot in enumerate(self.slots) if slot.task]
@@ -86,11 +103,20 @@ class SimulatedEngine:
         slot = self._choose(task)
         if slot is None:
             return False
-        here = self.slots[slot]
-        task.cached = min(here.tokens.lcp(task.prompt), len(task.prompt) - 1)
-        here.task, here.last = task, task.number
-        here.age = self.tasks
+        more = [n for n, other in enumerate(self.slots) if other.task is None and n != slot]
+        if len(more) < task.copies - 1:
+            return False  # all copies begin together, or none
+        task.cached = min(self.slots[slot].tokens.lcp(task.prompt), len(task.prompt) - 1)
+        task.at_work = task.copies
+        self._occupy(slot, task)
+        for n in more[: task.copies - 1]:
+            self.tasks += 1
+            self._occupy(n, Task(task.owner, task.prompt, parent=task, number=self.tasks))
         return True
+
+    def _occupy(self, slot: int, task: Task) -> None:
+        here = self.slots[slot]
+        here.task, here.last, here.age, task.slot = task, task.number, self.tasks, slot
 
     def _choose(self, task: Task) -> int | None:
         if task.wanted is not None:

@@ -38,7 +38,7 @@ def _still_out(state: State, table: EngineTable, now: float) -> None:
             pending.plan = Plan(table=table, reason=reason, pinned=False)
         if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
             pending.slot = None
-            table.unsettled[request] = now
+            table.send(request, pending.arrived.copies, now)
 
 
 def files_found(state: State, event: FilesFound) -> None:

@@ -52,7 +52,8 @@ def _merge(table: EngineTable, view: SlotView, now: float) -> None:
 def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
     """Slots that we thought idle are busy: with ours that went unpinned, or with another's tasks.
 
-    Nothing is concluded until all of ours must be among them.
+    Nothing is concluded until all of ours must be among them. Copies of one request begin together, so one
+    request alone is known by any of them (engine.md 6).
     """
     busy = [
         view.slot
@@ -61,18 +62,26 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
     ]
     left = [orphan for orphan in table.orphans if orphan.total is None]
     late = [orphan for orphan in table.orphans if orphan.since > seen.asked]
-    unseen = any(sent > seen.asked for sent in table.unsettled.values())
+    unseen = any(sent.at > seen.asked for sent in table.unsettled.values())
     ended = any(orphan.total is not None for orphan in late)
-    if unseen or ended or len(busy) < len(table.unsettled) + len(late):
+    ours = [sent.slots for sent in table.unsettled.values()] + [orphan.slots for orphan in late]
+    if unseen or ended or len(busy) < (sum(ours) if len(ours) > 1 else len(ours)):
         return
+    copies = 0  # of the request before, in slots that follow: tasks are numbered one after the other
     for slot in busy:
-        if table.unsettled:
+        if copies:
+            copies -= 1
+            table.shadow.slots[slot] = None
+            table.move(slot, SlotState.FOREIGN, None, seen.at)
+        elif table.unsettled:
             request = next(iter(table.unsettled))
-            del table.unsettled[request]
+            copies = table.unsettled.pop(request).slots - 1
             settled[request] = slot
             table.move(slot, SlotState.RUNNING, request, seen.at)
         elif left:
-            table.orphans.remove(left.pop(0))
+            orphan = left.pop(0)
+            table.orphans.remove(orphan)
+            copies = orphan.slots - 1
             table.shadow.slots[slot] = None
             table.move(slot, SlotState.DRAINING, None, seen.at)
         else:
@@ -109,7 +118,8 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
 
 def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
     """Find the slots of requests that ended before they were seen: by what they left there."""
-    due = [orphan for orphan in table.orphans if orphan.since <= seen.asked]
+    full = all(view.busy for view in seen.slots)  # one that left may still wait in the engine's queue
+    due = [o for o in table.orphans if o.since <= seen.asked and not (full and o.total is None)]
     if not due:
         return
     free = [

@@ -61,18 +61,23 @@ class Tokens:
         """The ids as a list, for JSON."""
         return array("i", self.packed).tolist()
 
-    def lcp(self, other: Tokens) -> int:
-        """Length of the longest common prefix, in tokens."""
-        a, b = self.packed, other.packed
-        low, high, step = 0, min(len(self), len(other)), 64
+    def lcp(self, other: Tokens, start: int = 0) -> int:
+        """Length of the longest common prefix with `other`, of which the first `start` are passed over.
+
+        In tokens. Where all of ours is found there, nothing is copied.
+        """
+        a, b, shift = self.packed, other.packed, start * WIDTH
+        if b.startswith(a, shift):
+            return len(self)
+        low, high, step = 0, min(len(self), max(0, len(other) - start)), 64
         while low < high and (end := min(low + step, high)):
-            if a[low * WIDTH : end * WIDTH] != b[low * WIDTH : end * WIDTH]:
+            if a[low * WIDTH : end * WIDTH] != b[shift + low * WIDTH : shift + end * WIDTH]:
                 high = end
                 break
             low, step = end, step * 4
         while low < high - 1:  # the prefixes of `low` tokens are equal, those of `high` are not
             middle = (low + high) // 2
-            if a[low * WIDTH : middle * WIDTH] == b[low * WIDTH : middle * WIDTH]:
+            if a[low * WIDTH : middle * WIDTH] == b[shift + low * WIDTH : shift + middle * WIDTH]:
                 low = middle
             else:
                 high = middle

@@ -1,95 +1,214 @@
-"""The prompt tree: every prompt the engines ever computed, so that the oracle can be known.
+"""The prompt tree: every prompt the engines ever computed, and where they parted from each other.
 
-A radix tree over exact token ids, bounded in tokens; the least recently passed leaf goes first.
+The first tells the oracle, the second where the next prompt may part.
+A radix tree over token ids: an edge is what follows until sequences part or the longest of them ends.
+What was not passed for longest is held as hashes (`edges`), and when there is no room for more, the
+least recently passed leaf goes. The core has no clock: times are seconds of the caller's.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.edges import Edge
+from slotkeeper.core.tokens import EMPTY, Tokens
 
-DEFAULT_BUDGET: Final = 16_000_000  # tokens, 4 bytes each
+WARM_TOKENS: Final = 16_000_000  # 4 bytes each
+BUDGET: Final = 192 << 20  # bytes in all: 1.5e9 tokens, if conversations are long
+NODE_BYTES: Final = 700  # of a node and its places in all tables: 610 measured, and what malloc wastes
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A place on a prompt's path where sequences have parted."""
+
+    at: int  # tokens before it
+    ways: int  # continuations seen, the prompt's own included; one forgotten and seen again counts twice
+    passed: int = 0  # sequences that came here since it was found; the first two of them count as well
+    used: float = 0.0  # when one last did, or came nearly as far
 
 
 class _Node:
-    __slots__ = ("children", "edge", "parent")
+    """The place where an edge ends."""
 
-    def __init__(self, edge: Tokens, parent: _Node | None) -> None:
+    __slots__ = ("children", "edge", "parent", "passed", "used", "ways")
+
+    def __init__(self, edge: Edge, parent: _Node | None, used: float) -> None:
         self.edge = edge
         self.parent = parent
-        self.children: dict[int, _Node] = {}
+        self.children: dict[int, _Node] = {}  # by the first id of their edges
+        self.ways = 0  # children that it ever had
+        self.passed = 1
+        self.used = used
+
+    @property
+    def size(self) -> int:
+        return NODE_BYTES + self.edge.size
+
+
+_Path = list[tuple[_Node, int, int]]  # nodes entered: tokens before the edge, and in common with it
 
 
 class PromptTree:
-    """Remembers token sequences; answers how long a prefix of a prompt was ever seen."""
+    """Remembers token sequences; answers how long a prefix of a prompt was ever seen, and where it may part.
 
-    def __init__(self, budget: int = DEFAULT_BUDGET) -> None:
-        self._root = _Node(Tokens(), None)
-        self._budget = budget
+    A sequence that parts inside a cold edge makes it forget what followed there: only hashes are known of
+    it, which no longer say where in the tree it belongs.
+
+    Args:
+        warm: tokens of edges that need not be cold.
+        budget: memory in bytes, as `size` counts it. The newest leaf stays whatever it takes.
+    """
+
+    def __init__(self, warm: int = WARM_TOKENS, budget: int = BUDGET) -> None:
+        self._root = _Node(Edge(EMPTY), None, 0.0)
+        self._limits = (warm, budget)
+        self._warm: OrderedDict[_Node, None] = OrderedDict()  # those that can be cooled
         self._leaves: OrderedDict[_Node, None] = OrderedDict()
+        self._looked: tuple[Tokens, _Path] = (EMPTY, [])  # both questions are asked of the same prompt
         self.tokens = 0
+        self.warm = 0  # tokens whose ids cooling would free
+        self.size = 0  # bytes
 
     def __repr__(self) -> str:
-        return f"<PromptTree {self.tokens} tokens, {len(self._leaves)} leaves>"
+        return f"<PromptTree {self.tokens} tokens, {self.warm} warm, {len(self._leaves)} leaves>"
 
     def longest(self, prompt: Tokens) -> int:
-        """Length of the longest prefix of `prompt` that was ever added, in tokens."""
-        return self._descend(prompt)[1]
+        """Length of the longest prefix of `prompt` that was ever added, in tokens; see `edges`."""
+        path = self._look(prompt)
+        return path[-1][1] + path[-1][2] if path else 0
 
-    def add(self, sequence: Tokens) -> None:
+    def branches(self, prompt: Tokens) -> list[Branch]:
+        """Where sequences have parted on this prompt's way, and where it parts itself; ascending.
+
+        Neither its beginning nor its end is such a place.
+        """
+        found = []
+        for node, begin, common in self._look(prompt):
+            end = begin + common
+            left = len(prompt) - end
+            if node.edge.parts(common, left):
+                found.append(Branch(end, 2, 1, node.used))
+            elif left and node.ways and common == len(node.edge):
+                ways = node.ways + (prompt[end] not in node.children)
+                found.append(Branch(end, ways, node.passed, node.used))
+        return found
+
+    def add(self, sequence: Tokens, now: float = 0.0) -> None:
         """Remember a sequence that an engine holds or held."""
-        node, matched, inside = self._descend(sequence)
-        if inside < len(node.edge):
-            if matched == len(sequence):
-                self._passed(node)
-                return
-            node = self._split(node, inside)
-        if matched < len(sequence):
-            leaf = _Node(sequence.cut(matched), node)
-            node.children[leaf.edge[0]] = leaf
-            self._leaves.pop(node, None)
-            self.tokens += len(leaf.edge)
-            node = leaf
-        self._passed(node)
-        while self.tokens > self._budget and len(self._leaves) > 1:
-            self._drop_oldest()
+        node, end = self._root, 0
+        for step, begin, common in self._path(sequence):
+            node, end = step, begin + common
+            if node.edge.parts(common, len(sequence) - end):
+                node = self._split(node, sequence.cut(begin, end))
+            elif common < len(node.edge):
+                end = len(sequence)  # it ends there, as far as is known
+            else:
+                end = end if node.ways else len(sequence)  # a leaf grows
+                self._pass(node, sequence, begin, end)
+            self._touch(node, now)
+        if end < len(sequence):
+            node = self._attach(node, sequence.cut(end), now)
+            self._touch(node, now)
+        self._make_room()
+        self._looked = (EMPTY, [])
 
-    def _descend(self, prompt: Tokens) -> tuple[_Node, int, int]:
-        """(last node entered, tokens matched from the root, tokens matched inside that node's edge)."""
-        node, matched = self._root, 0
-        while matched < len(prompt):
-            child = node.children.get(prompt[matched])
-            if child is None:
-                break
-            common = child.edge.lcp(prompt.cut(matched, matched + len(child.edge)))
-            node, matched = child, matched + common
+    def _look(self, prompt: Tokens) -> _Path:
+        if self._looked[0] is not prompt:
+            self._looked = (prompt, self._path(prompt))
+        return self._looked[1]
+
+    def _path(self, prompt: Tokens) -> _Path:
+        path: _Path = []
+        node, begin = self._root, 0
+        while begin < len(prompt) and (child := node.children.get(prompt[begin])):
+            common = child.edge.common(prompt, begin)
+            path.append((child, begin, common))
             if common < len(child.edge):
-                return node, matched, common
-        return node, matched, len(node.edge)
+                break
+            node, begin = child, begin + common
+        return path
 
-    def _split(self, node: _Node, at: int) -> _Node:
-        """Cut a node's edge in two; returns the upper half."""
+    def _split(self, node: _Node, above: Tokens) -> _Node:
+        """Part a node's edge after these ids; returns the node that ends there."""
         assert node.parent is not None  # noqa: S101 - the root's edge is empty: it is never split
-        upper = _Node(node.edge.cut(0, at), node.parent)
-        node.parent.children[upper.edge[0]] = upper
-        node.edge = node.edge.cut(at)
-        node.parent = upper
-        upper.children[node.edge[0]] = node
+        upper = _Node(Edge(above), node.parent, node.used)
+        upper.ways = 1
+        upper.passed = 2  # what was there, and what parts from it
+        node.parent.children[upper.edge.first] = upper
+        self._count(upper)
+        below = node.edge.below(len(above))
+        if below is None:
+            self._forget(node)
+            return upper
+        self._count(node, -1)
+        node.edge, node.parent = below, upper
+        upper.children[below.first] = node
+        self._count(node)
         return upper
 
-    def _passed(self, node: _Node) -> None:
-        if not node.children and node.parent is not None:
+    def _pass(self, node: _Node, sequence: Tokens, begin: int, end: int) -> None:
+        """A sequence has all of a node's edge. The edge is warm then, and ends at `end`."""
+        node.passed += 1
+        if node.edge.hashed or len(node.edge) < end - begin:
+            self._count(node, -1)
+            node.edge.take(sequence, begin, end)
+            self._count(node)
+
+    def _attach(self, node: _Node, ids: Tokens, now: float) -> _Node:
+        leaf = _Node(Edge(ids), node, now)
+        node.children[leaf.edge.first] = leaf
+        node.ways += 1
+        self._leaves.pop(node, None)
+        self._count(leaf)
+        return leaf
+
+    def _touch(self, node: _Node, now: float) -> None:
+        """A sequence came into this node's edge."""
+        node.used = now
+        if not node.children:
             self._leaves[node] = None
             self._leaves.move_to_end(node)
+        if node in self._warm:
+            self._warm.move_to_end(node)
 
-    def _drop_oldest(self) -> None:
-        leaf, _ = self._leaves.popitem(last=False)
+    def _count(self, node: _Node, sign: int = 1) -> None:
+        """Count a node's edge, or no longer: whatever changes one stands between the two."""
+        self.tokens += sign * len(node.edge)
+        self.warm += sign * node.edge.coolable
+        self.size += sign * node.size
+        if sign > 0 and node.edge.coolable:
+            self._warm[node] = None
+        elif sign > 0:
+            self._warm.pop(node, None)
+
+    def _make_room(self) -> None:
+        warm, budget = self._limits
+        while self.warm > warm:
+            node = next(iter(self._warm))
+            self._count(node, -1)
+            node.edge.cool()
+            self._count(node)
+        while self.size > budget and len(self._leaves) > 1:
+            self._drop(next(iter(self._leaves)))
+
+    def _drop(self, leaf: _Node) -> None:
         parent = leaf.parent
         assert parent is not None  # noqa: S101 - the root is never among the leaves
-        del parent.children[leaf.edge[0]]
-        self.tokens -= len(leaf.edge)
+        del parent.children[leaf.edge.first]
+        self._forget(leaf)
         if not parent.children and parent.parent is not None:
             self._leaves[parent] = None  # now a leaf itself, and as old as the one that went
             self._leaves.move_to_end(parent, last=False)
+
+    def _forget(self, node: _Node) -> None:
+        """A node that nothing leads to any more, and all below it."""
+        nodes = [node]
+        while nodes:
+            gone = nodes.pop()
+            nodes += gone.children.values()
+            self._count(gone, -1)
+            self._warm.pop(gone, None)
+            self._leaves.pop(gone, None)

@@ -22,6 +22,14 @@ def test_lcp_is_what_a_loop_over_the_ids_finds(shared, one, other):
     assert Tokens(a).lcp(Tokens(b)) == naive_lcp(a, b)
 
 
+@given(IDS, IDS, IDS, st.integers(0, 10))
+@settings(max_examples=200, deadline=None)
+def test_lcp_begins_behind_what_is_passed_over(shared, one, other, start):
+    a, b = shared + one, [5] * start + shared + other
+    assert Tokens(a).lcp(Tokens(b), start) == naive_lcp(a, b[start:])
+    assert Tokens(a).lcp(Tokens(b), len(b) + start) == 0
+
+
 def test_lcp_is_exact_at_every_place_of_a_long_prompt():
     ids = [7] * 1500
     for place in range(0, 1500, 7):
