@@ -65,7 +65,7 @@ class Sidecar:
     async def start(self) -> None:
         """Raises OSError when a port is taken."""
         self._upstream = Upstream()
-        gate = Gate(self.driver, self._upstream, self.metrics)
+        gate = Gate(self.driver, self._upstream, self.metrics, self.settings.keep_alive)
         settings = self.settings
         data = DataPort(gate, max_body_bytes=settings.max_body_bytes, api_prefix=settings.api_prefix)
         # Without handler_cancellation a client that leaves during prefill is not noticed.
@@ -110,6 +110,7 @@ def limits_in(settings: Settings) -> Limits:
         cold_bytes=int(settings.cold_bytes) if settings.cold_dir else 0,
         hourly_bytes=int(settings.hourly_bytes),
         pause=settings.save_pause,
+        idle_tokens=settings.idle_tokens,
     )
 
 

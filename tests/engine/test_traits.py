@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.bench.models import Tiny
+from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import Memory
 from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.engine.doctor import SaveSupport, Severity, examine, probe
@@ -31,6 +32,9 @@ async def test_a_strange_engine_tells_memory_slots_and_age(engine):
     assert (traits.n_slots, traits.n_ctx) == (2, 65536)
     assert traits.eager_thinning is (engine.build == Kind.SKULK)
     assert traits.user_start == (tuple(opener),)
+    assert traits.markers.user == (Tokens(opener),)
+    assert traits.markers.tool
+    assert traits.markers.reply
     assert not traits.unified
     assert reading.model_path == engine.model
     assert any("started by others" in note for note in reading.notes)

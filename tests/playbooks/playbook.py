@@ -30,6 +30,7 @@ from slotkeeper.core.effects import (
     Report,
     Restore,
     Save,
+    Stop,
     Wake,
 )
 from slotkeeper.core.events import (
@@ -42,6 +43,7 @@ from slotkeeper.core.events import (
     Finished,
     Gone,
     Loading,
+    NextKnown,
     Observed,
     ObserveFailed,
     Planted,
@@ -57,6 +59,7 @@ from slotkeeper.core.limits import Limits
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
+from slotkeeper.core.structure import Boundary
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -156,8 +159,8 @@ def arrives(request: str, client: str = "anna", **more: Any) -> Arrived:
     return Arrived(at=0.0, request=RequestId(request), client=ClientId(client), **more)
 
 
-def knows(request: str, prompt: Tokens | None) -> Rendered:
-    return Rendered(at=0.0, request=RequestId(request), prompt=prompt)
+def knows(request: str, prompt: Tokens | None, *boundaries: Boundary) -> Rendered:
+    return Rendered(at=0.0, request=RequestId(request), prompt=prompt, boundaries=boundaries)
 
 
 def starts(request: str) -> Started:
@@ -180,6 +183,10 @@ def leaves(request: str) -> Gone:
 
 def replies(request: str, tokens: Tokens) -> ReplyKnown:
     return ReplyKnown(at=0.0, request=RequestId(request), tokens=tokens)
+
+
+def follows(request: str, tokens: Tokens) -> NextKnown:
+    return NextKnown(at=0.0, request=RequestId(request), tokens=tokens)
 
 
 def planted(request: str, computed: int | None = 1) -> Planted:
@@ -236,9 +243,9 @@ def erased(*, ok: bool = True) -> Outcome:
     return Outcome(lambda step, _: Erased(at=0.0, request=step.request, ok=ok))
 
 
-def filled(computed: int | None = 1) -> Outcome:
+def filled(computed: int | None = 1, *, stopped: bool = False) -> Outcome:
     """A prefill of ours has ended."""
-    return Outcome(lambda step, _: Planted(at=0.0, request=step.request, computed=computed))
+    return Outcome(lambda step, _: Planted(at=0.0, request=step.request, computed=computed, stopped=stopped))
 
 
 def engine_up(engine: str = ENGINE, **more: Any) -> EngineUp:
@@ -331,6 +338,11 @@ def erases(slot: int) -> Expected:
 def fills(slot: int, purpose: Purpose, **wanted: Any) -> Expected:
     """A prefill of a chore, whose name nobody knows."""
     return Expected(Plant, {"place__slot": slot, "purpose": purpose, **wanted})
+
+
+def stops() -> Expected:
+    """A prefill of a chore is broken off."""
+    return Expected(Stop, {})
 
 
 def drops(name: str, *, to_cold: bool = False) -> Expected:

@@ -83,8 +83,9 @@ def test_boundaries_have_files_soon_only_where_none_has_what_stands_before_the_f
     play.wakes()
     assert homecoming(play)
 
-    assert play << arrives("r2", outline=(*OUTLINE, b"a", b"b")) >> goes("r2", slot=0)
-    assert play << knows("r2", TALK + A.cut(0, 500)) << ends("r2", 1501, 1001, generated=1) >> reports("r2")
+    next_turn = arrives("r2", outline=(*OUTLINE, b"a", b"b"))
+    assert play << next_turn << knows("r2", TALK + A.cut(0, 500)) >> goes("r2", slot=0)
+    assert play << ends("r2", 1501, 1001, generated=1) >> reports("r2")
     play.wakes()
     assert play >> saves(0) << saved("later")
     assert play.states == ["idle", "idle"]
@@ -94,7 +95,8 @@ def test_boundaries_have_files_soon_only_where_none_has_what_stands_before_the_f
 def test_a_slot_that_came_home_is_still_the_same_conversation():
     play = homecoming(talked(old()))
     next_turn = arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
-    assert play << next_turn >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert play << next_turn  # it has no checkpoints now: whether it is extended, only tokens tell
+    assert play << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
 def test_the_file_tells_a_reply_that_nobody_knew():

@@ -21,6 +21,8 @@ from playbooks.playbook import (
     knows,
     leaves,
     one_turn,
+    planted,
+    plants,
     proves,
     reports,
     restored,
@@ -204,7 +206,10 @@ def test_t9_a_restored_slot_is_erased_before_the_engine_would_cut_it_inside_its_
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1") << restored() >> goes("r1")
     assert play << ends("r1", 5100, 5000) >> proves("s1", paid=True) >> reports("r1")
     assert play << arrives("r2") << knows("r2", A.cut(0, 4800) + C) >> erases(0)
-    assert play << erased() >> goes("r2", slot=0) << ends("r2", 9800, 0) >> reports("r2", predicted=0)
+    # Its beginning is computed anew, so it can be saved: prompts have parted behind it.
+    play << erased() >> plants("r2", 0, Purpose.PLANT, tokens=A.cut(0, 4800)) << planted("r2", 4800)
+    assert play >> saves(0, Moment.BOUNDARY) << saved("s2") >> goes("r2", slot=0)
+    assert play << ends("r2", 9800, 4800) >> reports("r2", predicted=4800)
 
 
 @pytest.mark.parametrize("mended", [True, False])

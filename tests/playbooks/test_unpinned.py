@@ -305,3 +305,57 @@ def test_a_ram_cache_that_fails_twice_is_not_counted_on():
         assert play << ends(request, len(prompt), 0) >> reports(request, predicted=2000, cached=0)
         assert play << sees()
     assert not play.table.traits.ram_cache
+
+
+def test_copies_of_one_request_are_not_taken_for_another():
+    play = Play(n_slots=3)
+    assert play << arrives("r1", copies=2, rendered=False) >> unpinned("r1", Reason.UNPINNABLE)
+    assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
+    assert play << sees(0, 1)  # both are the first one's: the second is still on its way to slot 2
+    assert play << arrives("r3") << knows("r3", A)
+    assert play.placement.queued == 1
+    assert play << sees(0, 1, 2)
+    assert "idle" not in play.states
+
+
+def test_copies_whose_client_left_are_not_taken_for_another():
+    play = Play(n_slots=3)
+    assert play << arrives("r1", copies=2, rendered=False) >> unpinned("r1", Reason.UNPINNABLE)
+    assert play << leaves("r1")
+    assert play << bypass("r2")  # it would take slot 2, and then be taken for a copy
+    assert play << sees(0, 1) >> unpinned("r2", Reason.BYPASS)  # the engine has not noticed yet
+    assert play << arrives("r3") << knows("r3", A) << sees(0, 1)
+    assert play.placement.queued == 1
+    assert play << sees(0, 1, 2)
+    assert "idle" not in play.states
+
+
+def test_one_that_left_is_not_taken_for_one_that_is_on_its_way():
+    play = Play()
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
+    play.later(LINGER)
+    assert play << bypass("r2")
+    assert play << sees(0) >> unpinned("r2", Reason.BYPASS)  # the first is still at work there
+    assert play.states == ["draining", "idle"]
+    assert play << arrives("r3") << knows("r3", A)
+    assert play.placement.queued == 1
+
+
+def test_one_that_waits_in_the_engine_is_not_taken_for_one_that_left():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS) << leaves("r2")
+    assert play << arrives("r3", pinnable=False, rendered=False)  # no room: the second is in slot 1
+    assert play.placement.queued == 1
+    assert play.later(LINGER) << sees(0, 1) << sees(0, 1)
+    assert play << ends("r1", 1000) >> reports("r1") >> unpinned("r3", Reason.UNPINNABLE)
+
+
+def test_one_that_waits_in_the_engine_may_begin_long_after_its_client_left():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS) << sees(0) << leaves("r2")
+    assert play.later(LINGER) << sees(0)
+    assert play << arrives("r3") << knows("r3", B)
+    assert play << ends("r1", 1000) >> reports("r1")
+    assert play.placement.queued == 1

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from properties.simulated import SimulatedEngine, Task
-from slotkeeper.core.effects import Drop, Effect, Erase, Forward, Observe, Plant, Report, Restore, Save, Wake
+from slotkeeper.core.effects import (
+    Drop,
+    Effect,
+    Erase,
+    Forward,
+    Observe,
+    Plant,
+    Report,
+    Restore,
+    Save,
+    Stop,
+    Wake,
+)
 from slotkeeper.core.events import (
     Arrived,
     EngineLost,
@@ -21,6 +33,7 @@ from slotkeeper.core.events import (
     Finished,
     Gone,
     Loading,
+    NextKnown,
     Observed,
     ObserveFailed,
     Planted,
@@ -35,6 +48,7 @@ from slotkeeper.core.events import (
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
+from slotkeeper.core.structure import Boundary, Kind
 from slotkeeper.core.table import LINGER, SlotState
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -45,6 +59,7 @@ SETTINGS = settings(
 )
 ROOM = 4000  # tokens that fit into the hot tier: files must go now and then
 TOKEN_BYTES = 65536
+BOUNDARIES = (Boundary(10, Kind.HEAD), Boundary(60, Kind.USER), Boundary(130, Kind.USER))
 KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "embeddings", "resumable")
 
 
@@ -59,14 +74,17 @@ class Quiet(RuleBasedStateMachine):
         slots=st.lists(st.integers(1, 3), min_size=1, max_size=2),
         ram=st.booleans(),
         files=st.sampled_from([0, 2, 4]),
+        memory=st.sampled_from([Memory.DENSE, Memory.HYBRID]),
     )
-    def build(self, slots: list[int], ram: bool, files: int) -> None:
+    def build(self, slots: list[int], ram: bool, files: int, memory: Memory) -> None:
         names = [EngineId(f"e{n}") for n in range(len(slots))]
         self.engines = {name: SimulatedEngine(n) for name, n in zip(names, slots, strict=True)}
         self.traits = {
             name: EngineTraits(
                 n_slots=n,
-                memory=Memory.DENSE,
+                memory=memory,
+                n_batch=128,
+                eager_thinning=files == 2,
                 ram_cache=ram,
                 slot_files=files > 0,
                 state_version=files,
@@ -112,11 +130,14 @@ class Quiet(RuleBasedStateMachine):
                 task = Task(effect.request, prompt, effect.slot, 1 + len(prompt) % 5, copies=copies)
                 self.transit.append((self.clock, effect.engine, task))
             case Plant():
-                assert effect.request in self.alive, "planted, but its client is gone"
+                ours = effect.request in self.placement._state.chores
+                assert ours or effect.request in self.alive, "planted, but its client is gone"
                 task = Task(effect.request, effect.tokens, effect.place.slot, plant=True)
                 self.transit.append((self.clock, effect.place.engine, task))
             case Save() | Restore() | Erase():
                 self.actions.append(effect)
+            case Stop():
+                self.stop(effect.request)
             case Drop():
                 if not effect.to_cold:
                     self.files.pop(effect.snapshot, None)
@@ -126,6 +147,16 @@ class Quiet(RuleBasedStateMachine):
                 self.looks.append(effect)
             case Report():
                 self.account(effect)
+
+    def stop(self, owner: RequestId) -> None:
+        """A chore's prefill is broken off: if it is not over yet, the engine goes on for a while."""
+        tasks = [item[2] for item in self.transit]
+        for engine in self.engines.values():
+            tasks += [*engine.deferred, *(task for _, task in engine.running())]
+        for task in tasks:
+            if task.owner == owner and not task.left:
+                task.left = True
+                self.inbox.append(Planted(at=0.0, request=owner, computed=None, stopped=True))
 
     def account(self, report: Report) -> None:
         self.reports[report.request] += 1
@@ -147,10 +178,16 @@ class Quiet(RuleBasedStateMachine):
         if not self.up[name]:
             self.broken(task)
             return
+        if task.copies > self.engines[name].n:
+            self.refused(task)
+            return
         self.engines[name].submit(task)
-        for _ in range(task.copies - 1):  # children take further slots and answer through their parent
-            if any(slot.task is None for slot in self.engines[name].slots):
-                self.engines[name].submit(Task(task.owner, task.prompt, left=True))
+
+    def refused(self, task: Task) -> None:
+        """More copies than slots: an error answer, without figures."""
+        if task.owner and not task.left:
+            none = dict.fromkeys(("prompt_tokens", "cached", "generated"))
+            self.inbox.append(Finished(at=0.0, request=RequestId(task.owner), **none))
 
     def act(self, action: Save | Restore | Erase, *, trouble: int = 0) -> None:
         """An action on a slot reaches the engine, or fails: by `trouble`, or because the engine is gone."""
@@ -159,8 +196,7 @@ class Quiet(RuleBasedStateMachine):
         slot = self.engines[name].slots[action.place.slot]
         lost = not self.up[name] or trouble == 1
         if not lost and not self.foreign_tasks and request in self.placement._state.chores:
-            # Copies of a request may outlive it here, as they never do in an engine.
-            assert slot.task is None or slot.task.left, f"a chore in a slot that is at work: {action}"
+            assert slot.task is None, f"a chore in a slot that is at work: {action}"
         match action:
             case Save():
                 self.saves += 1
@@ -198,6 +234,7 @@ class Quiet(RuleBasedStateMachine):
 
     def broken(self, task: Task) -> None:
         """The connection of a task broke."""
+        task = task.whole
         if task.owner is None or task.left:
             return
         request = RequestId(task.owner)
@@ -207,15 +244,16 @@ class Quiet(RuleBasedStateMachine):
         else:
             self.inbox.append(Gone(at=0.0, request=request))
 
-    def over(self, task: Task, slot: int) -> None:
-        if task.owner is None or task.left:
+    def over(self, task: Task) -> None:
+        task = task.whole
+        if task.owner is None or task.left or task.at_work:
             return
         request = RequestId(task.owner)
         computed = len(task.prompt) - task.cached
         if task.plant:
             self.inbox.append(Planted(at=0.0, request=request, computed=computed))
             return
-        named = slot if len(task.prompt) % 2 else None
+        named = task.slot if len(task.prompt) % 2 else None
         self.inbox.append(
             Finished(
                 at=0.0,
@@ -286,7 +324,7 @@ class Quiet(RuleBasedStateMachine):
     def render(self, request: RequestId, *, known: bool = True) -> None:
         self.unrendered.remove(request)
         prompt = self.prompts[request] if known else None
-        self.post(Rendered(at=self.clock, request=request, prompt=prompt))
+        self.post(Rendered(at=self.clock, request=request, prompt=prompt, boundaries=BOUNDARIES))
 
     def reach(self, item: tuple[float, EngineId, Task]) -> None:
         self.transit.remove(item)
@@ -295,13 +333,15 @@ class Quiet(RuleBasedStateMachine):
     def end_task(self, name: EngineId, slot: int) -> None:
         task = self.engines[name].slots[slot].task
         assert task is not None
-        cut = (len(task.prompt) * 2) // 3 if task.left else None
-        self.over(self.engines[name].end(slot, evaluated=cut), slot)
+        if task.left:
+            self.engines[name].cancel(task, evaluated=(len(task.prompt) * 2) // 3)
+        else:  # also a copy whose client left: the engine may not have seen that yet
+            self.over(self.engines[name].end(slot))
 
     def first_bytes(self) -> None:
         for engine in self.engines.values():
             for _, task in engine.running():
-                if task.owner and not task.left and not task.plant and task.owner not in self.started:
+                if task.owner and not task.whole.left and not task.plant and task.owner not in self.started:
                     self.started.add(RequestId(task.owner))
                     self.inbox.append(Started(at=0.0, request=RequestId(task.owner)))
                     return
@@ -315,6 +355,8 @@ class Quiet(RuleBasedStateMachine):
         if isinstance(event, Finished):
             reply = self.prompts[request] + Tokens([9_999_999] * 4)
             self.post(ReplyKnown(at=self.clock, request=request, tokens=reply))
+            following = self.prompts[request].cut(0, 150) + Tokens([8_888_888] * 150)  # thoughts stripped
+            self.post(NextKnown(at=self.clock, request=request, tokens=following))
 
     def ask(self, look: Observe) -> None:
         self.looks.remove(look)
@@ -338,7 +380,7 @@ class Quiet(RuleBasedStateMachine):
         for engine in self.engines.values():
             tasks += [*engine.deferred, *(task for _, task in engine.running())]
         for task in tasks:
-            task.left = task.left or task.owner == request
+            task.whole.left = task.whole.left or task.owner == request
         self.post(Gone(at=self.clock, request=request))
 
     @precondition(lambda self: self.unrendered)
@@ -462,7 +504,7 @@ class Quiet(RuleBasedStateMachine):
     def end_every_task(self) -> None:
         for engine in self.engines.values():
             for slot, _ in engine.running():
-                self.over(engine.end(slot), slot)
+                self.over(engine.end(slot))
 
     def look_everywhere(self) -> None:
         looks, self.looks = self.looks, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from slotkeeper.core.types import EngineId
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineBinary, Kind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.engine.recommend import CONTEXT_TOKENS, recommended
 
 LOOK_SECONDS: Final = 0.02
 READY_SECONDS: Final = 30.0
@@ -37,8 +38,27 @@ def stock_flags(
         f"-m {model} --host 127.0.0.1 --port {free_port()} -c {context_tokens * slots} -np {slots} -t 1"
         f" --jinja --slots --metrics --fit off --slot-save-path {folder}"
     ).split()
-    # A user's own build keeps its devices; the packaged ones have none, or a software one.
-    return words if binary.kind is Kind.LLAMA_SERVER else [*words, "--device", "none"]
+    return [*words, *_no_device(binary)]
+
+
+def up_flags(
+    binary: EngineBinary, model: Path, folder: Path, *, slots: int = 2, context_tokens: int = CONTEXT_TOKENS
+) -> list[str]:
+    """The flags of `slotkeeper up`, and what a laboratory adds: one thread, nothing fitted to a device."""
+    advised = recommended(
+        binary.known,
+        port=free_port(),
+        slot_dir=folder,
+        slots=slots,
+        context_tokens=context_tokens,
+        eager_thinning=binary.eager_thinning,
+    )
+    return [*advised, "-m", str(model), "-t", "1", "--fit", "off", *_no_device(binary)]
+
+
+def _no_device(binary: EngineBinary) -> tuple[str, ...]:
+    """A user's own build keeps its devices; the packaged ones have none, or a software one."""
+    return () if binary.kind is Kind.LLAMA_SERVER else ("--device", "none")
 
 
 class Restartable:
@@ -89,16 +109,21 @@ async def restartable(binary: EngineBinary, flags: Sequence[str], log: Path) -> 
 
 @asynccontextmanager
 async def tiny_engine(
-    model: Tiny, engine: str, folder: Path, *args: str, context_tokens: int = 8192
+    model: Tiny,
+    engine: str,
+    folder: Path,
+    *args: str,
+    context_tokens: int = 8192,
+    recipe: Callable[..., list[str]] = stock_flags,
 ) -> AsyncIterator[Restartable]:
-    """One that can be killed, with stock flags and `args`; `engine` as `find_engine` takes it.
+    """One that can be killed, with the flags of `recipe` and `args`; `engine` as `find_engine` takes it.
 
     Slot files and the log lie in `folder`. A model that can draft does.
     """
     slots = folder / "slots"
     slots.mkdir()
     binary = find_engine(engine)
-    flags = stock_flags(binary, build(model), slots, context_tokens=context_tokens)
+    flags = recipe(binary, build(model), slots, context_tokens=context_tokens)
     drafts = DRAFTS if model is Tiny.HYBRID_MTP else ()
     async with restartable(binary, [*flags, *drafts, *args], folder / "engine.log") as started:
         yield started

@@ -26,11 +26,13 @@ async def play(
     *,
     session: str,
     seen: Callable[[Sample], Any] = lambda _: None,
+    sent: Callable[[Shot], Any] = lambda _: None,
     before: Callable[[Turn], Awaitable[None]] = at_once,
 ) -> list[Sample]:
     """Ask every turn of `script`, one after the other.
 
-    `seen` is told each sample as it comes; `before` is waited for before each turn.
+    `session` names those that the script does not. `before` is waited for before each turn, `sent` is told
+    each request before it goes out, `seen` each sample as it comes.
     """
     samples: list[Sample] = []
     reply: Doc | None = None
@@ -43,14 +45,16 @@ async def play(
         # The probabilities carry the ids of the sampled tokens, which the oracle wants. Not to be had in
         # a stream when there are tools (400), so nothing is streamed here.
         body = {**turn.body(), "logprobs": True}
-        hit = await target.fire(Shot(session=session, label=turn.label, path=CHAT, body=body, headers={}))
+        shot = Shot(session=turn.session or session, label=turn.label, path=CHAT, body=body, headers={})
+        sent(shot)
+        hit = await target.fire(shot)
         samples.append(hit.sample)
         seen(hit.sample)
-        reply = _spoken(hit.reply) if hit.reply else SILENCE
+        reply = spoken(hit.reply) if hit.reply else SILENCE
 
 
-def _spoken(reply: Doc) -> Doc:
-    """The reply without tool calls that `max_tokens` cut in two: a client would not send them back."""
+def spoken(reply: Doc) -> Doc:
+    """The reply as a client sends it back: without tool calls that `max_tokens` cut in two."""
     try:
         for call in reply.get("tool_calls") or ():
             orjson.loads(call["function"]["arguments"])

@@ -31,6 +31,17 @@ TOOL: Final[Doc] = {
     },
 }
 
+AGENTS: Final = 5  # that begin in the session of that name
+TOOLS: Final = ("read_file", "write_file", "run_tests", "find_names", "ask_user")  # theirs
+QUESTIONS: Final = (  # about one document: a short line each, as a form or a reader asks them
+    "Which of these statements can raise an error, and when?",
+    "Explain in two sentences what this text is about.",
+    "What does it say about names that are not bound?",
+    "Where does the text speak of something that was removed?",
+    "List the three most important terms that it explains.",
+    "Is anything said here about what happens at exit?",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
@@ -40,6 +51,7 @@ class Turn:
     messages: tuple[Doc, ...]
     max_tokens: int = 64
     fields: Mapping[str, Any] = field(default_factory=lambda: PLAIN)  # further fields of the body
+    session: str | None = None  # where a script plays several: whose request this is
 
     def body(self) -> Doc:
         """The request, greedy so that two runs say the same."""
@@ -111,6 +123,14 @@ def tool_loop() -> Script:
         history.append((yield answer))
 
 
+def long_tools() -> list[Doc]:
+    """Tools whose descriptions are a manual, as those of coding agents are: about 10,000 tokens."""
+    return [
+        {**TOOL, "function": {**TOOL["function"], "name": name, "description": prose(7000, 90 + number)}}
+        for number, name in enumerate(TOOLS)
+    ]
+
+
 def result(reply: Doc, text: str) -> Doc:
     """What a tool gave back for the call in `reply`."""
     calls = reply.get("tool_calls") or [{"id": "x"}]
@@ -170,6 +190,43 @@ def many_turns() -> Script:
     yield Turn(label="back to the first branch", messages=(*history, user(15)))
 
 
+def document() -> Script:
+    """ix: one long document, about 6,000 tokens; each question about it is a conversation of its own."""
+    text = prose(21000, 60)
+    for number, question in enumerate(QUESTIONS):
+        asked = {"role": "user", "content": f"{text}\n\n{question}"}
+        yield Turn(label=f"question {number + 1}", messages=(system(prose(1000, 1)), asked), max_tokens=16)
+
+
+def agents() -> Script:
+    """x: five new agents with one long system prompt, and two other conversations that take the slots.
+
+    The others go on after each agent has ended, one turn each; they are the session "others".
+    """
+    others = [[system(prose(6000, 62 + number))] for number in range(2)]
+    for number in range(AGENTS):
+        yield from agent(number)
+        for place, history in enumerate(others):
+            history.append(user(20 * (place + 1) + number))
+            label = f"{'AB'[place]}{number + 1}"
+            history.append((yield Turn(label=label, messages=tuple(history), session="others")))
+
+
+def agent(number: int) -> Script:
+    """One of them: about 20,000 tokens of system text and tools, a task of 100, a call and an answer."""
+    task = {"role": "user", "content": f"Task {number + 1}. " + prose(350, 70 + number)}
+    history = [system(prose(35000, 61)), task]
+    label, tools = f"agent {number + 1}", {"tools": long_tools()}
+    reply = yield Turn(
+        label=f"{label} call",
+        messages=tuple(history),
+        max_tokens=300,
+        fields={**tools, "tool_choice": "required"},
+    )
+    history += [reply, result(reply, prose(1500, 80 + number))]
+    yield Turn(label=f"{label} answer", messages=tuple(history), max_tokens=200, fields=tools)
+
+
 SESSIONS: Final[Mapping[str, Callable[[], Script]]] = MappingProxyType(
     {
         "append": append,
@@ -180,5 +237,7 @@ SESSIONS: Final[Mapping[str, Callable[[], Script]]] = MappingProxyType(
         "edits": edits,
         "interleaved": interleaved,
         "many-turns": many_turns,
+        "document": document,
+        "agents": agents,
     }
 )

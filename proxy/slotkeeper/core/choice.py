@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.held import continues, shared_messages
+from slotkeeper.core.held import Held, continues, shared_messages
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pricing import Want, blind_price, loss, parked_price, price_of, restore_price
 from slotkeeper.core.shadow import Look, Source
@@ -19,6 +19,7 @@ from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import Reason, SlotId
 
 # Prices of a round trip, in tokens of prefill: small beside any real prompt, so that they only
@@ -57,9 +58,17 @@ def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: flo
             if shared > most:
                 best, most = None, shared
                 free = ready and table.states[slot] is SlotState.IDLE
-                if free and continues(outline, held) and not (held and held.floor):  # T9: tokens decide
+                if free and held and continues(outline, held) and _goes_on(held, outline, table.traits):
                     best = Plan(table=table, slot=SlotId(slot), reason=Reason.CONTINUES)
     return best
+
+
+def _goes_on(held: Held, outline: Sequence[bytes], traits: EngineTraits) -> bool:
+    """Whether it loses little there, even if it parts from the last reply; else tokens decide."""
+    if traits.cuttable:
+        return held.floor == 0  # T9
+    asked_again = len(outline) == len(held.outline)
+    return not asked_again and (held.sure or bool(held.checkpoints))
 
 
 def cheapest(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from slotkeeper.core.effects import Purpose
 from slotkeeper.core.held import Held
-from slotkeeper.core.steps import Step
+from slotkeeper.core.steps import Prefill, Step
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId, SlotId
 
 
@@ -18,7 +18,14 @@ class Chore:
     slot: SlotId
     step: Step  # under way
     home: Held | None  # what the slot held when it began; None where it is warmed
-    goal: Tokens | None = None  # what it shall hold in the end, where it is warmed
+    goal: Prefill | None = None  # what it shall hold in the end, where it is warmed or goes ahead
+    computes: int = 0  # tokens, for the goal
+    stopped: bool = False  # somebody needed the engine
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it is on its way to what the next turn will begin with."""
+        return self.goal is not None and self.goal.purpose is Purpose.NEXT
 
     @property
     def owns(self) -> bool:
@@ -33,8 +40,24 @@ class Chore:
         """Neither a file nor a prefill says whose conversation it is; where the slot is home, we know."""
         held, home = self.held, self.home
         if held and home and held.request in {None, self.id} and held.tokens == home.tokens:
-            same = replace(held, outline=home.outline, turns=home.turns, used=home.used, request=home.request)
+            same = replace(
+                held,
+                outline=home.outline,
+                turns=home.turns,
+                used=home.used,
+                request=home.request,
+                following=home.following,
+                sure=home.sure,
+            )
             self.table.shadow.slots[self.slot] = same
+
+    def arrived(self) -> None:
+        """The slot holds what the next turn will begin with: it is still the same conversation's."""
+        held, home = self.held, self.home
+        if held and home:
+            self.table.shadow.slots[self.slot] = replace(
+                held, outline=home.outline, turns=home.turns, used=home.used, request=home.request, sure=True
+            )
 
     def leave(self, now: float) -> None:
         if self.table.states[self.slot] is SlotState.TENDED:

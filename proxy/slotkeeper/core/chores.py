@@ -10,13 +10,21 @@ from math import inf
 from typing import Final
 
 from slotkeeper.core.chore import Chore
-from slotkeeper.core.effects import Effect, Purpose, Wake
+from slotkeeper.core.effects import Effect, Purpose, Stop, Wake
 from slotkeeper.core.held import Held
 from slotkeeper.core.keeping import drop
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, effect
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tending import FOREIGN, first_step, homewards, needs_cuts, next_step, unsaved
+from slotkeeper.core.tending import (
+    FOREIGN,
+    first_step,
+    homewards,
+    needs_cuts,
+    next_step,
+    step_ahead,
+    unsaved,
+)
 from slotkeeper.core.types import RequestId, SlotId
 from slotkeeper.core.warming import coldest, needs_warming
 from slotkeeper.core.warming import first_step as warming_step
@@ -29,21 +37,23 @@ EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
-    """Begin what is due, and ask to be woken for what will be."""
+    """Make way for clients, begin what is due, and ask to be woken for what will be."""
+    yield from _make_way(state)
     due_at = inf
     for table in state.up:
-        if not table.traits.snapshots or any(chore.table is table for chore in state.chores.values()):
+        if any(chore.table is table for chore in state.chores.values()):
             continue
         for slot, held in _unsettled(table):
-            due = _due(state, table, held, now)
+            known = held.following is not None and not state.closing
+            ahead = known and table.quiet and not state.waiting
+            due = held.used + state.limits.pause if ahead else _due(state, table, held, now)
             if due > now:
                 due_at = min(due, due_at)
-            elif table.rates.size_of(held.total) > state.limits.hot_bytes:
-                table.settled[slot] = held  # it has no room
-            elif (step := first_step(held, table, state.shelf, rested=True)) is None:
-                table.settled[slot] = held
+            elif (chore := _chore(state, table, slot, held, ahead=ahead, now=now)) is None:
+                if ahead or not known:
+                    table.settled[slot] = held
             elif state.closing or (table.open_for_pins(now) and not state.waiting):
-                yield _begin(state, Chore(_name(state, now), table, slot, step, held), now)
+                yield _begin(state, chore, now)
                 break
             elif table.shared_until > now:  # others use it: it must be looked at just before
                 due_at = min(_look_before(table, now), due_at)
@@ -54,14 +64,46 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         yield Wake(delay=max(EARLIEST, due_at - now))
 
 
+def _make_way(state: State) -> Iterator[Effect]:
+    """Stop what computes ahead, where a client would otherwise wait for more than one batch of it."""
+    for chore in state.chores.values():
+        needed = state.waiting or chore.table.serving
+        long = chore.ahead and chore.step == chore.goal and chore.computes > chore.table.traits.n_batch
+        if needed and long and not chore.stopped:
+            chore.stopped = True
+            yield Stop(request=chore.id)
+
+
+def _chore(
+    state: State, table: EngineTable, slot: SlotId, held: Held, *, ahead: bool, now: float
+) -> Chore | None:
+    """What is due in a slot: to go ahead of the next turn if the budget allows it, then to save."""
+    if ahead and (found := step_ahead(held, table, state.shelf)):
+        step, computes = found
+        goal = Prefill(held.following or held.tokens, Purpose.NEXT)
+        if state.idle.wait(computes, now) == 0:
+            return Chore(_name(state, now), table, slot, step, held, goal, computes)
+    if table.rates.size_of(held.total) > state.limits.hot_bytes:  # it has no room
+        return None
+    saving = first_step(held, table, state.shelf, rested=True)
+    return Chore(_name(state, now), table, slot, saving, held) if saving else None
+
+
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """A step of it has ended."""
+    if chore.ahead and (not ok or chore.step == chore.goal):  # what follows from it is seen anew
+        if ok:
+            chore.arrived()
+        del state.chores[chore.id]
+        chore.leave(now)
+        return
     if ok and isinstance(chore.step, Keep):
         yield from _outdone(state, chore)
     rested = state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
     step = _next(state, chore, ok=ok, rested=rested, now=now)
-    if step is None and chore.held and (rested or not ok or not needs_cuts(chore.table.traits)):
-        chore.table.settled[chore.slot] = chore.held  # also if it failed: not again until something is new
+    held, done = chore.held, rested or not ok or not needs_cuts(chore.table.traits)
+    if step is None and done and held and held.following is None:
+        chore.table.settled[chore.slot] = held  # also if it failed: not again until something is new
     if step is None or state.waiting:
         del state.chores[chore.id]
         chore.leave(now)
@@ -72,7 +114,7 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
 
 def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> Step | None:
     if chore.goal is not None:
-        return Prefill(chore.goal, Purpose.DRAFT) if ok and isinstance(chore.step, Load) else None
+        return chore.goal if ok and isinstance(chore.step, Load) else None
     step = next_step(chore, state.shelf, rested=rested) if ok else None
     failed = not ok and isinstance(chore.step, Keep)
     dear = isinstance(step, Keep) and not state.waiting and not _pay(state, chore, now)
@@ -92,11 +134,11 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
 
 
 def left(state: State, now: float) -> bool:
-    """Whether anything is still to be saved before we go."""
+    """Whether anything is still to be computed ahead, or to be saved before we go."""
     return bool(state.chores) or any(
-        first_step(held, table, state.shelf, rested=True)
+        (not state.closing and step_ahead(held, table, state.shelf))
+        or (table.may_save(now) and first_step(held, table, state.shelf, rested=True))
         for table in state.up
-        if table.may_save(now)
         for _, held in _unsettled(table)
     )
 
@@ -111,7 +153,7 @@ def _unsettled(table: EngineTable) -> Iterator[tuple[SlotId, Held]]:
 
 def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
     """When it may be saved; `now` or earlier: at once."""
-    if state.closing:
+    if state.closing or not table.traits.snapshots:
         return table.no_save_until
     if unsaved(held, table.traits, state.shelf):
         paused = held.used + _pause(state, table, held)
@@ -157,7 +199,8 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
         return
     table.warmed.add(end.id)
     if step := warming_step(end, state.shelf, table):
-        yield _begin(state, Chore(_name(state, now), table, empty[0], step, None, end.tokens), now)
+        goal = Prefill(end.tokens, Purpose.DRAFT)
+        yield _begin(state, Chore(_name(state, now), table, empty[0], step, None, goal), now)
 
 
 def _name(state: State, now: float) -> RequestId:
@@ -169,6 +212,8 @@ def _name(state: State, now: float) -> RequestId:
 def _begin(state: State, chore: Chore, now: float) -> Effect:
     if isinstance(chore.step, Keep):
         _pay(state, chore, now)
+    elif chore.ahead:
+        state.idle.spend(chore.computes, now)
     state.chores[chore.id] = chore
     chore.table.move(chore.slot, SlotState.TENDED, chore.id, now)
     return _bound(state, chore)

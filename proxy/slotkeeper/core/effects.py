@@ -15,6 +15,8 @@ class Purpose(StrEnum):
 
     TOUCH = "touch"  # one token, so that the engine loads from its RAM cache (T6)
     STEER = "steer"  # the prompt itself, where the engine will then look for it (T5)
+    PLANT = "plant"  # up to a boundary, so that the engine makes a checkpoint there, or a file can be had
+    NEXT = "next"  # what the next turn will begin with
     CUT = "cut"  # back to a checkpoint, so that the state there can be saved
     HOME = "home"  # forward again to where the slot was before its states were saved
     DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
@@ -22,13 +24,14 @@ class Purpose(StrEnum):
     @property
     def idle(self) -> bool:
         """Whether it is done while nobody waits, and not for one request."""
-        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT}
+        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT}
 
 
 class Moment(StrEnum):
     """When a slot is saved."""
 
     PARK = "park"  # before a request overwrites it
+    BOUNDARY = "boundary"  # on the way: others will begin with it
     PAUSE = "pause"  # its conversation has paused
     CLOSE = "close"  # we are being stopped
 
@@ -41,6 +44,13 @@ class Plant:
     place: Place
     tokens: Tokens
     purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Break off a `Plant`: somebody needs the engine. Answered by `Planted`."""
+
+    request: RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,4 +139,4 @@ class Report:
     planted: int  # tokens computed by our own prefills for it
 
 
-Effect = Plant | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Report
+Effect = Plant | Stop | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Report

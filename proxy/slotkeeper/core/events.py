@@ -43,12 +43,13 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A `Plant` effect ended. `computed` tokens were evaluated for it; None if it failed."""
+    """A `Plant` effect ended. `computed` tokens were evaluated for it; None if it failed or was stopped."""
 
     at: float
     request: RequestId
     computed: int | None
     seconds: float | None = None  # that the engine took
+    stopped: bool = False  # by us: the engine keeps the batches that were done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ class Held:
     floor: int = 0  # --swa-full: below it the window is not there, though the engine thinks so (T9)
     outline: tuple[bytes, ...] = ()  # the messages, as chained digests
     following: Tokens | None = None  # what the next turn's prompt will begin with
+    sure: bool = False  # it is just that: the next turn extends it
     request: RequestId | None = None  # who wrote it last
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the driver's clock
@@ -49,6 +50,11 @@ class Held:
         """The same state, now that more of its ids are known. Its length does not change."""
         known = tokens.cut(0, self.total)
         return replace(self, tokens=known, opaque=self.total - len(known))
+
+    def followed_by(self, tokens: Tokens) -> Held:
+        """The same state, now that it is known what the next turn will begin with."""
+        there = tokens == self.tokens and not self.opaque
+        return replace(self, following=None if there else tokens, sure=there)
 
     def seen_as(self, tokens: Tokens, checkpoints: Sequence[int] | None) -> Held:
         """The same state, as a file of it shows it. `checkpoints`: None where files do not carry them."""

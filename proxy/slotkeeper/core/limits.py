@@ -19,18 +19,19 @@ class Limits:
     cold_bytes: int = 0  # 0 = there is no cold tier
     hourly_bytes: int = 64 * GIB  # that may be written while conversations pause
     pause: float = 0.25  # seconds without a request until a conversation is saved
+    idle_tokens: int = 1_000_000  # that may be computed in an hour while nobody waits
 
 
 @dataclass(slots=True)
-class WriteBudget:
-    """Bytes that may be written for pauses: an hour's worth at once, then as they come."""
+class HourlyBudget:
+    """What may be spent while nobody waits, bytes or tokens: an hour's worth at once, then as it comes."""
 
     hourly: int
     left: float
     at: float
 
     def wait(self, size: int, now: float) -> float:
-        """Seconds until `size` bytes may be written; infinite if that is more than ever may at once."""
+        """Seconds until `size` may be spent; infinite if that is more than ever may at once."""
         refill = (now - self.at) * self.hourly / HOUR
         self.left, self.at = min(float(self.hourly), self.left + refill), now
         if size <= self.left:
@@ -38,7 +39,7 @@ class WriteBudget:
         return (size - self.left) * HOUR / self.hourly if size <= self.hourly else inf
 
     def spend(self, size: int, now: float) -> bool:
-        """Whether `size` bytes may be written now; then they are taken off."""
+        """Whether `size` may be spent now; then it is taken off."""
         if self.wait(size, now):
             return False
         self.left -= size

@@ -49,7 +49,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
     elif pending.plan and event.request in pending.plan.table.unsettled:
         _end_unseen(pending, pending.plan.table, event)
     if event.prompt_tokens is not None:
-        pending.remember(state.tree)
+        pending.remember(state.tree, event.at)
         yield from _learn(state, pending, event)
     yield from close(state, pending)
 
@@ -101,16 +101,16 @@ def _release(
 
 def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> None:
     """It was unpinned and is over before GET /slots showed where it ran."""
-    del table.unsettled[event.request]
+    sent = table.unsettled.pop(event.request)
     if event.slot is not None and event.slot < len(table.states):
         pending.slot = SlotId(event.slot)
         table.move(pending.slot, SlotState.RUNNING, event.request, event.at)
         _release(pending, table, pending.slot, event, event.at, certain=True)
     else:
-        total = None
+        total = 0
         if event.prompt_tokens is not None:
             total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
-        table.orphans.append(Orphan(event.request, total, event.at))
+        table.orphans.append(Orphan(event.request, total, event.at, sent.slots))
 
 
 def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
@@ -146,8 +146,9 @@ def gone(state: State, event: Gone) -> None:
         # A resumable stream goes on without its client (engine.md 7): not ours to wait for.
         table.leave(slot, event.at, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
     elif pending.plan and event.request in pending.plan.table.unsettled:
-        del pending.plan.table.unsettled[event.request]
-        pending.plan.table.orphans.append(Orphan(event.request, None, event.at + LINGER))
+        sent = pending.plan.table.unsettled.pop(event.request)
+        left = Orphan(event.request, None, event.at + LINGER, sent.slots)
+        pending.plan.table.orphans.append(left)
 
 
 def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
@@ -176,14 +177,17 @@ def reply_known(state: State, event: ReplyKnown) -> None:
         for slot, held in enumerate(table.shadow.slots):
             if held and held.request == event.request and table.owners[slot] is None:
                 table.shadow.slots[slot] = held.known_as(event.tokens)
-                state.tree.add(event.tokens.cut(0, held.total))
+                state.tree.add(event.tokens.cut(0, held.total), event.at)
 
 
 def next_known(state: State, event: NextKnown) -> None:
     for table in state.tables.values():
         for slot, held in enumerate(table.shadow.slots):
-            if held and held.request == event.request and table.owners[slot] is None:
-                table.shadow.slots[slot] = replace(held, following=event.tokens)
+            if held and held.request == event.request:
+                table.shadow.slots[slot] = held.followed_by(event.tokens)
+    for chore in state.chores.values():
+        if chore.home and chore.home.request == event.request:
+            chore.home = chore.home.followed_by(event.tokens)
 
 
 def observed(state: State, event: Observed) -> Iterator[Effect]:
@@ -215,7 +219,7 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
     pending = state.requests.get(event.request)
     if pending is None or pending.stage is not Stage.ENDED or pending.finished is None:
         return
-    pending.remember(state.tree)
+    pending.remember(state.tree, event.at)
     if pending.plan and pending.prompt is not None:
         shadow = pending.plan.table.shadow
         for slot, held in enumerate(shadow.slots):

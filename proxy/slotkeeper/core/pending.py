@@ -9,6 +9,7 @@ from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Report
 from slotkeeper.core.events import Arrived, Finished
 from slotkeeper.core.held import Held, reuse
+from slotkeeper.core.planting import NO_STRUCTURE, Structure
 from slotkeeper.core.steps import Step
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.tree import PromptTree
@@ -34,7 +35,7 @@ class Pending:
     slot: SlotId | None = None  # where it runs, once known
     base: Held | None = None  # what the slot held when it began
     predicted: int | None = None
-    known_before: int = 0  # longest prefix of the prompt that was ever computed
+    structure: Structure = NO_STRUCTURE
     planted: int = 0
     steps_left: int = 0
     waits_in: Scene | None = None  # in which it was decided that it must wait
@@ -81,8 +82,8 @@ class Pending:
         """
         if tokens is None or self.prompt is None:
             return None
-        return max(1, tokens - max(self.known_before, (cached or 0) - self.planted))
+        return max(1, tokens - max(self.structure.known, (cached or 0) - self.planted))
 
-    def remember(self, tree: PromptTree) -> None:
+    def remember(self, tree: PromptTree, now: float) -> None:
         if self.prompt is not None:
-            tree.add(self.prompt)
+            tree.add(self.prompt, now)

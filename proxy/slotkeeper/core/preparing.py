@@ -93,12 +93,14 @@ def _take_in(
 
 
 def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bool:
-    if event.computed is None or not isinstance(step, Prefill):  # the engine may still be at work on it
-        table.shadow.slots[slot] = None
-        table.leave(slot, event.at)
-        return False
+    if not isinstance(step, Prefill):
+        raise AssertionError("a plant answers a prefill")  # noqa: TRY004
     tokens, shadow = step.tokens, table.shadow
     others = [s for s in table.idle if s != slot]
+    if event.computed is None:  # the engine may still be at work on it
+        shadow.slots[slot] = shadow.broken_off(shadow.look(slot, tokens), tokens) if event.stopped else None
+        table.leave(slot, event.at)
+        return False
     table.rates.prefilled(event.computed, event.seconds)
     if step.purpose is Purpose.TOUCH:
         shadow.touch(slot, others)

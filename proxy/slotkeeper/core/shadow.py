@@ -175,6 +175,18 @@ class EngineShadow:
         self.slots[slot] = held
         return held
 
+    def broken_off(self, look: Look, prompt: Tokens) -> Held:
+        """What a slot holds when a task was stopped on its way: the engine's count will say how much."""
+        base = look.base
+        return Held(
+            tokens=prompt,
+            checkpoints=self.checkpoints_after(base, reuse=look.reuse, end=len(prompt), user_starts=()),
+            outline=base.outline if base else (),
+            turns=base.turns if base else 1,
+            used=base.used if base else 0.0,
+            rough=True,
+        )
+
     def checkpoints_after(
         self, base: Held | None, *, reuse: int, end: int, user_starts: Sequence[int]
     ) -> tuple[Checkpoint, ...]:

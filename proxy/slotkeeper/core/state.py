@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slotkeeper.core.chore import Chore
-from slotkeeper.core.limits import Limits, WriteBudget
+from slotkeeper.core.limits import HourlyBudget, Limits
 from slotkeeper.core.pending import Pending, Scene
 from slotkeeper.core.queue import FairQueue
 from slotkeeper.core.shelf import Shelf
@@ -28,14 +28,17 @@ class State:
     bypassing: list[RequestId] = field(default_factory=list)  # waiting for pinned tasks to have begun
     steered: list[RequestId] = field(default_factory=list)  # prompt in place, request not yet sent
     limits: Limits = field(default_factory=Limits)
-    writes: WriteBudget = field(init=False)
+    writes: HourlyBudget = field(init=False)  # bytes
+    idle: HourlyBudget = field(init=False)  # tokens
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     wakes_at: float | None = None  # when a `Wake` that is out will be answered
     closing: bool = False
 
     def __post_init__(self) -> None:
-        self.writes = WriteBudget(self.limits.hourly_bytes, left=self.limits.hourly_bytes, at=0.0)
+        limits = self.limits
+        self.writes = HourlyBudget(limits.hourly_bytes, left=limits.hourly_bytes, at=0.0)
+        self.idle = HourlyBudget(limits.idle_tokens, left=limits.idle_tokens, at=0.0)
 
     @property
     def up(self) -> list[EngineTable]:

@@ -39,8 +39,17 @@ class Orphan:
     """An unpinned request that ended before we saw where it ran."""
 
     request: RequestId
-    total: int | None  # tokens its slot holds now; None: its client left, it may be running
+    total: int | None  # tokens its slot holds now; 0: it failed; None: its client left, it may be running
     since: float  # a look that was asked for earlier says nothing about it
+    slots: int = 1  # that it may hold
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An unpinned request that was not seen yet."""
+
+    at: float
+    slots: int  # as many as it takes at once: n > 1, or several prompts
 
 
 @dataclass(slots=True)
@@ -53,7 +62,7 @@ class EngineTable:
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
-    unsettled: dict[RequestId, float] = field(default_factory=dict)  # unpinned, not yet seen; when sent
+    unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
     orphans: list[Orphan] = field(default_factory=list)
     shared_until: float = 0.0
     moves: int = 0  # how often any slot changed its state
@@ -139,10 +148,19 @@ class EngineTable:
         at_work = {SlotState.LAUNCHED, SlotState.RUNNING, SlotState.TENDED}
         return not self.unsettled and not self.orphans and at_work.isdisjoint(self.states)
 
+    @property
+    def serving(self) -> bool:
+        """Whether a client waits for it."""
+        return bool(self.unsettled) or SlotState.LAUNCHED in self.states or SlotState.RUNNING in self.states
+
     def open_for_anything(self, now: float) -> bool:
         """Room for one more task of which nobody needs to know the slot beforehand."""
-        room = len(self.idle) > len(self.unsettled)
-        return self.up and room and not self.pin_on_its_way(now)
+        room = len(self.idle) > sum(sent.slots for sent in self.unsettled.values())
+        return self.up and room and self.open_for_bypass(now)
+
+    def open_for_bypass(self, now: float) -> bool:
+        """Not while one that left unseen may be at work: it would be taken for the next one sent."""
+        return not self.pin_on_its_way(now) and all(orphan.total is not None for orphan in self.orphans)
 
     def watch(self, *, waiting: bool, now: float) -> float | None:
         """Seconds until the next look at GET /slots; None when nothing depends on it."""
@@ -178,6 +196,10 @@ class EngineTable:
         self.moves += 1
         self.changed[slot] = now
         self.patience = 0
+
+    def send(self, request: RequestId, copies: int, now: float) -> None:
+        """It goes, or went, unpinned: GET /slots must show where it runs."""
+        self.unsettled[request] = Sent(now, min(copies, len(self.states)))
 
     def leave(self, slot: SlotId, now: float, state: SlotState = SlotState.DRAINING) -> None:
         """Its request is over for us. If that was still on its way, a free slot may yet be taken by it."""

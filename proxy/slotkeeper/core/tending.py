@@ -20,6 +20,7 @@ from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.limits import WORTH_A_FILE
+from slotkeeper.core.pricing import restore_price
 from slotkeeper.core.shelf import NEVER, Shelf
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.state import user_starts
@@ -43,9 +44,24 @@ def unsaved(held: Held, traits: EngineTraits, shelf: Shelf) -> bool:
     return held.total - shelf.covers(held, traits) >= NEW
 
 
+def step_ahead(held: Held, table: EngineTable, shelf: Shelf) -> tuple[Step, int] | None:
+    """Towards what the next turn will begin with, and the tokens that it costs; None if it is there.
+
+    From a file, where that leaves less to compute than the slot does.
+    """
+    following = held.following
+    if following is None or held.rough or held.adapted or following == held.tokens:
+        return None
+    here = reuse(held, following, table.traits)
+    found = shelf.best(following, table.traits, lambda s: here + restore_price(table, s))
+    if found:
+        return Load(found[0]), len(following) - found[1]
+    return Prefill(following, Purpose.NEXT), len(following) - here
+
+
 def first_step(held: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
     """None where enough of it is in files already, or where it is not worth one."""
-    if held.total < WORTH_A_FILE or held.rough or held.adapted:
+    if not table.traits.snapshots or held.total < WORTH_A_FILE or held.rough or held.adapted:
         return None
     if unsaved(held, table.traits, shelf):
         return _mark(held, table.traits) or Keep(Moment.PAUSE)
@@ -112,11 +128,12 @@ def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[in
     if not needs_cuts(traits):
         return
     starts = set(user_starts(held.tokens, traits))
-    last = max((c.at for c in held.checkpoints), default=0)
+    # Where the next turn is known to extend all of it, nobody comes for the end of the last prompt.
+    last = 0 if held.sure else max((c.at for c in held.checkpoints), default=0)
+    end = len(held.tokens) - (NEW if held.sure else 0)
     places = sorted((c.at for c in held.checkpoints if c.at == last or c.at in starts), reverse=True)
     for at in places[:BOUNDARIES]:
-        inside = WORTH_A_FILE <= at < len(held.tokens)
-        if inside and at - shelf.covered(held.tokens.cut(0, at + 1), traits) >= NEW:
+        if WORTH_A_FILE <= at < end and at - shelf.covered(held.tokens.cut(0, at + 1), traits) >= NEW:
             yield at + 1
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slotkeeper.core.structure import UNKNOWN, Markers
+
 
 class Memory(StrEnum):
     """How a sequence's state can be cut."""
@@ -36,6 +38,7 @@ class EngineTraits:
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
     speculative: bool = False
     user_start: tuple[tuple[int, ...], ...] = ()  # token sequences that open a user message
+    markers: Markers = UNKNOWN  # what opens messages in its chat template
     slot_files: bool = False  # slots can be saved to a folder that we read and write as well
     state_version: int = 0  # of its slot files, which is what they fit into; 0 = none was seen
     files_carry: bool | None = None  # whether its slot files carry checkpoints; None = not seen yet

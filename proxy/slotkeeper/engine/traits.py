@@ -15,11 +15,12 @@ from typing import Any, Final
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.engine.canary import ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.families import family_of, user_openers
 from slotkeeper.engine.fingerprint import Identity, about_adapters, about_flags, about_model, streams_of
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.launch import LAZY_SINCE
+from slotkeeper.engine.markers import learn_markers
 from slotkeeper.engine.obstacles import NoFilesError, Why
-from slotkeeper.engine.openers import user_openers
 from slotkeeper.engine.state_size import token_bytes
 from slotkeeper.engine.voice import voice_of
 from slotkeeper.vocab.gguf import GgufHeader, read_header
@@ -105,16 +106,20 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     eager = thins_eagerly(build, model)
     if eager is None:
         notes.append(f"build {build!r} is unknown: taken to thin checkpoints at every task (engine.md T7)")
+    family = await family_of(client, str(props.get("chat_template") or ""), headers)
     traits = EngineTraits(
         n_slots=int(props.get("total_slots", 1)),
         n_ctx=int(props.get("default_generation_settings", {}).get("n_ctx", 0)),
         eager_thinning=eager is not False,
         unified=looks_unified(props, model),
         speculative=await speculates(client, headers),
-        user_start=await user_openers(client, str(props.get("chat_template") or ""), headers=headers),
+        user_start=await user_openers(client, family, headers),
+        markers=await learn_markers(client, family, headers),
     )
     if not traits.user_start:
         notes.append("the chat template is of no known family: where user messages begin is not known")
+    elif not traits.markers.user:
+        notes.append("the chat template's markers did not stand a check: boundaries are found by rendering")
     path, header = await model_file(props, model)
     if header is None:
         notes.append(

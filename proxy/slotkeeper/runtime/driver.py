@@ -32,6 +32,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.hands import Hands
 from slotkeeper.runtime.lifeline import lifeline
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.next_turn import NextTurns
 from slotkeeper.runtime.snapshots import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.store.store import Store
@@ -60,6 +61,7 @@ class Driver:
         self.tasks = Tasks(self._task_failed)
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
         self.hands = Hands(links, metrics, self.tasks, self.post, self.snapshots, lost=self._engine_lost)
+        self.next_turns = NextTurns()
         self._limits = limits
         self.placement = Placement(*links, limits=limits)
         metrics.watch(lambda: self.placement)

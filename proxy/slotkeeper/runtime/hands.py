@@ -17,6 +17,7 @@ from slotkeeper.core.effects import (
     Report,
     Restore,
     Save,
+    Stop,
     Wake,
 )
 from slotkeeper.core.events import (
@@ -66,6 +67,8 @@ class Hands:
         match effect:
             case Plant():
                 self._plants[effect.request] = self._tasks.start(self._plant(effect))
+            case Stop():
+                self._stop(effect)
             case Save() | Restore() | Erase():
                 self._tasks.start(self._tend(effect))
             case Drop() | Prove():
@@ -82,6 +85,13 @@ class Hands:
         if plant := self._plants.pop(request, None):
             plant.cancel()
 
+    def _stop(self, stop: Stop) -> None:
+        """Break a plant off; if it has just ended, its own answer is on the way."""
+        if stop.request in self._plants:
+            self.let_go(stop.request)
+            now = time.monotonic()
+            self._post(Planted(at=now, request=stop.request, computed=None, stopped=True))
+
     @property
     def planting(self) -> int:
         return len(self._plants)
@@ -93,6 +103,8 @@ class Hands:
             result = await link.client.prefill(plant.tokens.ids(), plant.place.slot, headers=link.auth)
             computed, seconds = result.computed, result.seconds
             self._metrics.planted(plant.purpose, computed)
+            place, purpose = str(plant.place), plant.purpose.value
+            log.debug("planted", place=place, purpose=purpose, tokens=len(plant.tokens), computed=computed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it
             log.warning("plant_failed", purpose=plant.purpose.value, place=str(plant.place), error=str(error))
             self._metrics.fallback("plant")

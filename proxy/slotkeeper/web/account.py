@@ -13,13 +13,15 @@ from typing import Final
 import aiohttp
 
 from slotkeeper.core.effects import Forward
-from slotkeeper.core.events import Finished, Gone, Rendered, ReplyKnown
+from slotkeeper.core.events import Finished, Gone, NextKnown, Rendered, ReplyKnown
+from slotkeeper.core.structure import Boundary
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.structure import boundaries_of
 from slotkeeper.wire.answer import Answer, AnswerReader, Figures
 from slotkeeper.wire.request import Ask, NotOurs, parse
 from slotkeeper.wire.routes import Api
@@ -51,6 +53,7 @@ class Account:
         self.prompt: Tokens | None = None
         self.rendered = asyncio.Event()
         self.arrived = driver.now()
+        self.client = ""  # which program of whom, as far as they can be told apart
         self.conversation: str | None = None  # as the client names it, for the log
         self.outcome = "broken"
 
@@ -85,14 +88,18 @@ class Account:
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
         link = driver.front
+        boundaries: tuple[Boundary, ...] = ()
         try:
             self.prompt = await render.prompt_of(link, ask, self._auth) if link.ready else None
+            if self.prompt is not None:
+                boundaries = await boundaries_of(link, ask, self.prompt, self._auth)
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=str(error))
             self._metrics.fallback("render")
         finally:
             rendered.set()
-            driver.post(Rendered(at=driver.now(), request=key, prompt=self.prompt))
+            at = driver.now()
+            driver.post(Rendered(at=at, request=key, prompt=self.prompt, boundaries=boundaries))
         self._metrics.spent("render", driver.now() - started)
 
     # -- its answer --------------------------------------------------------------------------------
@@ -170,21 +177,24 @@ class Account:
             link.tokenizer.distrust(f"counted {len(self.prompt)} tokens where the engine counted {counted}")
 
     async def _learn_reply(self, answer: Answer, link: EngineLink) -> None:
-        """Find the ids of the reply: the next turn's prompt will begin with them."""
+        """Find the ids of the reply, as it was sampled and as the next turn will begin with it."""
         await self.rendered.wait()
-        if self.ask is None or self.prompt is None or answer.reply is None:
+        ask, prompt, reply = self.ask, self.prompt, answer.reply
+        if ask is None or prompt is None or reply is None:
             return
-        generated = answer.figures.generated or 0
+        driver, generated = self._driver, answer.figures.generated or 0
         try:
-            tokens = await render.with_reply(
-                link, self.ask, self.prompt, answer.reply, generated=generated, auth=self._auth
-            )
+            tokens = await render.with_reply(link, ask, prompt, reply, generated=generated, auth=self._auth)
+            if tokens is not None:
+                driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
         except render.FAILURES as error:
             log.debug("reply_not_rendered", request_id=self.id, error=str(error))
-            return
-        if tokens is not None:
-            driver = self._driver
-            driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
+        try:
+            begins = await driver.next_turns.prefix(link, ask, reply, client=self.client, auth=self._auth)
+            if begins is not None:
+                driver.post(NextKnown(at=driver.now(), request=self.key, tokens=begins))
+        except (*render.FAILURES, NotOurs) as error:
+            log.debug("next_turn_not_rendered", request_id=self.id, error=str(error))
 
     def _log(self, answer: Answer, forward: Forward, status: int) -> None:
         figures = answer.figures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -18,10 +19,11 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.web.account import Account
-from slotkeeper.web.upstream import GONE, NotSent, Upstream, abort, copy, prepared
+from slotkeeper.web.upstream import GONE, NotSent, Upstream, abort, copy, flows, whole
+from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
-from slotkeeper.wire.errors import UpstreamFault
+from slotkeeper.wire.errors import Fault, UpstreamFault
 from slotkeeper.wire.headers import request_id as safe_id
 from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
 from slotkeeper.wire.request import pin
@@ -44,6 +46,7 @@ class Gate:
     driver: Driver
     upstream: Upstream
     metrics: Metrics
+    keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
 
 
 class Exchange:
@@ -57,28 +60,48 @@ class Exchange:
         self._auth = {name: request.headers[name] for name in AUTH if name in request.headers}
         self._account = Account(gate.driver, api, request_id, self._auth)
         self._account.conversation = safe_id(request.headers.get(names.CONVERSATION), str) or None
+        self._forward: Forward | None = None  # where it is sent, once that is decided
+        tasks, labels = gate.driver.tasks, self._labels
+        self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
 
     async def run(self) -> web.StreamResponse:
         account = self._account
         if self._api.generates:
             account.parse(self._body)
         try:
-            while True:
-                forward = await self._place()
-                try:
-                    return await self._answer(forward)
-                except NotSent:
-                    if not await self._elsewhere(forward.engine):
-                        raise
-                    account.gone()
+            if self._hears_comments():
+                self._waiting.start()
+            return await self._served()
         except (asyncio.CancelledError, *GONE):
             account.outcome = "client_gone"
             raise
-        except UpstreamFault:
-            account.outcome = "upstream_error"
-            raise
+        except Fault as fault:
+            if isinstance(fault, UpstreamFault):
+                account.outcome = "upstream_error"
+            if self._waiting.opened is None:
+                raise
+            account.gone()
+            log.warning("request_failed", request_id=account.id, status=fault.status, error=fault.message)
+            return await self._waiting.end(errors.sse(fault, self._api))
         finally:
+            self._waiting.stop()
             account.close()
+
+    async def _served(self) -> web.StreamResponse:
+        while True:
+            self._forward = forward = await self._place()
+            try:
+                return await self._answer(forward)
+            except NotSent:
+                if not await self._elsewhere(forward.engine):
+                    raise
+                self._account.gone()
+                self._forward = None
+
+    def _hears_comments(self) -> bool:
+        """Who wants a stream, unless it shall be the engine's alone, head and all."""
+        ask = self._account.ask
+        return ask is not None and ask.stream and self._request.headers.get(names.BYPASS) != "1"
 
     # -- the request -------------------------------------------------------------------------------
 
@@ -140,6 +163,7 @@ class Exchange:
             link.kick()
             raise
         async with answer:
+            self._waiting.stop()
             driver.post(Started(at=driver.now(), request=self._account.key))
             if answer.status < 400:
                 link.let_in(self._auth)
@@ -152,19 +176,25 @@ class Exchange:
         link: EngineLink,
         progress: ProgressFilter | None,
     ) -> web.StreamResponse:
-        account = self._account
-        streamed = answer.content_type == "text/event-stream" and "Content-Encoding" not in answer.headers
-        response = prepared(answer, account.id)
-        await self._label(response, forward)
+        """Copy the answer, behind our own head if that is out. The first event ends the waiting."""
+        account, waiting = self._account, self._waiting
         account.listen(answer)
-        await response.prepare(self._request)
+        await self._predicted()
+        if waiting.opened is not None and not flows(answer):
+            return await self._retell(answer, forward, link)
+        response = await waiting.accept(answer)
+        if not flows(answer):
+            progress = None
+        elif self._hears_comments():
+            waiting.start(response)
+        rest = progress.feed if progress else bytes
         try:
-            if progress and streamed:
-                await copy(answer, response, account.heard, progress.feed)
+            await copy(answer, response, account.heard, lambda chunk: waiting.ends_with(rest(chunk)))
+            waiting.stop()
+            if progress:
                 await response.write(progress.close())
-            else:
-                await copy(answer, response, account.heard)
         except UpstreamFault as fault:
+            waiting.stop()
             link.kick()
             account.gone()
             await self._break_off(answer, response, fault)
@@ -173,29 +203,49 @@ class Exchange:
         await response.write_eof()
         return response
 
-    async def _label(self, response: web.StreamResponse, forward: Forward) -> None:
-        """Our own headers. The prediction is ready by now but for very short prompts."""
-        account = self._account
-        response.headers[names.DECISION] = forward.reason.value
-        if forward.slot is not None:
-            response.headers[names.SLOT] = str(forward.slot)
-        pending = self._gate.driver.placement.pending(account.key)
-        if pending and pending.predicted is None and not pending.rendered:
-            try:
-                async with asyncio.timeout(PREDICTION_WAIT):
-                    await account.rendered.wait()
-            except TimeoutError:
-                return
+    def _labels(self) -> dict[str, str]:
+        """Our own headers, as far as they are known by now."""
+        if self._forward is None:
+            return {}
+        labels = {names.DECISION: self._forward.reason.value}
+        if self._forward.slot is not None:
+            labels[names.SLOT] = str(self._forward.slot)
+        pending = self._gate.driver.placement.pending(self._account.key)
         if pending and pending.predicted is not None:
-            response.headers[names.PREDICTED] = str(pending.predicted)
+            labels[names.PREDICTED] = str(pending.predicted)
+        return labels
+
+    async def _predicted(self) -> None:
+        """The prediction is ready by now but for very short prompts, which may be given a moment."""
+        pending = self._gate.driver.placement.pending(self._account.key)
+        if pending and pending.predicted is None and not pending.rendered:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PREDICTION_WAIT):
+                    await self._account.rendered.wait()
+
+    async def _retell(
+        self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink
+    ) -> web.StreamResponse:
+        """No stream came, and the client reads one by now: what the engine said, as an error event."""
+        account = self._account
+        try:
+            body = await whole(answer, account.heard)
+        except UpstreamFault:
+            link.kick()
+            raise
+        account.finished(forward, link, answer.status)
+        fault = errors.retold(answer.status, body)
+        if answer.status < 400:
+            account.outcome = "upstream_error"
+            fault = UpstreamFault(f"the engine answered {answer.content_type} where a stream was asked for")
+        return await self._waiting.end(errors.sse(fault, self._api))
 
     async def _break_off(
         self, answer: aiohttp.ClientResponse, response: web.StreamResponse, fault: UpstreamFault
     ) -> None:
         """Never a clean end: an error event where the client reads events, else a broken connection."""
         log.warning("answer_broke_off", request_id=self._account.id, error=fault.message)
-        plain = "Content-Encoding" not in answer.headers and "Content-Length" not in answer.headers
-        if plain and answer.content_type == "text/event-stream":
+        if flows(answer):
             await response.write(b"\n\n" + errors.sse(fault, self._api))
             await response.write_eof()
         else:

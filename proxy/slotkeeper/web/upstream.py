@@ -24,6 +24,7 @@ CHUNK: Final = 64 * 1024
 NOT_SENT: Final = ("host", "content-length", "expect", names.BYPASS, names.CONVERSATION)
 GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenPipeError)
 BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
+EVENT_STREAM: Final = "text/event-stream"
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
 
 
@@ -124,6 +125,12 @@ def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamRespo
     return response
 
 
+def flows(answer: aiohttp.ClientResponse) -> bool:
+    """Whether lines may be put into this answer and taken out: plain events, of no stated length."""
+    plain = "Content-Encoding" not in answer.headers and "Content-Length" not in answer.headers
+    return plain and answer.content_type == EVENT_STREAM
+
+
 async def copy(
     answer: aiohttp.ClientResponse,
     response: web.StreamResponse,
@@ -134,17 +141,27 @@ async def copy(
 
     Raises UpstreamFault when the engine breaks off, and GONE errors when the client does.
     """
-    chunks = answer.content.iter_any()
-    while True:
-        try:
-            chunk = await anext(chunks)
-        except StopAsyncIteration:
-            return
-        except BROKEN as error:
-            raise UpstreamFault("the engine broke off in the middle of its answer") from error
+    while chunk := await _next(answer):
         if passing := through(chunk):
             await response.write(passing)
         seen(chunk)
+
+
+async def whole(answer: aiohttp.ClientResponse, seen: Callable[[bytes], None]) -> bytes:
+    """All of an answer that is not copied. Raises UpstreamFault when the engine breaks off."""
+    chunks = []
+    while chunk := await _next(answer):
+        chunks.append(chunk)
+        seen(chunk)
+    return b"".join(chunks)
+
+
+async def _next(answer: aiohttp.ClientResponse) -> bytes:
+    """The next bytes, in whatever pieces they come; none at the end."""
+    try:
+        return await answer.content.readany()
+    except BROKEN as error:
+        raise UpstreamFault("the engine broke off in the middle of its answer") from error
 
 
 def abort(request: web.BaseRequest) -> None:

@@ -6,7 +6,10 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.wire.document import Doc, table
 from slotkeeper.wire.routes import Api
+
+TEXT_LIMIT: Final = 2000  # characters of an error page that stand in a message
 
 # llama-server's names (engine.md 7). It has none for 429, so that one is OpenAI's.
 _TYPES: Final = {
@@ -44,6 +47,7 @@ class Fault(Exception):  # noqa: N818 (a family, not one error)
         status: int | None = None,
         type: str | None = None,  # noqa: A002 (its name in every API)
         retry_after: int | None = None,
+        more: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -51,6 +55,7 @@ class Fault(Exception):  # noqa: N818 (a family, not one error)
         fallback = "invalid_request_error" if self.status < 500 else "server_error"
         self.type = type or _TYPES.get(self.status, fallback)
         self.retry_after = retry_after  # seconds
+        self.more = more or {}  # fields of the engine's own error that are not ours
 
     def __repr__(self) -> str:
         return f"<{self.__class__.__name__} {self.status} {self.type}: {self.message}>"
@@ -70,6 +75,34 @@ class UpstreamFault(Fault):
 
 class OurFault(Fault):
     """We are wrong: 500."""
+
+
+def retold(status: int, body: bytes) -> Fault:
+    """The engine's own error answer as a fault that says the same, where it must become an event."""
+    family = ClientFault if status < 500 else UpstreamFault
+    error = _error_in(body)
+    message, kind = error.pop("message", None), error.pop("type", None)
+    return family(
+        message if isinstance(message, str) else _text(body) or f"the engine answered {status}",
+        status=status,
+        type=kind if isinstance(kind, str) else None,
+        more=error,
+    )
+
+
+def _error_in(body: bytes) -> Doc:
+    try:
+        return dict(table(orjson.loads(body), "error"))
+    except (orjson.JSONDecodeError, AttributeError):  # no JSON, or no object
+        return {}
+
+
+def _text(body: bytes) -> str:
+    """What is no JSON, as far as a message should go; empty where it is no text (it may be compressed)."""
+    try:
+        return body.decode()[:TEXT_LIMIT]
+    except UnicodeDecodeError:
+        return ""
 
 
 def body(fault: Fault, api: Api) -> bytes:
@@ -95,7 +128,7 @@ def _event(name: str, value: dict[str, Any]) -> bytes:
 
 
 def _inner(fault: Fault) -> dict[str, Any]:
-    return {"code": fault.status, "message": fault.message, "type": fault.type, "param": None}
+    return {"code": fault.status, "message": fault.message, "type": fault.type, "param": None, **fault.more}
 
 
 def _anthropic(fault: Fault) -> dict[str, Any]:

@@ -20,6 +20,11 @@ class SseEvent:
     data: bytes
 
 
+def comment(*lines: str) -> bytes:
+    """Lines that every client skips; the empty one behind them ends no event."""
+    return b"".join(b": " + line.encode() + b"\n" for line in lines) + b"\n"
+
+
 class SseSplitter:
     """Collects chunks and gives back the events that they complete."""
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from slotkeeper.bench.agents import REWRITTEN, agents
-from slotkeeper.bench.sessions import SESSIONS, Turn
+from slotkeeper.bench.sessions import AGENTS, SESSIONS, Turn, long_tools
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
 
@@ -98,3 +98,25 @@ def test_the_demos_agents_share_their_beginning_and_one_rewrites_his_message():
     assert {turn.label[0] for turn in chats} == {"A", "B"}
     assert turns[-1].messages[-1]["content"] == REWRITTEN
     assert sum(turn.label.startswith("title") for turn in turns) == 2
+
+
+def test_questions_about_a_document_part_behind_its_end():
+    turns = played(SESSIONS["document"]())
+    asked = [turn.messages[-1]["content"] for turn in turns]
+    assert all(len(turn.messages) == 2 for turn in turns)
+    assert len({turn.messages[0]["content"] for turn in turns}) == 1
+    assert len({text.rpartition("\n\n")[0] for text in asked}) == 1
+    assert len({text.rpartition("\n\n")[2] for text in asked}) == len(turns) == 6
+
+
+def test_agents_share_system_text_and_tools_and_others_go_on_between_them():
+    turns = played(SESSIONS["agents"]())
+    ours = [turn for turn in turns if turn.session is None]
+    others = [turn for turn in turns if turn.session == "others"]
+    assert len(ours) == len(others) == 2 * AGENTS
+    assert len({turn.messages[0]["content"] for turn in ours}) == 1
+    assert all(turn.fields["tools"] == long_tools() for turn in ours)
+    assert len({turn.messages[1]["content"] for turn in ours}) == AGENTS
+    assert all(extends(answer, call) for call, answer in zip(ours[::2], ours[1::2], strict=True))
+    assert [turn.session for turn in turns[:5]] == [None, None, "others", "others", None]
+    assert all(extends(later, earlier) for earlier, later in zip(others, others[2:], strict=False))

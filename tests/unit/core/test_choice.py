@@ -172,7 +172,7 @@ def test_nothing_is_chosen_when_every_engine_is_closed(pinnable):
 
 def test_an_engine_that_is_closed_for_a_moment_is_waited_for():
     closed, free = table(conversation(A), None), table(None, name="e1")
-    closed.unsettled[RequestId("r")] = NOW
+    closed.send(RequestId("r"), 1, NOW)
     assert choose([closed, free], A + text(11_900, 400)).wait
 
 
@@ -223,7 +223,7 @@ def test_the_same_messages_behind_other_tools_are_not_continued_blindly():
 
 def test_if_the_longest_is_on_a_closed_engine_no_other_is_continued_blindly():
     closed, free = table(outlined(b"s", b"1", b"2")), table(outlined(b"s", b"1"), name="e1")
-    closed.unsettled[RequestId("r")] = NOW
+    closed.send(RequestId("r"), 1, NOW)
     assert continuing([closed, free], (b"s", b"1", b"2", b"3"), NOW) is None
 
 

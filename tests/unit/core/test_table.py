@@ -150,7 +150,7 @@ def test_a_rough_state_takes_any_count():
 
 def test_an_unpinned_request_is_found_in_the_slot_that_became_busy():
     engine = table(A, None)
-    engine.unsettled[R1] = NOW - 1
+    engine.send(R1, 1, NOW - 1)
     assert not engine.open_for_pins(NOW)
     assert observe(engine, look(1000, "busy")) == {R1: 1}
     assert engine.owners == [None, R1]
@@ -159,7 +159,8 @@ def test_an_unpinned_request_is_found_in_the_slot_that_became_busy():
 
 def test_nothing_is_concluded_until_all_unpinned_requests_can_be_seen():
     engine = table(None, None)
-    engine.unsettled.update({R1: NOW - 2, R2: NOW - 1})
+    engine.send(R1, 1, NOW - 2)
+    engine.send(R2, 1, NOW - 1)
     assert observe(engine, look("busy", 0)) == {}
     assert engine.states == [IDLE, IDLE]
     assert observe(engine, look("busy", "busy", asked=NOW + 1)) == {R1: 0, R2: 1}
@@ -167,7 +168,8 @@ def test_nothing_is_concluded_until_all_unpinned_requests_can_be_seen():
 
 def test_the_older_task_is_the_older_request():
     engine = table(None, None)
-    engine.unsettled.update({R1: NOW - 2, R2: NOW - 1})
+    engine.send(R1, 1, NOW - 2)
+    engine.send(R2, 1, NOW - 1)
     seen = look("busy", "busy")
     views = (replace(seen.slots[0], task=9), replace(seen.slots[1], task=8))
     assert observe(engine, replace(seen, slots=views)) == {R1: 1, R2: 0}
@@ -175,7 +177,7 @@ def test_the_older_task_is_the_older_request():
 
 def test_what_is_busy_beside_ours_is_anothers():
     engine = table(None, None)
-    engine.unsettled[R1] = NOW - 1
+    engine.send(R1, 1, NOW - 1)
     observe(engine, look("busy", "busy"))
     assert engine.states == [RUNNING, FOREIGN]
     assert engine.shared_until == pytest.approx(NOW + SHARED_FOR, abs=1)
@@ -210,7 +212,7 @@ def test_all_slots_empty_is_a_restart():
 
 def test_a_restart_forgets_no_request_that_is_on_its_way():
     engine = table(A)
-    engine.unsettled[R1] = NOW - 1
+    engine.send(R1, 1, NOW - 1)
     observe(engine, look(0))
     assert R1 in engine.unsettled
 
@@ -271,7 +273,7 @@ def test_nobody_looks_when_nothing_depends_on_it():
 def test_whatever_waits_for_a_look_gets_one_and_only_one(change):
     engine = table(A, B)
     if change == "unsettled":
-        engine.unsettled[R1] = NOW
+        engine.send(R1, 1, NOW)
     elif change == "orphans":
         engine.orphans.append(Orphan(R1, 1, NOW))
     elif change in ("draining", "foreign"):
@@ -301,7 +303,7 @@ def test_looks_that_change_nothing_come_more_slowly_and_a_change_wakes_them():
 def test_one_that_waits_in_the_engine_does_not_keep_a_lost_client_from_being_seen():
     engine = table(None)
     engine.move(SlotId(0), DRAINING, None, NOW - 1)
-    engine.unsettled[R1] = NOW - 1
+    engine.send(R1, 1, NOW - 1)
     for n in range(30):
         observe(engine, look("busy", asked=NOW + n))
     assert engine.watch(waiting=True, now=NOW) == SILENCE
@@ -326,9 +328,9 @@ def test_on_a_shared_engine_a_look_is_good_for_a_moment_only():
 
 def test_unpinned_requests_need_room_and_no_pin_on_its_way():
     engine = table(None, None)
-    engine.unsettled[R1] = NOW
+    engine.send(R1, 1, NOW)
     assert engine.open_for_anything(NOW)
-    engine.unsettled[R2] = NOW
+    engine.send(R2, 1, NOW)
     assert not engine.open_for_anything(NOW)
     engine.unsettled.clear()
     engine.move(SlotId(0), LAUNCHED, R1, NOW)

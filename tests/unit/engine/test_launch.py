@@ -9,7 +9,6 @@ import pytest
 
 from slotkeeper.engine import launch, xllama
 from slotkeeper.engine.launch import EngineBinary, Kind, NoEngineError, find_engine, flags_in
-from slotkeeper.engine.openers import OPENERS, opener_in
 from slotkeeper.engine.process import tail, trim
 from slotkeeper.engine.supervisor import Backoff
 from slotkeeper.engine.traits import looks_unified, thins_eagerly
@@ -101,14 +100,6 @@ def test_pauses_double_to_a_limit_and_a_steady_engine_resets_them():
     backoff = Backoff(first=1, longest=5, steady=60)
     assert [backoff.after(0) for _ in range(5)] == [1, 2, 4, 5, 5]
     assert [backoff.after(60), backoff.after(59)] == [1, 2]
-
-
-@pytest.mark.parametrize("opener", OPENERS)
-def test_every_opener_is_found_where_it_stands_before_both_messages(opener):
-    chat = f"<s>{opener}\nslotkeeper-first</s>A: slotkeeper-reply</s>{opener}\nslotkeeper-second</s>"
-    assert opener_in(chat) == opener
-    assert opener_in(chat.replace(opener, "Human:")) == ""
-    assert opener_in(chat.replace(f"{opener}\nslotkeeper-second", "slotkeeper-second")) == ""
 
 
 @pytest.mark.parametrize(

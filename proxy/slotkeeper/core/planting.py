@@ -1,0 +1,201 @@
+"""What is put in place while a prompt is computed anyway: where other prompts will part from it.
+
+A state that cannot be cut anywhere is cut where a checkpoint is, so one is planted at each boundary that
+is worth it: the prompt is prefilled up to there first, and the request goes on from that. No token is
+computed twice. A beginning that others will share is saved there as well, so that any slot can have it.
+
+1. Where prompts have parted from this one before, they will again: learned branch points, this prompt's own
+   among them. In tools and system text that is nearly certain (a clock, another agent).
+2. The end of tools and system text, if nothing of it was known: the next conversation will part there.
+   If a part of it was known, it changes from time to time, and only the place where it does counts.
+3. Users go back to their messages and edit them, now and then.
+
+What a cut is worth is the chance that a prompt parts there, or behind it but before the next cut, times
+the tokens that the cut before it would leave to compute. The best one is taken, then the others are looked
+at again: so the most redundant are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from slotkeeper.core.checkpoints import TAIL, after_prefill, keeps_checkpoints
+from slotkeeper.core.effects import Moment, Purpose
+from slotkeeper.core.held import first_kept
+from slotkeeper.core.limits import WORTH_A_FILE
+from slotkeeper.core.shadow import Look
+from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.steps import Keep, Prefill, Step
+from slotkeeper.core.structure import Boundary, Kind
+from slotkeeper.core.table import EngineTable
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.core.tree import Branch
+
+PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
+MOST: Final = 4  # in one request: each takes up to three of the engine's checkpoints
+LEAST: Final = 64  # tokens to compute, below which nothing is planted
+
+# How likely the next prompt parts at such a place. Only their order matters much: a branch that was seen
+# once is more likely than an edit, one in what all conversations share is nearly certain.
+IN_HEAD: Final = 0.7
+SEEN_ONCE: Final = 0.3
+NEW_HEAD: Final = 0.5
+EDIT: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What is known of a prompt's shape."""
+
+    boundaries: tuple[Boundary, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    known: int = 0  # tokens of it that were computed before
+
+    @property
+    def head(self) -> int:
+        """Tokens before the first message; 0 = not known."""
+        return next((b.at for b in self.boundaries if b.kind is Kind.HEAD), 0)
+
+
+NO_STRUCTURE: Final = Structure()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where prompts may part."""
+
+    at: int  # tokens
+    chance: float
+    shared: bool  # by several conversations, or likely to be
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is made at one place."""
+
+    at: int
+    checkpoint: bool
+    file: bool
+
+
+def places(structure: Structure, length: int) -> Iterator[Place]:
+    head = structure.head
+    for branch in structure.branches:
+        seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
+        inside = branch.at <= head
+        yield Place(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
+    if head and not WORTH_A_FILE <= structure.known < head:
+        yield Place(head, NEW_HEAD, shared=True)
+    for boundary in structure.boundaries:
+        if boundary.kind is Kind.USER and boundary.at < length:
+            yield Place(boundary.at, EDIT, shared=False)
+
+
+def steps(
+    prompt: Tokens,
+    structure: Structure,
+    *,
+    look: Look,
+    table: EngineTable,
+    shelf: Shelf,
+    user_starts: Sequence[int],
+    now: float,
+) -> tuple[Step, ...]:
+    """What to do in the slot before the request goes there; nothing where nothing is worth it."""
+    if len(prompt) - look.reuse < LEAST:
+        return ()
+    found = [p for p in places(structure, len(prompt)) if look.reuse < p.at <= len(prompt) - 2 * TAIL]
+    if not found:
+        return ()
+    checkpoints = _checkpoints(found, prompt, look, table, user_starts)
+    files = _files(found, prompt, table, shelf, now)
+    cuts = [Cut(at, checkpoint=at in checkpoints, file=at in files) for at in sorted({*checkpoints, *files})]
+    return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
+
+
+def lasts(traits: EngineTraits) -> bool:
+    """Whether a checkpoint outlives the next task: older builds thin them at each one (T7)."""
+    return keeps_checkpoints(traits) and not (traits.eager_thinning and traits.checkpoint_min_step > 0)
+
+
+def _checkpoints(
+    found: Collection[Place], prompt: Tokens, look: Look, table: EngineTable, user_starts: Sequence[int]
+) -> set[int]:
+    """Where checkpoints are worth a plant, beside those that the request itself will leave."""
+    traits = table.traits
+    if not lasts(traits):
+        return set()
+    base = look.base
+    left = after_prefill(
+        base.checkpoints if base else (),
+        reuse=look.reuse,
+        end=len(prompt),
+        user_starts=user_starts,
+        task=0,
+        traits=traits,
+        first=first_kept(base, look.reuse, traits),
+    )
+    cuts = {0, look.reuse, *(c.at for c in left)}
+    chosen: set[int] = set()
+    most = min(MOST, traits.checkpoint_cap // 4)
+    while len(chosen) < most and (best := _best(found, cuts)):
+        chosen.add(best.at)
+        cuts.add(best.at)
+    return chosen
+
+
+def _best(found: Collection[Place], cuts: Collection[int]) -> Place | None:
+    """The place that saves most: for every prompt that parts there or behind it, up to the next cut."""
+
+    def worth(place: Place) -> float:
+        lower = max(cut for cut in cuts if cut <= place.at)
+        upper = min((cut for cut in cuts if cut > place.at), default=inf)
+        return (place.at - lower) * sum(p.chance for p in found if place.at <= p.at < upper)
+
+    best = max(found, key=worth)
+    return best if worth(best) > PRICE else None
+
+
+def _files(
+    found: Collection[Place], prompt: Tokens, table: EngineTable, shelf: Shelf, now: float
+) -> set[int]:
+    """The longest shared beginning that is worth a file, if no file has it."""
+    if not table.may_save(now):
+        return set()
+    for place in sorted(found, key=lambda p: p.at, reverse=True):
+        if place.shared and place.at >= WORTH_A_FILE:
+            missing = place.at - shelf.covered(prompt.cut(0, place.at), table.traits)
+            if place.chance * missing > table.rates.save_price(place.at):
+                return {place.at}
+    return set()
+
+
+def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
+    """The steps for one cut. The engine keeps a checkpoint TAIL tokens before a prompt's end."""
+    exactly = Prefill(prompt.cut(0, cut.at), Purpose.PLANT)
+    beyond = Prefill(prompt.cut(0, cut.at + TAIL), Purpose.PLANT)
+    if not cut.file:
+        yield beyond
+    elif not cut.checkpoint:
+        yield from (exactly, Keep(Moment.BOUNDARY))
+    elif not traits.files_carry:
+        yield from (exactly, Keep(Moment.BOUNDARY), beyond)
+    elif traits.speculative:  # foreign tokens: whoever comes goes back to the checkpoint, and its draft state
+        first = prompt.cut(0, 1)
+        foreign = exactly.tokens + first + first + first + first
+        yield from (Prefill(foreign, Purpose.PLANT), Keep(Moment.BOUNDARY))
+    else:
+        yield from (beyond, Keep(Moment.BOUNDARY))
+
+
+def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:
+    """What the last `left` of these steps will save at a boundary, None if nothing."""
+    for index in range(len(plan_steps) - left, len(plan_steps)):
+        step, before = plan_steps[index], plan_steps[index - 1]
+        if index and isinstance(step, Keep) and step.moment is Moment.BOUNDARY:
+            return before.tokens if isinstance(before, Prefill) else None
+    return None

@@ -1,0 +1,182 @@
+"""The markers of an engine's chat template, learned from sample chats and checked on them.
+
+What a family's openers are as ids depends on the vocabulary and on what follows them, so they are read from
+the template's own text. They are believed only if they find every message of the sample where rendering it
+with another text in that message says that it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.families import CHAT, Family
+
+Chat = dict[str, Any]
+
+SYSTEM: Final = {"role": "system", "content": "slotkeeper-system"}
+TALK: Final = CHAT["messages"]
+NAME, CALL = "slotkeeper_tool", "slotcall1"  # Mistral wants ids of nine letters and digits
+PARAMETERS: Final = {"type": "object", "properties": {"a": {"type": "string"}}}
+CALLED: Final = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": CALL, "type": "function", "function": {"name": NAME, "arguments": '{"a":"b"}'}}],
+}
+RESULT: Final = {"role": "tool", "tool_call_id": CALL, "content": "slotkeeper-result"}
+KINDS: Final = {"user": Kind.USER, "tool": Kind.TOOL}
+LONGEST: Final = 32  # tokens of a generation prompt; more is a history that was written anew
+OTHER: Final = "other text"  # instead of a text that begins with "slotkeeper"
+
+
+def tool(description: str) -> Chat:
+    function = {"name": NAME, "description": description, "parameters": PARAMETERS}
+    return {"type": "function", "function": function}
+
+
+# From the richest down: templates refuse what they have no place for.
+SAMPLES: Final[tuple[Chat, ...]] = (
+    {"messages": [SYSTEM, *TALK, CALLED, RESULT], "tools": [tool("slotkeeper-tool")]},
+    {"messages": [SYSTEM, *TALK]},
+    {"messages": [*TALK]},
+)
+
+
+async def learn_markers(
+    client: EngineClient, family: Family | None, headers: Headers | None = None
+) -> Markers:
+    """The markers of the engine's template; `UNKNOWN` where none stand the check.
+
+    Without a family at least what opens the reply is learned, if the template has a generation prompt.
+    """
+    engine = Renderer(client, headers)
+    for chat in SAMPLES if family else SAMPLES[1:]:  # the reply to a result may have a prompt of its own
+        try:
+            markers = await _learn(engine, chat, family)
+        except EngineError:  # a template that refuses such a chat
+            continue
+        if markers is not None:
+            return markers
+    return UNKNOWN if family is None else await learn_markers(client, None, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    client: EngineClient
+    headers: Headers | None
+
+    async def text(self, chat: Chat) -> str:
+        return await self.client.apply_template(chat, headers=self.headers)
+
+    async def ids(self, text: str, *, whole: bool = True) -> Tokens:
+        """Of a whole prompt, or of a text in the middle of one."""
+        return Tokens(
+            await self.client.tokenize(text, add_special=whole, parse_special=True, headers=self.headers)
+        )
+
+    async def render(self, chat: Chat) -> Tokens:
+        return await self.ids(await self.text(chat))
+
+
+async def _learn(engine: Renderer, chat: Chat, family: Family | None) -> Markers | None:
+    """The markers in one sample, None if they do not stand the check."""
+    text = await engine.text(chat)
+    if any(message["content"] not in text for message in chat["messages"]):
+        return None
+    prompt = await engine.ids(text)
+    turn = await _turn(engine, chat, prompt)
+    if family is None:
+        return Markers(reply=(prompt.cut(turn),)) if 0 < len(prompt) - turn <= LONGEST else None
+    markers = await _markers(engine, text, family)
+    found = boundaries(prompt, markers)
+    if not agrees(found, await _places(engine, chat, prompt)):
+        return None
+    if found[-1].at != turn and not await _goes_on(engine, chat, prompt, markers):
+        return None
+    inside = [found[0].at <= at < len(prompt) for at in await _lead(engine, chat, prompt)]
+    return replace(markers, lead_inside=any(inside))
+
+
+def agrees(found: Sequence[Boundary], places: Sequence[Boundary]) -> bool:
+    """Whether each opener that was found stands before its own text and behind the text before.
+
+    Args:
+        found: by the markers, as `boundaries` gives them, with the turn.
+        places: where the texts of the messages begin, or a little later.
+    """
+    kinds = [*(place.kind for place in places), Kind.TURN]
+    if [boundary.kind for boundary in found] != kinds:
+        return False
+    return all(
+        ask.at <= place.at < after.at for ask, place, after in zip(found, places, found[1:], strict=False)
+    )
+
+
+async def _turn(engine: Renderer, chat: Chat, prompt: Tokens) -> int:
+    """Where the generation prompt begins. Phi writes an end of text when there is to be none."""
+    return prompt.lcp(await engine.render({**chat, "add_generation_prompt": False}))
+
+
+async def _goes_on(engine: Renderer, chat: Chat, prompt: Tokens, markers: Markers) -> bool:
+    """Whether only the reply to a tool's result lacks an opener: it goes on with the turn that called.
+
+    Gemma 4 does so, with a few words of a generation prompt: then the prompt's end is taken for the turn.
+    """
+    if chat["messages"][-1] != RESULT or boundaries(prompt, markers)[-1].at != len(prompt):
+        return False
+    asked = {**chat, "messages": chat["messages"][: -len((CALLED, RESULT))]}
+    before = await engine.render(asked)
+    return boundaries(before, markers)[-1].at == await _turn(engine, asked, before)
+
+
+async def _markers(engine: Renderer, text: str, family: Family) -> Markers:
+    before, _, behind = text.partition(RESULT["content"])
+    nearest = max(family.tools, key=before.rfind, default="") if behind else ""
+    return Markers(
+        user=await _opener(engine, family.user, text),
+        tool=await _opener(engine, nearest, text),
+        reply=await _opener(engine, family.reply, text),
+    )
+
+
+async def _opener(engine: Renderer, opener: str, text: str) -> tuple[Tokens, ...]:
+    """Its ids, as far as they are the same alone as in front of what follows it in the sample.
+
+    Qwen 2.5 makes one token of the last ">" and the line end behind it.
+    """
+    if not opener or opener not in text:
+        return ()
+    alone = await engine.ids(opener, whole=False)
+    within = await engine.ids(text[text.index(opener) :], whole=False)
+    return (alone.cut(0, alone.lcp(within)),)
+
+
+async def _places(engine: Renderer, chat: Chat, prompt: Tokens) -> list[Boundary]:
+    """Where the texts of users and tools begin: there a prompt with another text parts from this one."""
+    places: list[Boundary] = []
+    for index, message in enumerate(chat["messages"]):
+        if message["role"] in KINDS:
+            at = prompt.lcp(await engine.render(_with_other(chat, index)))
+            places.append(Boundary(at, KINDS[message["role"]] if places else Kind.HEAD))
+    return places
+
+
+async def _lead(engine: Renderer, chat: Chat, prompt: Tokens) -> list[int]:
+    """Where a prompt with another system text or another tool parts from this one."""
+    others: list[Chat] = []
+    if chat["messages"][0]["role"] == "system":
+        others.append(_with_other(chat, 0))
+    if "tools" in chat:
+        others.append({**chat, "tools": [tool(OTHER)]})
+    return [prompt.lcp(await engine.render(other)) for other in others]
+
+
+def _with_other(chat: Chat, index: int) -> Chat:
+    """The chat with another text in one of its messages."""
+    messages = list(chat["messages"])
+    messages[index] = {**messages[index], "content": OTHER}
+    return {**chat, "messages": messages}

@@ -1,0 +1,64 @@
+"""The boundaries of a request's prompt: by the markers of the engine's template, else by rendering.
+
+Marks are found in a fraction of a millisecond. A chat is rendered otherwise only for what they cannot
+tell: once where system text stands inside a user message, twice where the template is of no known family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.observe.log import get_logger
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.render import FAILURES
+from slotkeeper.wire.document import Doc, text
+from slotkeeper.wire.request import Ask
+
+SHORTEST: Final = 512  # tokens: computing a shorter prompt takes no longer than rendering it again is worth
+LEADING: Final = frozenset({"system", "developer"})
+OTHER: Final[Doc] = {"role": "user", "content": "Zqx"}  # begins as hardly any message does
+
+log = get_logger(__name__)
+
+
+async def boundaries_of(
+    link: EngineLink, ask: Ask, prompt: Tokens, auth: Mapping[str, str]
+) -> tuple[Boundary, ...]:
+    """Never raises for what the engine does: what cannot be rendered is left out."""
+    markers = link.traits.markers if link.traits else UNKNOWN
+    rendered: Sequence[Boundary] = ()
+    if ask.chat is not None and len(prompt) >= SHORTEST:
+        try:
+            rendered = await _rendered(link, ask.chat, prompt, markers, auth)
+        except FAILURES as error:
+            log.debug("boundaries_not_rendered", error=str(error))
+    return boundaries(prompt, markers, rendered)
+
+
+async def _rendered(
+    link: EngineLink, chat: Doc, prompt: Tokens, markers: Markers, auth: Mapping[str, str]
+) -> list[Boundary]:
+    """What must be found by rendering: where the prompt parts from one with another user message.
+
+    That is where the message's text begins, or a token or two behind where both begin alike.
+    """
+    if markers.user and not markers.lead_inside:
+        return []
+    messages = chat["messages"]
+    roles = [text(message, "role") for message in messages]
+    lead = next((n for n, role in enumerate(roles) if role not in LEADING), len(roles))
+    found = [Boundary(await _parting(link, chat, messages[:lead], prompt, auth), Kind.HEAD)]
+    last = max((n for n, role in enumerate(roles) if role == "user"), default=lead)
+    if not markers.user and last > lead:
+        found.append(Boundary(await _parting(link, chat, messages[:last], prompt, auth), Kind.USER))
+    return found
+
+
+async def _parting(
+    link: EngineLink, chat: Doc, before: Sequence[Doc], prompt: Tokens, auth: Mapping[str, str]
+) -> int:
+    """Tokens that the prompt has in common with the one in which another message follows `before`."""
+    return prompt.lcp(await link.render_chat({**chat, "messages": [*before, OTHER]}, auth))

@@ -1,0 +1,422 @@
+"""A client that waits for its stream hears comments, then the stream, or an error in its API's shape."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+import orjson
+import pytest
+
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
+from chaos.fake_engine import FakeEngine, Fault
+from chaos.fake_http import whole
+from chaos.raw import Wire, dial, until
+from slotkeeper.app import Sidecar, running
+from slotkeeper.wire.answer import Answer, AnswerReader
+from slotkeeper.wire.routes import Api
+
+KEEP_ALIVE = 0.05
+WAITING = b": waiting\n\n"
+CHAT = PATHS[Api.CHAT]
+SHAPES = pytest.mark.parametrize("api", PATHS)
+SAID = {Fault.LOADING: "so the script says", Fault.DIE_BEFORE_HEAD: "closed the connection"}
+patient = partial(settings, keep_alive=KEEP_ALIVE, drain_timeout=1.0)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeEngine]:
+    """An engine with one slot: whoever is second waits."""
+    async with FakeEngine(slots=1) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def sidecar(fake: FakeEngine) -> AsyncIterator[Sidecar]:
+    async with running(patient(fake.base)) as sidecar:
+        await ready(sidecar)
+        yield sidecar
+
+
+def spoken(stream: bytes) -> bytes:
+    """The stream less its comments, which must be whole."""
+    assert stream.endswith(b"\n\n")
+    return b"".join(block + b"\n\n" for block in stream.split(b"\n\n")[:-1] if not block.startswith(b":"))
+
+
+async def two_comments(wire: Wire) -> None:
+    """Read on until the client has heard that it waits, and that it still does."""
+    pieces, heard = wire.chunks(), 0
+    while heard < 2:
+        piece = await anext(pieces)
+        assert piece.startswith(b": ")
+        heard += piece == WAITING
+
+
+async def hold(fake: FakeEngine, wire: Wire) -> None:
+    """Take the engine's only slot, until `let_go`."""
+    fake.script.appendleft(Fault.TRICKLE)
+    await wire.post(CHAT, request_body(Api.CHAT, stream=True, text="who holds the slot"))
+    await until(lambda: fake.ran, "the slot is taken")
+
+
+def let_go(fake: FakeEngine) -> None:
+    for _ in range(len(WORDS) + 3):
+        fake.go.release()
+
+
+def quiet(sidecar: Sidecar, fake: FakeEngine) -> bool:
+    """Nothing runs and nobody waits, here and there."""
+    placement = sidecar.driver.placement
+    table = placement.tables[fake.base]
+    at_rest = not placement.queued and len(table.idle) == len(table.states)
+    return at_rest and "0 requests" in repr(placement) and not any(fake.control.slots)
+
+
+def error_in(api: Api, stream: bytes) -> dict[str, object]:
+    """The error in the only event of a stream, in the API's own shape."""
+    lines = spoken(stream).strip().split(b"\n")
+    if api in {Api.MESSAGES, Api.RESPONSES}:
+        assert lines.pop(0) == b"event: error"
+    (data,) = lines
+    doc = orjson.loads(data.removeprefix(b"data: "))
+    assert doc.get("type") == ("error" if api in {Api.MESSAGES, Api.RESPONSES} else None)
+    return doc["error"]
+
+
+def outcomes(sidecar: Sidecar, api: Api) -> dict[str, float]:
+    known = sidecar.metrics.registry.get_sample_value
+    labels = ("ok", "client_error", "upstream_error", "client_gone", "broken")
+    counted = {
+        outcome: known("slotkeeper_requests_total", {"route": api.value, "outcome": outcome}) or 0
+        for outcome in labels
+    }
+    return {outcome: count for outcome, count in counted.items() if count}
+
+
+# -- it waits, and is served ---------------------------------------------------------------------------
+
+
+@SHAPES
+async def test_in_line_it_hears_a_head_and_comments_and_then_the_engines_stream(fake, sidecar, data, api):
+    body = request_body(api, stream=True)
+    async with dial(data) as first, dial(data) as second:
+        await hold(fake, first)
+        await second.post(PATHS[api], body, {"X-Request-Id": "patience"})
+        head = await second.head()
+        await two_comments(second)
+        assert len(fake.ran) == 1, "it still waits"
+        let_go(fake)
+        stream = await second.body(head)
+    async with dial(fake.base) as direct:
+        await direct.post(PATHS[api], body)
+        theirs = await direct.body(await direct.head())
+    assert (head.status, head["Content-Type"], head["X-Request-Id"]) == (200, "text/event-stream", "patience")
+    assert spoken(stream) == theirs
+    assert looks_whole(api, stream)
+    assert not head.all("X-Slotkeeper-Decision"), "nobody knew it yet"
+    assert b"\n: X-Slotkeeper-Decision: " in b"\n" + stream
+    assert stream.index(b"X-Slotkeeper-") < stream.index(theirs[:20]), (
+        "what would stand in a head comes first"
+    )
+    await until(lambda: quiet(sidecar, fake))
+
+
+@SHAPES
+async def test_between_the_engines_head_and_its_first_event_it_hears_comments_too(fake, sidecar, data, api):
+    fake.script.append(Fault.TRICKLE)
+    async with dial(data) as wire:
+        await wire.post(PATHS[api], request_body(api, stream=True))
+        head = await wire.head()
+        await two_comments(wire)
+        let_go(fake)
+        stream = await wire.body(head)
+    assert looks_whole(api, stream)
+    assert spoken(stream).count(b"data: ") == stream.count(b"data: ")
+
+
+async def test_while_a_prefill_of_our_own_runs_it_hears_comments():
+    """/v1/messages: the prompt is first put where the engine will look; the answer comes after that."""
+    long, other = "a long story " * 400, "a long story " * 40 + "that ends otherwise " * 40
+    async with FakeEngine(slots=2) as fake, running(patient(fake.base)) as sidecar:
+        await ready(sidecar)
+        async with dial(sidecar.addresses[0]) as wire:
+            await wire.post(CHAT, request_body(Api.CHAT, stream=True, text=long))
+            await wire.body(await wire.head())
+        fake.script.append(Fault.HANG)
+        async with dial(sidecar.addresses[0]) as wire:
+            await wire.post(PATHS[Api.MESSAGES], request_body(Api.MESSAGES, stream=True, text=other))
+            head = await wire.head()
+            await two_comments(wire)
+        assert not head.all("X-Slotkeeper-Decision"), "it was not sent yet"
+        assert fake.ran[-1].path == PATHS[Api.COMPLETION], "what ran was ours"
+        await until(lambda: fake.left == 1, "the engine was told that nobody waits for it any more")
+        await until(lambda: quiet(sidecar, fake))
+        assert outcomes(sidecar, Api.MESSAGES) == {"client_gone": 1}
+
+
+async def test_the_first_token_is_the_engines_and_not_a_comment(fake, sidecar, data):
+    def first_tokens() -> float | None:
+        return sidecar.metrics.registry.get_sample_value("slotkeeper_time_to_first_token_seconds_count")
+
+    fake.script.append(Fault.TRICKLE)
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        head = await wire.head()
+        begun = asyncio.get_running_loop().time()
+        await two_comments(wire)
+        heard = asyncio.get_running_loop().time() - begun
+        let_go(fake)
+        await wire.body(head)
+    assert first_tokens() == 1
+    seconds = sidecar.metrics.registry.get_sample_value("slotkeeper_time_to_first_token_seconds_sum")
+    assert seconds > heard, "it came after the comments"
+
+
+async def test_who_wants_no_stream_or_the_engine_alone_hears_no_comment(fake, sidecar, data):
+    async with dial(data) as first, dial(data) as waiting, dial(data) as plain, dial(data) as alone:
+        await hold(fake, first)
+        await plain.post(CHAT, request_body(Api.CHAT, stream=False, text="plain"))
+        await alone.post(CHAT, request_body(Api.CHAT, stream=True, text="b"), {"X-Slotkeeper-Bypass": "1"})
+        await until(lambda: sidecar.driver.placement.queued)
+        await waiting.post(CHAT, request_body(Api.CHAT, stream=True, text="waiting"))
+        head = await waiting.head()
+        await two_comments(waiting)
+        let_go(fake)
+        assert looks_whole(Api.CHAT, await waiting.body(head))
+        head = await plain.head()
+        assert head["Content-Type"] == "application/json"
+        assert orjson.loads(await plain.body(head))["choices"]
+        stream = await alone.body(await alone.head())
+        assert WAITING not in stream
+        assert looks_whole(Api.CHAT, stream)
+
+
+async def test_a_client_of_http_1_0_waits_as_well(fake, data):
+    body = orjson.dumps(request_body(Api.CHAT, stream=True))
+    async with dial(data) as first, dial(data) as second:
+        await hold(fake, first)
+        await second.send(f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert (await second.head()).status == 200
+        assert await second.reader.readexactly(2 * len(WAITING)) == 2 * WAITING
+        let_go(fake)
+        rest, reset = await second.rest()
+    assert not reset
+    assert looks_whole(Api.CHAT, rest)
+
+
+# -- it waits, and something goes wrong ------------------------------------------------------------------
+
+
+@SHAPES
+@pytest.mark.parametrize("fault", SAID)
+async def test_an_error_after_comments_is_an_event_of_the_api(fake, sidecar, data, api, fault):
+    async with dial(data) as first, dial(data) as second:
+        fake.script.append(fault)
+        await hold(fake, first)
+        await second.post(PATHS[api], request_body(api, stream=True))
+        head = await second.head()
+        await two_comments(second)
+        let_go(fake)
+        stream = await second.body(head)
+        await first.body(await first.head())
+    assert SAID[fault] in str(error_in(api, stream)["message"])
+    assert not looks_whole(api, stream)
+    assert outcomes(sidecar, api)["upstream_error"] == 1
+    await until(lambda: quiet(sidecar, fake), "its slot is free again")
+
+
+async def test_a_refusal_keeps_all_that_the_engine_said(fake, sidecar, data):
+    said = {"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 512}
+    fake.custom = whole(400, {"error": said})
+    async with dial(data) as first, dial(data) as second:
+        fake.script.append(Fault.CUSTOM)
+        await hold(fake, first)
+        await second.post(CHAT, request_body(Api.CHAT, stream=True))
+        head = await second.head()
+        await two_comments(second)
+        let_go(fake)
+        stream = await second.body(head)
+        await first.body(await first.head())
+    assert error_in(Api.CHAT, stream) == {**said, "param": None}
+    assert outcomes(sidecar, Api.CHAT) == {"ok": 1, "client_error": 1}
+
+
+async def test_a_whole_answer_where_a_stream_was_promised_is_an_error(fake, sidecar, data):
+    fake.custom = whole(200, {"choices": []})
+    async with dial(data) as first, dial(data) as second:
+        fake.script.append(Fault.CUSTOM)
+        await hold(fake, first)
+        await second.post(CHAT, request_body(Api.CHAT, stream=True))
+        head = await second.head()
+        await two_comments(second)
+        let_go(fake)
+        stream = await second.body(head)
+    assert "application/json" in str(error_in(Api.CHAT, stream)["message"])
+
+
+async def test_a_stream_that_breaks_off_after_comments_ends_with_one_error(fake, sidecar, data):
+    async with dial(data) as first, dial(data) as second:
+        fake.script.append(Fault.DIE_IN_STREAM)
+        await hold(fake, first)
+        await second.post(CHAT, request_body(Api.CHAT, stream=True))
+        head = await second.head()
+        await two_comments(second)
+        let_go(fake)
+        stream = await second.body(head)
+    assert b"one" in stream
+    assert b"broke off" in stream.rpartition(b"data: ")[2]
+    assert not looks_whole(Api.CHAT, stream)
+
+
+async def test_another_engine_may_have_it_also_after_our_head(monkeypatch):
+    """The engine that it was sent to dies before the connection is made."""
+    async with FakeEngine() as one, FakeEngine() as other, running(patient(one.base, other.base)) as sidecar:
+        await ready(sidecar)
+        upstream, dead = sidecar._upstream, asyncio.Event()
+        asked: list[str] = []
+        send = upstream.send
+
+        async def late(base, *more):
+            asked.append(base)
+            await dead.wait()
+            return await send(base, *more)
+
+        monkeypatch.setattr(upstream, "send", late)
+        async with dial(sidecar.addresses[0]) as wire:
+            await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+            head = await wire.head()
+            await two_comments(wire)
+            engines = {engine.base: engine for engine in (one, other)}
+            await engines.pop(asked[0]).die()
+            dead.set()
+            stream = await wire.body(head)
+        (alive,) = engines.values()
+        assert asked[1:] == [alive.base]
+        assert looks_whole(Api.CHAT, stream)
+        assert outcomes(sidecar, Api.CHAT) == {"ok": 1}
+        await until(lambda: quiet(sidecar, alive))
+
+
+# -- it leaves -------------------------------------------------------------------------------------------
+
+
+async def test_leaving_the_line_after_comments_frees_its_place(fake, sidecar, data):
+    async with dial(data) as first, dial(data) as second:
+        await hold(fake, first)
+        tasks = len(sidecar.driver.tasks)
+        await second.post(CHAT, request_body(Api.CHAT, stream=True, text="second"))
+        await second.head()
+        await two_comments(second)
+        second.leave()
+        await until(lambda: sidecar.driver.placement.queued == 0, "its place is free")
+        await until(lambda: len(sidecar.driver.tasks) <= tasks, "nobody talks to it any more")
+        let_go(fake)
+        await first.body(await first.head())
+    await until(lambda: quiet(sidecar, fake))
+    assert len(fake.ran) == 1, "it never reached the engine"
+    assert not sidecar.driver._grants
+    assert outcomes(sidecar, Api.CHAT) == {"ok": 1, "client_gone": 1}
+
+
+@SHAPES
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.TRICKLE], ids=["before the head", "after it"])
+async def test_leaving_during_prefill_after_comments_closes_the_engines_connection(
+    fake, sidecar, data, api, fault
+):
+    fake.script.append(fault)
+    async with dial(data) as wire:
+        await wire.post(PATHS[api], request_body(api, stream=True))
+        await wire.head()
+        await two_comments(wire)
+    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: quiet(sidecar, fake), "the slot is free again")
+
+
+# -- a real engine ---------------------------------------------------------------------------------------
+
+STORY = "the keeper lights the lamp. "
+ORIGIN = {"Origin": "http://page.example"}
+QUESTION = [{"role": "user", "content": "Who lights the lamp?"}]
+REAL = {
+    Api.CHAT: {"messages": QUESTION, "max_tokens": 12, "temperature": 0},
+    Api.MESSAGES: {"messages": QUESTION, "max_tokens": 12, "temperature": 0},
+    Api.RESPONSES: {"input": "What does he light?", "max_output_tokens": 12, "temperature": 0},
+}
+
+
+def read(api: Api, stream: bytes) -> Answer:
+    reader = AnswerReader(api, stream=True)
+    reader.feed(stream)
+    return reader.close()
+
+
+def told(text: str, **more: object) -> dict[str, object]:
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "stream": True, "max_tokens": 4, "temperature": 0, **more}
+
+
+async def asked(address: str, api: Api, body: object) -> bytes:
+    async with dial(address) as wire:
+        await wire.post(PATHS[api], body)
+        return await wire.body(await wire.head())
+
+
+async def test_behind_a_long_prefill_everybody_hears_comments_and_then_what_is_said_directly(
+    engine_factory, build
+):
+    """One slot, one prompt of 16,000 tokens in it, and behind that a request of each API that streams."""
+    engine = engine_factory("tiny-hybrid", build, args=["-np", "1", "-c", "32768"])
+    requests = {api: {**body, "stream": True} for api, body in REAL.items()}
+    too_long = told(STORY * 3500)
+    async with running(patient(engine.base)) as sidecar:
+        await ready(sidecar)
+        address = sidecar.addresses[0]
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(asked(address, Api.CHAT, told(STORY * 1500)))
+            (table,) = sidecar.driver.placement.tables.values()
+            await until(lambda: not table.idle, "the slot is taken")
+            waiting = {api: group.create_task(asked(address, api, body)) for api, body in requests.items()}
+            refused = {
+                api: group.create_task(asked(address, api, too_long)) for api in (Api.CHAT, Api.MESSAGES)
+            }
+        await until(lambda: len(table.idle) == 1, "the slot is free")
+    assert WAITING in first.result(), "the engine's head comes at once, its first event after the prefill"
+    assert b"prompt_progress" not in first.result()
+    assert read(Api.CHAT, first.result()).complete
+    for api, task in waiting.items():
+        stream = task.result()
+        assert stream.startswith(WAITING)
+        direct = read(api, await asked(engine.base, api, requests[api]))
+        assert (direct.complete, direct.error) == (True, None)
+        assert (read(api, stream).complete, read(api, stream).reply) == (True, direct.reply)
+    for api, task in refused.items():
+        assert task.result().startswith(WAITING)
+        assert "exceeds the available context size" in str(error_in(api, task.result())["message"])
+    assert error_in(Api.CHAT, refused[Api.CHAT].result())["n_ctx"] == 32768
+
+
+async def test_leaving_while_waiting_behind_a_long_prefill_leaves_nothing_behind(engine_factory, build):
+    engine = engine_factory("tiny-hybrid", build, args=["-np", "1", "-c", "32768"])
+    async with running(patient(engine.base)) as sidecar:
+        await ready(sidecar)
+        async with dial(sidecar.addresses[0]) as first, dial(sidecar.addresses[0]) as second:
+            (table,) = sidecar.driver.placement.tables.values()
+            await first.post(CHAT, told(STORY * 1500))
+            await until(lambda: not table.idle, "the slot is taken")
+            await second.post(CHAT, told("And then?"), ORIGIN)
+            ours = await second.head()
+            await two_comments(second)
+            second.leave()
+            await until(lambda: sidecar.driver.placement.queued == 0, "its place is free")
+            assert read(Api.CHAT, await first.body(await first.head())).complete
+        await until(lambda: len(table.idle) == 1, "the slot is free")
+        assert "0 requests" in repr(sidecar.driver.placement)
+        assert outcomes(sidecar, Api.CHAT) == {"ok": 1, "client_gone": 1}
+    async with dial(engine.base) as direct:
+        await direct.post(CHAT, told("And then?"), ORIGIN)
+        theirs = await direct.head()
+    for name in ("Content-Type", "X-Accel-Buffering", "Access-Control-Allow-Origin"):
+        assert ours[name] == theirs[name], "our head says what the engine's says"

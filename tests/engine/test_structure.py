@@ -1,0 +1,238 @@
+"""Boundaries on real engines, in the templates of every family, against renderings by brute force.
+
+A message begins at its opener, and its text is found by rendering the chat with another one in its place.
+The templates are ours, in the shape of each family's own. The tiny vocabulary spells their markers as text,
+which is harder than a token for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import pytest
+
+from slotkeeper.core.structure import Boundary, Kind
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.traits import read_traits
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.render import prompt_of
+from slotkeeper.runtime.structure import boundaries_of
+from slotkeeper.wire.request import parse
+from slotkeeper.wire.routes import Api
+
+TEMPLATES = Path(__file__).parent / "templates"
+FILLER = " ".join(f"Rule {n} is to be kept." for n in range(150))
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Look outside.", "parameters": SCHEMA},
+}
+ARGUMENTS = '{"city":"Rome"}'
+SYSTEM = {"role": "system", "content": FILLER}
+FIRST = {"role": "user", "content": "Hello there, who are you?"}
+GREETING = {"role": "assistant", "content": "A model, as you see."}
+SECOND = {"role": "user", "content": "Weather in Rome, please."}
+CALL = {"id": "c12345678", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c12345678", "content": "Fine and warm."}
+ANSWER = {"role": "assistant", "content": "It is fine and warm."}
+THIRD = {"role": "user", "content": "Tell me more of it."}
+TALK = [SYSTEM, FIRST, GREETING, SECOND]
+LOOP = [*TALK, CALLS, RESULT]
+WHOLE = [*LOOP, ANSWER, THIRD]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A template, and what stands at the beginning of messages in it; "" = no markers: texts count."""
+
+    user: str
+    tool: str = ""
+    chats: tuple = (TALK, LOOP, WHOLE)
+    tools: bool = True
+    inside: bool = False  # the first message's text tells where the lead ends
+
+
+FAMILIES = {
+    "chatml": Family("<|im_start|>user", "<|im_start|>user\n<tool_response>"),
+    "gemma": Family("<start_of_turn>user", chats=(TALK,), tools=False, inside=True),
+    "llama3": Family(
+        "<|start_header_id|>user<|end_header_id|>", "<|start_header_id|>ipython<|end_header_id|>", inside=True
+    ),
+    "mistral": Family("[INST]", "[TOOL_RESULTS]"),
+    "mistral-old": Family("[INST]", "[TOOL_RESULTS]", inside=True),
+    "harmony": Family("<|start|>user<|message|>", "<|start|>functions."),
+    "unknown": Family(""),
+}
+
+
+class Told:
+    """An engine behind a link that has probed it."""
+
+    def __init__(self, base: str) -> None:
+        self.link = EngineLink(base, api_key=None)
+
+    async def __aenter__(self):
+        await self.link._look(lambda _: None, lambda _: None)
+        assert self.link.ready
+        return self
+
+    async def __aexit__(self, *_):
+        await self.link.client.close()
+
+    async def asked(self, api, body) -> tuple[Tokens, tuple[Boundary, ...]]:
+        ask = parse(api, orjson.dumps(body))
+        prompt = await prompt_of(self.link, ask, {})
+        return prompt, await boundaries_of(self.link, ask, prompt, {})
+
+    async def ids(self, text: str) -> Tokens:
+        return Tokens(await self.link.tokenize(text, add_special=True, parse_special=True))
+
+    async def text(self, chat) -> str:
+        return await self.link.client.apply_template(chat)
+
+
+async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
+    """Every message rendered with another text; the reply's place by asking for no generation prompt."""
+    whole = await engine.text(chat)
+    prompt = await engine.ids(whole)
+    places = []
+    for index, message in enumerate(chat["messages"]):
+        if message["role"] not in {"user", "tool"}:
+            continue
+        other = [*chat["messages"]]
+        other[index] = {**message, "content": "~ nothing of the kind"}
+        changed = await engine.text({**chat, "messages": other})
+        text = next(n for n, (a, b) in enumerate(zip(whole, changed, strict=False)) if a != b)
+        opener = family.user if message["role"] == "user" else family.tool
+        kind = Kind(message["role"]) if places else Kind.HEAD
+        if kind is Kind.HEAD and family.inside:  # another conversation, which has no more than this
+            changed = await engine.text({**chat, "messages": other[: index + 1]})
+            places.append(Boundary(prompt.lcp(await engine.ids(changed)), kind))
+        elif opener:
+            places.append(Boundary(len(await engine.ids(whole[: whole.rindex(opener, 0, text)])), kind))
+        else:
+            places.append(Boundary(prompt.lcp(await engine.ids(changed)), kind))
+    if not family.user:  # the head and the last question are all that is looked for
+        places = [places[0], *[place for place in places[1:] if place.kind is Kind.USER][-1:]]
+    asked = await engine.ids(await engine.text({**chat, "add_generation_prompt": False}))
+    return [*places, Boundary(len(asked), Kind.TURN)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_boundaries_are_where_rendering_otherwise_says(engine_factory, build, name):
+    family = FAMILIES[name]
+    args = ["-c", "8192", "-np", "1"]
+    if name != "chatml":  # which is the tiny model's own
+        args += ["--chat-template-file", str(TEMPLATES / f"{name}.jinja")]
+    started = engine_factory("tiny-dense", build, args=args)
+    async with Told(started.base) as engine:
+        markers = engine.link.traits.markers
+        assert bool(markers.user) is bool(family.user)
+        assert bool(markers.tool) is bool(family.tool)
+        assert markers.lead_inside is family.inside
+        for messages in family.chats:
+            chat = {"messages": messages, **({"tools": [TOOL]} if family.tools else {})}
+            prompt, found = await engine.asked(Api.CHAT, chat)
+            assert list(found) == await by_brute_force(engine, chat, family)
+            assert len(prompt) > 512
+            _, raw = await engine.asked(Api.COMPLETION, {"prompt": prompt.ids()})
+            if family.user:
+                assert raw[1:] == found[1:], "the ids alone say the same, but for a lead inside a message"
+
+
+async def test_markers_that_lie_are_not_believed_and_boundaries_are_rendered(engine_factory, build, tmp_path):
+    """The opener of a known family, but twice before each message."""
+    template = tmp_path / "doubled.jinja"
+    doubled = (TEMPLATES / "unknown.jinja").read_text().replace("HUMAN", "<|im_start|>user<|im_start|>user")
+    template.write_text(doubled)
+    started = engine_factory(
+        "tiny-dense", build, args=["-c", "8192", "-np", "1", "--chat-template-file", str(template)]
+    )
+    async with Told(started.base) as engine:
+        assert engine.link.traits.user_start, "the engine itself looks for it all the same"
+        assert not engine.link.traits.markers.user
+        notes = (await read_traits(engine.link.client)).notes
+        assert any("did not stand a check" in note for note in notes)
+        _, found = await engine.asked(Api.CHAT, {"messages": WHOLE})
+        assert list(found) == await by_brute_force(engine, {"messages": WHOLE}, FAMILIES["unknown"])
+
+
+ANTHROPIC = {
+    "system": [{"type": "text", "text": FILLER}],
+    "messages": [
+        FIRST,
+        GREETING,
+        {"role": "user", "content": [{"type": "text", "text": SECOND["content"]}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": CALL["id"], "name": "weather", "input": {"city": "Rome"}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": CALL["id"], "content": RESULT["content"]}],
+        },
+        ANSWER,
+        THIRD,
+    ],
+}
+
+
+def spoken(message):
+    return {"type": "message", "role": message["role"], "content": message["content"]}
+
+
+RESPONSES = {
+    "instructions": FILLER,
+    "input": [
+        spoken(FIRST),
+        spoken(GREETING),
+        spoken(SECOND),
+        {"type": "function_call", "call_id": CALL["id"], "name": "weather", "arguments": ARGUMENTS},
+        {"type": "function_call_output", "call_id": CALL["id"], "output": RESULT["content"]},
+        spoken(ANSWER),
+        spoken(THIRD),
+    ],
+}
+
+
+@pytest.mark.parametrize("engine", ["tiny-dense"], indirect=True)
+async def test_a_conversation_has_the_same_boundaries_in_every_api(engine):
+    kinds = [Kind.HEAD, Kind.USER, Kind.TOOL, Kind.USER, Kind.TURN]
+    async with Told(engine.base) as told:
+        prompt, found = await told.asked(Api.CHAT, {"messages": WHOLE})
+        assert [boundary.kind for boundary in found] == kinds
+        rendered = await told.text({"messages": WHOLE})
+        for api, body in (
+            (Api.MESSAGES, ANTHROPIC),
+            (Api.RESPONSES, RESPONSES),
+            (Api.COMPLETION, {"prompt": rendered}),
+            (Api.COMPLETIONS, {"prompt": prompt.ids()}),
+        ):
+            assert await told.asked(api, body) == (prompt, found), api
+
+
+@pytest.mark.parametrize("engine", ["tiny-dense"], indirect=True)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"plain": True}},
+        {"tools": [TOOL], "tool_choice": "auto"},
+    ],
+    ids=["no thinking", "plain", "tools"],
+)
+async def test_the_turn_is_found_whatever_the_generation_prompt_says(engine, more):
+    async with Told(engine.base) as told:
+        chat = {"messages": LOOP, **more}
+        _, found = await told.asked(Api.CHAT, chat)
+        assert list(found) == await by_brute_force(told, chat, FAMILIES["chatml"])
+
+
+@pytest.mark.parametrize("engine", ["tiny-dense"], indirect=True)
+async def test_a_text_without_messages_has_no_boundaries(engine):
+    async with Told(engine.base) as told:
+        _, found = await told.asked(Api.COMPLETION, {"prompt": FILLER})
+        assert found == ()

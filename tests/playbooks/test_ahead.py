@@ -1,0 +1,138 @@
+"""While an engine is idle, the next turn's beginning is computed: when, at what price, who interrupts it."""
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    OLD_FILES,
+    Play,
+    arrives,
+    ends,
+    filled,
+    fills,
+    follows,
+    goes,
+    knows,
+    reports,
+    restored,
+    restores,
+    saved,
+    saves,
+    sees,
+    shelved,
+    snapshot,
+    stops,
+    unsaved,
+)
+from slotkeeper.core.effects import Purpose
+from slotkeeper.core.limits import Limits
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+PROMPT = Tokens(range(10_000, 14_000))
+REPLY = Tokens(range(20_000, 20_100))  # as it comes back
+HEADER = Tokens(range(5))
+NEXT = PROMPT + REPLY + HEADER
+OUTLINE = (b"system", b"hello")
+ASKED_AGAIN = (*OUTLINE, b"answer", b"more")
+OTHER = Tokens(range(50_000, 51_000))
+AHEAD = Purpose.NEXT
+
+
+def answered(play, following=NEXT):
+    """A turn is over, its reply is not as it comes back, and what follows is known."""
+    assert play << arrives("r1", outline=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
+    assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
+    return play << follows("r1", following)
+
+
+def test_the_beginning_of_the_next_turn_is_computed_in_a_pause_and_then_extended():
+    play = answered(Play())
+    assert play.wakes() >> fills(0, AHEAD, tokens=NEXT)
+    assert play.states == ["tended", "idle"]
+    assert play << filled(109)
+    assert play << arrives("r2", outline=ASKED_AGAIN) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert play << knows("r2", NEXT + OTHER) << ends("r2", 5105, 4105) >> reports("r2", predicted=4105)
+
+
+def test_it_is_saved_there_because_the_next_prompt_extends_it():
+    play = answered(Play(**OLD_FILES))
+    assert play.wakes() >> fills(0, AHEAD) << filled(109)
+    assert play.wakes() >> saves(0, tokens=NEXT) << saved("next")
+
+
+def test_nothing_is_computed_where_the_slot_holds_it_already():
+    play = Play()
+    assert play << arrives("r1", outline=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
+    assert play << ends("r1", 4000, 0) >> reports("r1")
+    assert play << follows("r1", PROMPT)
+    assert not play.alarms
+
+
+def test_from_a_file_where_the_slot_has_less_of_it():
+    play = Play(**OLD_FILES)
+    early, following = snapshot("early", PROMPT.cut(0, 1400)), PROMPT.cut(0, 1500) + HEADER
+    play = answered(play, following)
+    assert play << shelved(early)
+    play.wakes() >> restores(0, "early") << restored()
+    assert play >> fills(0, AHEAD, tokens=following) << filled(105)
+    next_turn = arrives("r2", outline=ASKED_AGAIN)
+    assert play << next_turn >> goes("r2", slot=0, reason=Reason.CONTINUES)
+
+
+def test_not_while_anybody_is_served():
+    play = Play()
+    assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=0)
+    assert play << arrives("r1", outline=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=1)
+    assert play << ends("r1", 4000, 0, generated=150) >> reports("r1") << follows("r1", NEXT)
+    assert play.later(5) << sees(0)
+    assert play << ends("r2", 1000, 0) >> reports("r2") >> fills(1, AHEAD)
+
+
+def test_a_budget_of_nothing_turns_it_off():
+    play = answered(Play(limits=Limits(idle_tokens=0)))
+    play.later(5) << sees()
+    assert play.states == ["idle", "idle"]
+
+
+def test_what_is_beyond_the_hours_budget_is_left_to_the_client():
+    play = answered(Play(limits=Limits(idle_tokens=150)))
+    assert play.wakes() >> fills(0, AHEAD) << filled(109)
+    assert play << arrives("r2", outline=ASKED_AGAIN) >> goes("r2", slot=0)
+    assert play << knows("r2", NEXT + OTHER) << ends("r2", 5105, 4105, generated=150) >> reports("r2")
+    assert play << follows("r2", NEXT + OTHER + REPLY)
+    assert play.later(5) << sees()
+
+
+def test_a_short_one_is_waited_for_a_long_one_is_stopped():
+    play = answered(Play())
+    assert play.wakes() >> fills(0, AHEAD)
+    assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=1)  # one batch: let it end
+    assert play << filled(109)
+
+    far = Tokens(range(60_000, 64_000)) + HEADER
+    play = answered(Play(), following=far)
+    assert play.wakes() >> fills(0, AHEAD)
+    assert play << arrives("r2") >> stops() << knows("r2", OTHER) >> goes("r2", slot=1)
+    assert play << filled(None, stopped=True)
+    assert play.states == ["draining", "launched"]
+    assert play << sees(1, held={0: 2048})
+    assert play.table.shadow.slots[0].tokens == far.cut(0, 2048)
+
+
+def test_whoever_was_stopped_for_is_served_in_that_slot_too():
+    far = Tokens(range(60_000, 64_000)) + HEADER
+    play = answered(Play(n_slots=1), following=far)
+    assert play.wakes() >> fills(0, AHEAD)
+    assert play << arrives("r2") >> stops() << knows("r2", OTHER)
+    assert play << filled(None, stopped=True)
+    assert play << sees(0) << sees(held={0: 2048}) >> goes("r2", slot=0)
+
+
+@pytest.mark.parametrize("files", [OLD_FILES, NEW_FILES])
+def test_it_may_be_known_only_after_the_slot_was_saved(files):
+    play = Play(**files)
+    assert play << arrives("r1", outline=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
+    assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
+    assert play.wakes() >> saves(0) << follows("r1", NEXT)
+    assert play << unsaved(lasting=False) >> fills(0, AHEAD, tokens=NEXT)

@@ -1,0 +1,32 @@
+"""The flags of a laboratory's engines are those of `slotkeeper up`, and what a laboratory needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.bench.lab import up_flags
+from slotkeeper.engine import launch
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.launch import EngineBinary, Kind
+
+HELP = "\n".join(
+    f"{flag} N  what it does"
+    for flag in ("--port", "--parallel", "--ctx-size", "--slot-save-path", "--ctx-checkpoints")
+)
+
+
+@pytest.mark.parametrize(("kind", "thins_at_every_task"), [(Kind.SKULK, True), (Kind.XLLAMACPP, False)])
+def test_an_engine_as_up_starts_it(kind, thins_at_every_task, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "output_of", lambda *_: HELP + "\n--checkpoint-min-step N  what it does")
+    line = up_flags(EngineBinary(kind=kind, program=()), tmp_path / "m.gguf", tmp_path, context_tokens=4096)
+    flags = EngineFlags.parse(line)
+    assert (flags.checkpoint_cap, flags.n_parallel, flags.n_ctx) == (64, 2, 8192)
+    assert (flags.slot_save_path, flags.model) == (tmp_path, tmp_path / "m.gguf")
+    assert ("--checkpoint-min-step" in line, flags.checkpoint_min_step == 0) == (thins_at_every_task,) * 2
+    assert line[-2:] == ["--device", "none"]
+
+
+def test_a_users_own_build_keeps_its_devices(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "output_of", lambda *_: HELP)
+    line = up_flags(EngineBinary(kind=Kind.LLAMA_SERVER, program=("x",)), tmp_path / "m.gguf", tmp_path)
+    assert "--device" not in line

@@ -1,0 +1,189 @@
+"""The next turn's prefix: never more than what the next prompt really begins with, else nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.client import EngineError
+from slotkeeper.runtime.next_turn import LARGEST, NextTurns, Recent
+from slotkeeper.wire.request import Ask
+from slotkeeper.wire.routes import Api
+from unit.runtime.stubs import StubLink
+
+Message = dict[str, Any]
+
+ASKED: list[Message] = [{"role": "user", "content": "Look."}]
+CALLS = [{"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]
+ANSWER: Message = {"role": "assistant", "content": "Done.", "reasoning_content": "Hm."}
+CALL: Message = {**ANSWER, "content": "", "tool_calls": CALLS}
+RESULT: Message = {"role": "tool", "tool_call_id": "c", "content": "README"}
+NEXT: Message = {"role": "user", "content": "And now?"}
+
+
+class Template(StubLink):
+    """Renders a chat as letters. `strips`: no reasoning before the last user message."""
+
+    def __init__(self, *, strips: bool = False) -> None:
+        super().__init__()
+        self.strips = strips
+        self.refuses: Exception | None = None
+
+    async def render_chat(self, chat: Any, auth: Any) -> Tokens:
+        self.rendered.append((chat, auth))
+        if self.refuses:
+            raise self.refuses
+        return Tokens(map(ord, self.text(chat["messages"])))
+
+    def text(self, messages: list[Message]) -> str:
+        last = max(at for at, message in enumerate(messages) if message["role"] == "user")
+        text = ""
+        for at, message in enumerate(messages):
+            thought = message.get("reasoning_content", "") if at > last or not self.strips else ""
+            calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+            text += f"<{message['role']}>({thought}){message['content'] or ''}{calls or ''}|"
+        return text + "<assistant>"
+
+
+def asking(messages: list[Message], *, api: Api = Api.CHAT, copies: int = 1) -> Ask:
+    return Ask(
+        api=api,
+        stream=False,
+        id_slot=None,
+        copies=copies,
+        cache_prompt=True,
+        chat={"messages": messages, "tools": []},
+        prompt=None,
+        adapted=False,
+        media=False,
+        outline=(),
+        conversation=None,
+    )
+
+
+def drops(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "reasoning_content"}
+
+
+class Talk:
+    """One program's requests; `said` gives what is foretold as text."""
+
+    def __init__(self, turns: NextTurns, link: Template, client: str = "a") -> None:
+        self.turns, self.link, self.client = turns, link, client
+
+    async def said(self, messages: list[Message], reply: Message, **more: Any) -> str | None:
+        begins = await self.turns.prefix(
+            self.link, asking(messages, **more), reply, client=self.client, auth={"X-Api-Key": "k"}
+        )
+        return None if begins is None else "".join(map(chr, begins))
+
+
+@pytest.fixture
+def turns() -> NextTurns:
+    return NextTurns()
+
+
+async def test_a_template_that_strips_reasoning_leaves_no_doubt(turns):
+    link = Template(strips=True)
+    assert await Talk(turns, link).said(ASKED, ANSWER) == "<user>()Look.|<assistant>()Done.|<user>()"
+    assert len(link.rendered) == 4
+    assert all(auth == {"X-Api-Key": "k"} for _, auth in link.rendered)
+    assert all(chat["tools"] == [] for chat, _ in link.rendered)
+
+
+@pytest.mark.parametrize("sends", [dict, drops], ids=["kept", "dropped"])
+@pytest.mark.parametrize(("reply", "after"), [(ANSWER, NEXT), (CALL, RESULT)], ids=["answer", "call"])
+async def test_nothing_is_said_until_it_is_known_how_this_client_does_it(turns, sends, reply, after):
+    link = Template()
+    talk = Talk(turns, link)
+    assert await talk.said(ASKED, reply) is None
+    history = [*ASKED, sends(reply), after]
+    link.rendered.clear()
+    said = await talk.said(history, reply)
+    assert len(link.rendered) == 2
+    real = link.text([*history, sends(reply), after])
+    assert said == real[: real.rindex(after["content"])]
+
+
+async def test_a_reply_without_reasoning_needs_no_knowledge(turns):
+    link = Template()
+    assert await Talk(turns, link).said(ASKED, drops(ANSWER)) == "<user>()Look.|<assistant>()Done.|<user>()"
+    assert len(link.rendered) == 2
+
+
+async def test_what_one_client_does_says_nothing_of_another(turns):
+    link = Template()
+    one, other = Talk(turns, link, "a"), Talk(turns, link, "b")
+    await one.said(ASKED, ANSWER)
+    assert await one.said([*ASKED, ANSWER, NEXT], ANSWER) is not None
+    assert await other.said([*ASKED, drops(ANSWER), NEXT], ANSWER) is None
+
+
+async def test_a_conversation_has_its_own_habit_before_that_of_its_client(turns):
+    """Two programs with one key."""
+    link = Template()
+    talk = Talk(turns, link)
+    other = [{"role": "user", "content": "Other."}]
+    await talk.said(ASKED, ANSWER)
+    keeping = [*ASKED, ANSWER, NEXT]
+    await talk.said(keeping, ANSWER)
+    await talk.said(other, ANSWER)
+    dropping = [*other, drops(ANSWER), NEXT]
+    said = await talk.said(dropping, ANSWER)
+    assert said == link.text([*dropping, drops(ANSWER), NEXT]).removesuffix("And now?|<assistant>")
+    keeping += [ANSWER, NEXT]
+    said = await talk.said(keeping, ANSWER)
+    assert said == link.text([*keeping, ANSWER, NEXT]).removesuffix("And now?|<assistant>")
+
+
+@pytest.mark.parametrize(
+    ("messages", "reply", "more"),
+    [
+        ([*ASKED, {"role": "assistant", "content": "The answer is"}], drops(ANSWER), {}),
+        (ASKED, drops(ANSWER), {"copies": 2}),
+        (ASKED, {"role": "assistant", "content": ""}, {}),
+        ([], drops(ANSWER), {}),
+    ],
+    ids=["prefilled", "two at once", "nothing was said", "no messages"],
+)
+async def test_of_some_turns_nothing_can_be_said(turns, messages, reply, more):
+    link = Template()
+    assert await Talk(turns, link).said(messages, reply, **more) is None
+    assert link.rendered == []
+
+
+async def test_what_the_engine_refuses_is_an_error_for_the_caller_and_costs_no_knowledge(turns):
+    link = Template()
+    talk = Talk(turns, link)
+    link.refuses = EngineError(500, "template")
+    with pytest.raises(EngineError):
+        await talk.said(ASKED, ANSWER)
+    link.refuses = None
+    assert await talk.said([*ASKED, ANSWER, NEXT], ANSWER) is not None
+
+
+async def test_a_reply_beyond_remembering_teaches_nothing(turns):
+    link = Template()
+    talk = Talk(turns, link)
+    long = {**ANSWER, "content": "x" * LARGEST}
+    await talk.said(ASKED, long)
+    assert repr(turns) == "<NextTurns 1 clients, 0 replies>"
+    assert await talk.said([*ASKED, drops(long), NEXT], ANSWER) is None
+
+
+async def test_only_the_newest_clients_and_replies_are_remembered():
+    turns = NextTurns(clients=2, replies=3)
+    link = Template(strips=True)
+    for number in range(5):
+        await Talk(turns, link, str(number)).said(ASKED, ANSWER)
+    assert repr(turns) == "<NextTurns 2 clients, 3 replies>"
+
+
+def test_what_was_put_again_is_the_newest():
+    recent: Recent[str, int] = Recent(2)
+    for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
+        recent.put(key, value)
+    assert [recent.get(key) for key in "abc"] == [3, None, 4]
+    assert len(recent) == 2

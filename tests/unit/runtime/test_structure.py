@@ -1,0 +1,131 @@
+"""What is rendered to find boundaries, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.runtime.structure import boundaries_of
+from slotkeeper.wire.request import Ask
+from slotkeeper.wire.routes import Api
+from unit.runtime.stubs import TRAITS, StubLink
+
+OPENER = "<U>"
+TAIL = "<A>"
+KNOWN = Markers(user=(Tokens(map(ord, OPENER)),), reply=(Tokens(map(ord, TAIL)),))
+TALK = [
+    {"role": "system", "content": "be brief " * 100},
+    {"role": "developer", "content": "and kind"},
+    {"role": "user", "content": "first"},
+    {"role": "assistant", "content": "reply"},
+    {"role": "user", "content": [{"type": "text", "text": "second"}]},
+    {"role": "assistant", "content": "calls"},
+    {"role": "tool", "content": "result"},
+]
+
+
+class Templating(StubLink):
+    """A template of which only the markers decide whether its family is known."""
+
+    def __init__(self, markers: Markers) -> None:
+        super().__init__(traits=replace(TRAITS, markers=markers))
+
+    async def render_chat(self, chat, auth) -> Tokens:
+        await super().render_chat(chat, auth)
+        return written(chat["messages"])
+
+
+def written(messages) -> Tokens:
+    openers = {"user": OPENER, "assistant": TAIL}
+    parts = [openers.get(message["role"], "<S>") + str(message["content"]) for message in messages]
+    return Tokens(map(ord, "".join(parts) + TAIL))
+
+
+def place(text: str) -> int:
+    return written(TALK).find_all(Tokens(map(ord, text)))[0]
+
+
+def asked(messages=TALK, **more) -> Ask:
+    return Ask(
+        api=Api.CHAT,
+        stream=False,
+        id_slot=None,
+        copies=1,
+        cache_prompt=True,
+        adapted=False,
+        media=False,
+        outline=(),
+        conversation=None,
+        **{"chat": {"messages": messages, "seed": 1}, "prompt": None, **more},
+    )
+
+
+async def found(link, messages=TALK):
+    return await boundaries_of(link, asked(messages), written(messages), {"X-Api-Key": "k"})
+
+
+async def test_with_markers_nothing_is_rendered():
+    link = Templating(KNOWN)
+    result = await found(link)
+    assert [b.kind for b in result] == [Kind.HEAD, Kind.USER, Kind.TURN]
+    assert result[0].at == place("<U>first")
+    assert link.rendered == []
+
+
+async def test_where_the_lead_stands_inside_a_message_its_end_is_found_by_one_short_render():
+    link = Templating(replace(KNOWN, lead_inside=True))
+    head, user, turn = await found(link)
+    assert head == Boundary(place("first"), Kind.HEAD)
+    assert user == Boundary(place("<U>[{"), Kind.USER)
+    assert turn == Boundary(len(written(TALK)) - len(TAIL), Kind.TURN)
+    ((chat, auth),) = link.rendered
+    assert chat["messages"][:-1] == TALK[:2]
+    assert (chat["seed"], auth) == (1, {"X-Api-Key": "k"})
+
+
+async def test_without_markers_two_renders_find_the_head_and_the_last_question():
+    link = Templating(UNKNOWN)
+    assert await found(link) == (Boundary(place("first"), Kind.HEAD), Boundary(place("[{"), Kind.USER))
+    assert [len(chat["messages"]) for chat, _ in link.rendered] == [3, 5]
+
+
+async def test_one_question_needs_one_render():
+    link = Templating(UNKNOWN)
+    assert await found(link, TALK[:3]) == (Boundary(place("first"), Kind.HEAD),)
+    assert len(link.rendered) == 1
+
+
+async def test_a_short_prompt_is_not_worth_a_render():
+    link = Templating(UNKNOWN)
+    assert await found(link, TALK[1:]) == ()
+    assert link.rendered == []
+
+
+@pytest.mark.parametrize("error", [EngineError(500, "roles"), EngineGoneError("gone")])
+async def test_what_cannot_be_rendered_is_left_out(error, monkeypatch):
+    async def refuse(*_):
+        raise error
+
+    link = Templating(replace(KNOWN, lead_inside=True))
+    monkeypatch.setattr(link, "render_chat", refuse)
+    assert [b.kind for b in await found(link)] == [Kind.USER, Kind.USER, Kind.TURN]
+    link.traits = replace(TRAITS, markers=UNKNOWN)
+    assert await found(link) == ()
+
+
+async def test_a_raw_prompt_is_searched_for_markers_and_never_rendered():
+    for markers, kinds in ((KNOWN, [Kind.HEAD, Kind.USER, Kind.TURN]), (UNKNOWN, [])):
+        link = Templating(markers)
+        result = await boundaries_of(link, asked(chat=None, prompt="x"), written(TALK), {})
+        assert [b.kind for b in result] == kinds
+        assert link.rendered == []
+
+
+async def test_an_engine_that_was_never_probed_has_no_boundaries():
+    link = Templating(KNOWN)
+    link.traits = None
+    assert await boundaries_of(link, asked(chat=None, prompt="x"), written(TALK), {}) == ()
