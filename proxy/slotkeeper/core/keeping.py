@@ -81,7 +81,8 @@ def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]
     if not paid:
         return [Prove(snapshot=snapshot.id, paid=False), *drop(state, snapshot)]
     if known := state.shelf.get(snapshot.id):  # its tier may have changed since it was planned
-        state.shelf.put(replace(known, used=now, restores=known.restores + 1))
+        golden = known.golden or known.shared
+        state.shelf.put(replace(known, used=now, restores=known.restores + 1, golden=golden))
     return [Prove(snapshot=snapshot.id, paid=True)]
 
 

@@ -34,7 +34,8 @@ class Snapshot:
     created: float = 0.0  # seconds, the core's clock
     used: float = 0.0
     restores: int = 0  # that the engine said were worth it
-    golden: bool = False  # a prefix that several conversations share
+    shared: bool = False  # the beginning of several prompts, or likely to be
+    golden: bool = False  # it was restored as that: it goes after all others
 
     def __repr__(self) -> str:
         cuts = f" cuts {list(self.checkpoints)}" if self.checkpoints else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.core.effects import Drop, Erase, Prove, Restore, Save
+from slotkeeper.core.effects import Drop, Erase, Moment, Prove, Restore, Save
 from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, Shelved
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.engine.client import EngineError, EngineGoneError
@@ -88,6 +88,7 @@ class Snapshots:
             layout=link.layout,
             build=link.build,
             edit=editor(traits),
+            golden=save.moment is Moment.BOUNDARY,
         )
         try:
             kept = await self.store.keep(name, facts, save.others)

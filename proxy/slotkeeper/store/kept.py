@@ -44,5 +44,6 @@ def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
         created=manifest.created + clock_offset,
         used=kept.use.used + clock_offset,
         restores=kept.use.restores,
-        golden=manifest.golden,
+        shared=manifest.golden,
+        golden=manifest.golden and kept.use.restores > 0,
     )

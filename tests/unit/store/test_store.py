@@ -80,7 +80,8 @@ async def test_the_core_gets_its_own_clock(hot: Path):
         kept = await keep(store, hot, golden=True)
         core = snapshot(kept, -4900.0)
     assert (core.created, core.used, core.restores) == (100.0, 100.0, 0)
-    assert core.golden
+    assert core.shared
+    assert not core.golden  # nobody has restored it
     assert not core.repaired
     assert (core.id, core.tokens, core.size) == (kept.id, kept.tokens, kept.manifest.size)
     assert (core.checkpoints, core.draft, core.tier) == ((8, 16), True, Tier.HOT)

@@ -1,0 +1,78 @@
+"""Ways to an engine on a tiny model, and what a sidecar on one of them has computed of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.sessions import Turn
+from slotkeeper.engine.recommend import CONTEXT_TOKENS
+
+TOKENS: Final = "slotkeeper_prefill_tokens_total"
+
+
+class Way(StrEnum):
+    STOCK = "stock"  # the engine alone, with stock flags
+    UP = "up"  # through a sidecar with a slot folder; the engine has the flags of `slotkeeper up`
+    RESTED = "up-rested"  # the same, and all idle work is done before each turn
+    FOLDER = "folder"  # as `up`, but with stock flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Prompt tokens that the sidecar had computed until some moment."""
+
+    plant: int = 0  # for a request, before it went on
+    idle: int = 0  # while nobody waited; nothing of what was cut short (the engine does not tell)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A fresh engine, and the sidecar in front of it if there is one."""
+
+    way: Way
+    engine: lab.Restartable
+    sidecar: Sidecar | None
+
+    @property
+    def base(self) -> str:
+        return lab.url_of(self.sidecar) if self.sidecar else self.engine.base
+
+    async def before(self, _: Turn) -> None:
+        await self.pause()
+
+    async def pause(self) -> None:
+        """Let all idle work be done, where this way has pauses at all."""
+        if self.sidecar and self.way is Way.RESTED:
+            await lab.rested(self.sidecar)
+
+    def spent(self) -> Spent:
+        if self.sidecar is None:
+            return Spent()
+        value = self.sidecar.driver.metrics.registry.get_sample_value
+        return Spent(**{name: int(value(TOKENS, {"purpose": name}) or 0) for name in ("plant", "idle")})
+
+
+@asynccontextmanager
+async def opened(way: Way, build: str, model: Tiny, *args: str, **settings: Any) -> AsyncIterator[Scene]:
+    """Two slots of 32,768 tokens; `args` are further flags of the engine, `settings` of the sidecar."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
+        recipe = lab.up_flags if way in {Way.UP, Way.RESTED} else lab.stock_flags
+        engine = await stack.enter_async_context(
+            lab.tiny_engine(model, build, folder, *args, context_tokens=CONTEXT_TOKENS, recipe=recipe)
+        )
+        ours: dict[str, Any] = {"slot_dir": engine.flags.slot_save_path}
+        if way is Way.RESTED:  # it saves as soon as it may, or each pause would take seconds
+            ours["save_pause"] = lab.PAUSE_SECONDS
+        front = lab.in_front_of(engine.base, engine.flags, **(ours | settings))
+        sidecar = None if way is Way.STOCK else await stack.enter_async_context(front)
+        yield Scene(way=way, engine=engine, sidecar=sidecar)
