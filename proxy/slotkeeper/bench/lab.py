@@ -189,7 +189,7 @@ async def restarted(mortal: Restartable, started: Sidecar) -> None:
 
 
 async def rested(started: Sidecar) -> None:
-    """Wait until no slot is at work, all is saved, and no slot is being warmed. Raises TimeoutError."""
+    """Wait until all idle work is done: no slot is at work, all is saved. Raises TimeoutError."""
     async with asyncio.timeout(REST_SECONDS):
         while not _rests(started):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(LOOK_SECONDS)
@@ -197,6 +197,8 @@ async def rested(started: Sidecar) -> None:
 
 def _rests(started: Sidecar) -> bool:
     placement = started.driver.placement
+    if started.driver.learning:
+        return False
     tables = placement.tables.values()
     seen = not any(table.unseen for table in tables)  # before that, none is warmed
     idle = all(state is SlotState.IDLE for table in tables for state in table.states)

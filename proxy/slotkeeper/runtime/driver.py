@@ -62,6 +62,7 @@ class Driver:
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
         self.hands = Hands(links, metrics, self.tasks, self.post, self.snapshots, lost=self._engine_lost)
         self.next_turns = NextTurns()
+        self.learning: set[RequestId] = set()  # whose replies are being rendered
         self._limits = limits
         self.placement = Placement(*links, limits=limits)
         metrics.watch(lambda: self.placement)
@@ -77,6 +78,11 @@ class Driver:
         """The first engine that is ready, else the first that was named."""
         links = self.links.values()
         return next((link for link in links if link.ready), next(iter(links)))
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the next turn's prefix is wanted."""
+        return (self._limits or Limits()).idle_tokens > 0
 
     @staticmethod
     def now() -> float:

@@ -23,6 +23,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.structure import boundaries_of
 from slotkeeper.wire.answer import Answer, AnswerReader, Figures
+from slotkeeper.wire.document import Doc
 from slotkeeper.wire.request import Ask, NotOurs, parse
 from slotkeeper.wire.routes import Api
 
@@ -148,6 +149,7 @@ class Account:
         self._check_count(figures.prompt_tokens, link)
         known = self.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
+            driver.learning.add(self.key)
             driver.tasks.start(self._learn_reply(answer, link))
 
     def gone(self) -> None:
@@ -178,23 +180,38 @@ class Account:
 
     async def _learn_reply(self, answer: Answer, link: EngineLink) -> None:
         """Find the ids of the reply, as it was sampled and as the next turn will begin with it."""
-        await self.rendered.wait()
-        ask, prompt, reply = self.ask, self.prompt, answer.reply
-        if ask is None or prompt is None or reply is None:
-            return
-        driver, generated = self._driver, answer.figures.generated or 0
+        driver, ask, reply = self._driver, self.ask, answer.reply
+        try:
+            await self.rendered.wait()
+            if ask is None or self.prompt is None or reply is None:
+                return
+            await self._as_sampled(link, ask, self.prompt, reply, answer.figures.generated or 0)
+            if driver.looks_ahead:
+                await self._as_sent_back(link, ask, reply)
+        finally:
+            driver.learning.discard(self.key)
+
+    async def _as_sampled(
+        self, link: EngineLink, ask: Ask, prompt: Tokens, reply: Doc, generated: int
+    ) -> None:
+        driver = self._driver
         try:
             tokens = await render.with_reply(link, ask, prompt, reply, generated=generated, auth=self._auth)
-            if tokens is not None:
-                driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
         except render.FAILURES as error:
             log.debug("reply_not_rendered", request_id=self.id, error=str(error))
+            return
+        if tokens is not None:
+            driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
+
+    async def _as_sent_back(self, link: EngineLink, ask: Ask, reply: Doc) -> None:
+        driver = self._driver
         try:
             begins = await driver.next_turns.prefix(link, ask, reply, client=self.client, auth=self._auth)
-            if begins is not None:
-                driver.post(NextKnown(at=driver.now(), request=self.key, tokens=begins))
         except (*render.FAILURES, NotOurs) as error:
             log.debug("next_turn_not_rendered", request_id=self.id, error=str(error))
+            return
+        if begins is not None:
+            driver.post(NextKnown(at=driver.now(), request=self.key, tokens=begins))
 
     def _log(self, answer: Answer, forward: Forward, status: int) -> None:
         figures = answer.figures

@@ -59,6 +59,7 @@ class Exchange:
         self._body = body
         self._auth = {name: request.headers[name] for name in AUTH if name in request.headers}
         self._account = Account(gate.driver, api, request_id, self._auth)
+        self._account.client = f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}"
         self._account.conversation = safe_id(request.headers.get(names.CONVERSATION), str) or None
         self._forward: Forward | None = None  # where it is sent, once that is decided
         tasks, labels = gate.driver.tasks, self._labels
@@ -138,7 +139,7 @@ class Exchange:
     def _client(self) -> ClientId:
         """Who waits in line: an API key, else an address. Kept as a digest, never as it was sent."""
         who = next(iter(self._auth.values()), None) or self._request.remote or "?"
-        return ClientId(blake2b(who.encode(errors="replace"), digest_size=8).hexdigest())
+        return ClientId(_digest(who))
 
     async def _elsewhere(self, engine: EngineId) -> bool:
         """Whether the engine is really gone and another is there: then nobody has to hear of it."""
@@ -250,3 +251,7 @@ class Exchange:
             await response.write_eof()
         else:
             abort(self._request)
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()

@@ -117,7 +117,7 @@ def guesses(habit: Habit, reply: Doc, messages: Sequence[Doc]) -> tuple[Habit, .
         for at, unknown, forgets in ((0, Reasoning.KEPT, False), (1, Reasoning.DROPPED, True))
     )
     forgetting = not calls and faithful.forgets is not careless.forgets and thoughts(messages) > 0
-    differ = False and echoed(faithful, reply) != echoed(careless, reply)
+    differ = forgetting or echoed(faithful, reply) != echoed(careless, reply)
     return (faithful, careless) if differ else (faithful,)
 
 

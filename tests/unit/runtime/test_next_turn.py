@@ -133,9 +133,14 @@ async def test_a_conversation_has_its_own_habit_before_that_of_its_client(turns)
     dropping = [*other, drops(ANSWER), NEXT]
     said = await talk.said(dropping, ANSWER)
     assert said == link.text([*dropping, drops(ANSWER), NEXT]).removesuffix("And now?|<assistant>")
+    dropping += [drops(ANSWER), NEXT]
+    await talk.said(dropping, drops(ANSWER))  # from which nothing is to be learnt
     keeping += [ANSWER, NEXT]
     said = await talk.said(keeping, ANSWER)
     assert said == link.text([*keeping, ANSWER, NEXT]).removesuffix("And now?|<assistant>")
+    dropping += [drops(ANSWER), NEXT]
+    said = await talk.said(dropping, ANSWER)
+    assert said == link.text([*dropping, drops(ANSWER), NEXT]).removesuffix("And now?|<assistant>")
 
 
 @pytest.mark.parametrize(

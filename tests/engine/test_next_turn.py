@@ -1,0 +1,152 @@
+"""What is said to be the beginning of the next prompt is its beginning: on real engines, on every API.
+
+Nothing is asked of the engine but its template and its answers, so one model is enough: tiny-hybrid, which
+ends its thoughts and calls tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from engine.dialects import BODIES, PATHS
+from slotkeeper.bench import lab
+from slotkeeper.bench.sessions import SESSIONS, Turn
+from slotkeeper.core.events import Event, NextKnown
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.next_turn import NextTurns
+from slotkeeper.wire.answer import AnswerReader
+from slotkeeper.wire.echo import words
+from slotkeeper.wire.request import parse
+from slotkeeper.wire.routes import Api
+
+Message = dict[str, Any]
+
+
+class Listening(NextTurns):
+    """Hands on what was said of every turn, also where that was nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: asyncio.Queue[Tokens | None] = asyncio.Queue()
+
+    async def prefix(self, *args: Any, **more: Any) -> Tokens | None:
+        begins = await super().prefix(*args, **more)
+        self.told.put_nowait(begins)
+        return begins
+
+
+@dataclass
+class Client:
+    """Plays a session through a sidecar, and holds each prompt against what was foretold of it."""
+
+    driver: Driver
+    http: aiohttp.ClientSession
+    api: Api
+    keeps: bool  # reasoning
+    foretold: list[Tokens] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)  # turns of which nothing was said
+
+    async def play(self, session: str, most: int = 100) -> None:
+        turns = Listening()
+        self.driver.next_turns = turns
+        script = SESSIONS[session]()
+        turn, begins = next(script), None
+        for _ in range(most):
+            body = orjson.dumps(BODIES[self.api](turn))
+            if begins is not None:
+                await self._compare(begins, turn, body)
+            reply = await self._ask(body)
+            async with asyncio.timeout(30):
+                begins = await turns.told.get()
+            try:
+                turn = script.send(self._echo(reply))
+            except StopIteration:
+                return
+            if turn.messages[-1]["role"] == "tool" and not reply.get("tool_calls"):
+                begins = None  # the model did not call, and no client would say that a tool has answered
+            elif begins is None and words(reply):  # else it was cut off while it thought
+                self.silent.append(turn.label)
+
+    async def _compare(self, begins: Tokens, turn: Turn, body: bytes) -> None:
+        """It is the beginning of the prompt, and reaches up to what the client wrote anew."""
+        link, chat = self.driver.front, parse(self.api, body).chat
+        real = await link.render_chat(chat, {})
+        assert real.begins_with(begins), f"{turn.label}: {real.lcp(begins)} of {len(begins)}"
+        said = next(m for m in reversed(turn.messages) if m["role"] in ("user", "tool"))["content"]
+        text = await link.client.apply_template(chat)
+        before = await link.tokenize(text[: text.rindex(said)], add_special=True, parse_special=True)
+        # The line end before a text may become one token with line ends in it.
+        assert len(begins) >= len(before) - 1, turn.label
+        self.foretold.append(begins)
+
+    async def _ask(self, body: bytes) -> Message:
+        headers = {"Content-Type": "application/json"}
+        async with self.http.post(PATHS[self.api], data=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            reader = AnswerReader(self.api, stream=False)
+            reader.feed(await response.read())
+        reply = reader.close().reply
+        assert reply is not None
+        return reply
+
+    def _echo(self, reply: Message) -> Message:
+        """As a client in JavaScript does it."""
+        echo = json.loads(json.dumps(reply))
+        for call in echo.get("tool_calls", ()):
+            given = json.loads(call["function"]["arguments"])
+            call["function"]["arguments"] = json.dumps(given, separators=(",", ":"))
+        return echo if self.keeps else {k: v for k, v in echo.items() if k != "reasoning_content"}
+
+
+@asynccontextmanager
+async def client(engine, api: Api, *, keeps: bool = True) -> AsyncIterator[Client]:
+    async with lab.in_front_of(engine.base, engine.flags) as started:
+        async with aiohttp.ClientSession(lab.url_of(started)) as http:
+            yield Client(started.driver, http, api, keeps)
+
+
+@pytest.mark.parametrize("api", BODIES)
+@pytest.mark.parametrize("session", ["append", "thinking"])
+async def test_the_next_prompt_begins_as_foretold(engine, session, api):
+    """From the first turn on: this template leaves the reasoning out of the history in any case."""
+    async with client(engine, api) as playing:
+        await playing.play(session)
+    assert playing.silent == []
+    assert len(playing.foretold) >= 3
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["keeps reasoning", "drops reasoning"])
+@pytest.mark.parametrize("api", BODIES)
+async def test_between_calls_it_is_foretold_once_it_is_known_what_comes_back(engine, api, keeps):
+    async with client(engine, api, keeps=keeps) as playing:
+        await playing.play("tool-loop", most=8)
+    assert playing.silent == ["task 1 call 2"]
+    assert len(playing.foretold) >= 4
+
+
+async def test_the_core_is_told_before_the_next_request_comes(engine, monkeypatch):
+    """What was foretold is posted, under the request that it follows."""
+    posted: list[NextKnown] = []
+    async with client(engine, Api.CHAT) as playing:
+        post = playing.driver.post
+
+        def listen(event: Event) -> None:
+            if isinstance(event, NextKnown):
+                posted.append(event)
+            post(event)
+
+        monkeypatch.setattr(playing.driver, "post", listen)
+        await playing.play("append")
+    told = [event.tokens for event in posted]
+    assert told[: len(playing.foretold)] == playing.foretold
+    assert len({event.request for event in posted}) == len(posted) == 6
