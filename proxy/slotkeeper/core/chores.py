@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
+from slotkeeper.core.checkpoints import TAIL
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Effect, Purpose, Stop, Wake
 from slotkeeper.core.held import Held
@@ -17,7 +18,6 @@ from slotkeeper.core.state import State
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, effect
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tending import (
-    FOREIGN,
     first_step,
     homewards,
     needs_cuts,
@@ -126,7 +126,7 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
     table, held = chore.table, chore.held
     if held is None or not (table.traits.speculative and table.traits.files_carry):
         return
-    cuts = {checkpoint.at for checkpoint in held.checkpoints if checkpoint.at >= held.total - FOREIGN}
+    cuts = {checkpoint.at for checkpoint in held.checkpoints if checkpoint.at >= held.total - TAIL}
     for snapshot in [s for s in state.shelf if len(s.tokens) in cuts and len(s.tokens) < held.total]:
         same_kind = snapshot.fingerprint == table.traits.fingerprint
         if same_kind and held.tokens.begins_with(snapshot.tokens):

@@ -28,7 +28,7 @@ from slotkeeper.core.held import first_kept
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.shadow import Look
 from slotkeeper.core.shelf import Shelf
-from slotkeeper.core.steps import Keep, Prefill, Step
+from slotkeeper.core.steps import Keep, Prefill, Step, marked
 from slotkeeper.core.structure import Boundary, Kind
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
@@ -184,10 +184,8 @@ def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
         yield from (exactly, Keep(Moment.BOUNDARY))
     elif not traits.files_carry:
         yield from (exactly, Keep(Moment.BOUNDARY), beyond)
-    elif traits.speculative:  # foreign tokens: whoever comes goes back to the checkpoint, and its draft state
-        first = prompt.cut(0, 1)
-        foreign = exactly.tokens + first + first + first + first
-        yield from (Prefill(foreign, Purpose.PLANT), Keep(Moment.BOUNDARY))
+    elif traits.speculative:
+        yield from (Prefill(marked(exactly.tokens), Purpose.PLANT), Keep(Moment.BOUNDARY))
     else:
         yield from (beyond, Keep(Moment.BOUNDARY))
 

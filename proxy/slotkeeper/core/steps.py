@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+from slotkeeper.core.checkpoints import TAIL
 from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save
 from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.snapshots import Snapshot
@@ -44,6 +45,18 @@ class Wipe:
 
 
 Step = Prefill | Keep | Load | Wipe
+
+
+def marked(tokens: Tokens) -> Tokens:
+    """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
+
+    Whoever goes on from there parts from the foreign ones and is taken back to it, and to its draft state.
+    """
+    return tokens + Tokens([tokens[0]] * TAIL)
+
+
+def is_marked(tokens: Tokens) -> bool:
+    return len(tokens) > TAIL and tokens == marked(tokens.cut(0, len(tokens) - TAIL))
 
 
 def effect(

@@ -24,14 +24,13 @@ from slotkeeper.core.pricing import restore_price
 from slotkeeper.core.shelf import NEVER, Shelf
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.state import user_starts
-from slotkeeper.core.steps import Keep, Load, Prefill, Step
+from slotkeeper.core.steps import Keep, Load, Prefill, Step, is_marked, marked
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.traits import EngineTraits
 
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
 COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the way home
-FOREIGN: Final = 4  # tokens behind the end: the engine's last cut is so far before a prompt's end
 
 
 def needs_cuts(traits: EngineTraits) -> bool:
@@ -117,10 +116,7 @@ def _mark(held: Held, traits: EngineTraits) -> Step | None:
         return None
     if any(c.at == held.total for c in held.checkpoints) or len(held.tokens) < WORTH_A_FILE:
         return None
-    if len(held.tokens) > FOREIGN and any(c.at == held.total - FOREIGN for c in held.checkpoints):
-        return None  # they are there already
-    first = held.tokens.cut(0, 1)
-    return Prefill(held.tokens + first + first + first + first, Purpose.DRAFT)
+    return None if is_marked(held.tokens) else Prefill(marked(held.tokens), Purpose.DRAFT)
 
 
 def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[int]:
