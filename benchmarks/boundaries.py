@@ -45,7 +45,7 @@ class Case:
 
     session: str
     skipped: int = 1  # requests at its beginning: nothing has come back there, or nobody could have known
-    parts: int | None = None  # what one figure "each" is for, where that is not a request
+    label: str = ""  # how the labels of those that count end
     args: tuple[str, ...] = ()  # flags of the engine
 
 
@@ -57,8 +57,8 @@ CASES: Final[Mapping[str, Case]] = MappingProxyType(
         "tool-loop": Case(session="tool-loop"),
         "document": Case(session="document", skipped=2),
         "document-ub2048": Case(session="document", skipped=2, args=("-ub", "2048", "-b", "2048")),
-        "agents": Case(session="agents", skipped=2, parts=AGENTS - 1),
-        AT_ONCE: Case(session=AT_ONCE, skipped=0, parts=AGENTS),
+        "agents": Case(session="agents", label="call"),  # what each new agent asks first
+        AT_ONCE: Case(session=AT_ONCE, skipped=0, label="call"),
     }
 )
 
@@ -132,15 +132,14 @@ async def _least(base: str, shots: Sequence[Shot]) -> list[int]:
 
 def _figures(case: Case, record: Record, end: Spent) -> Row:
     """Tokens of the requests that count. Idle work counts from the answer before the first of them."""
-    places = [at for at, sample in enumerate(record.samples) if sample.session == case.session][
-        case.skipped :
-    ]
+    mine = [at for at, sample in enumerate(record.samples) if sample.session == case.session]
+    places = [at for at in mine if record.samples[at].label.endswith(case.label)][case.skipped :]
     samples = [record.samples[at] for at in places]
     before = [Spent(), *record.spent]
     client = sum(sample.computed or 0 for sample in samples)
     planted = sum(before[at + 1].plant - before[at].plant for at in places)
     oracle = sum(sample.oracle or 0 for sample in samples)
-    parts = case.parts or len(samples)
+    parts = len(samples)
     waits = [1000 * s.first_token_seconds for s in samples if s.first_token_seconds is not None]
     return {
         "oracle": oracle,

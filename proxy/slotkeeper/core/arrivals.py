@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.core import chores, planting
-from slotkeeper.core.checkpoints import TAIL
-from slotkeeper.core.choice import STEER_TAIL, Plan, blind, cheapest, continuing
-from slotkeeper.core.effects import Effect, Forward, Observe, Purpose
+from slotkeeper.core import chores, en_route
+from slotkeeper.core.choice import Plan, blind, cheapest, continuing
+from slotkeeper.core.effects import Effect, Forward, Observe
 from slotkeeper.core.events import Arrived, Rendered
-from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pending import Pending, Stage
-from slotkeeper.core.planting import Structure
 from slotkeeper.core.shadow import Look, Source
-from slotkeeper.core.state import State, user_starts
-from slotkeeper.core.steps import Prefill, effect
+from slotkeeper.core.state import State
+from slotkeeper.core.steps import effect
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.types import Reason, SlotId
 
@@ -42,11 +39,7 @@ def rendered(state: State, event: Rendered) -> None:
     pending.prompt = event.prompt
     pending.waits_in = None
     if event.prompt is not None:
-        pending.structure = Structure(
-            boundaries=event.boundaries,
-            branches=tuple(state.tree.branches(event.prompt)),
-            known=state.tree.longest(event.prompt),
-        )
+        pending.structure = en_route.structured(state, event.prompt, event.boundaries)
     pending.predict()
 
 
@@ -65,7 +58,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
             continue
         plan = _decide(state, pending, now)
         if plan and not plan.wait:
-            plan = _planting(state, pending, plan, now)
+            plan = en_route.planted(state, pending, plan, now)
             state.queue.served(request)
             yield _begin(state, pending, plan, now)
         else:
@@ -103,53 +96,9 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
             shelf=state.shelf,
             plain=pending.plain,
         )
-        return _behind(state, pending, plan)
+        return en_route.behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
     return _named(blind(state.up, pinnable=request.pinnable, now=now, shelf=state.shelf), reason)  # 5
-
-
-def _behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
-    """The plan; but who begins with what another is just having saved waits until it lies in a file."""
-    prompt, look = pending.prompt, plan.look if plan else None
-    if plan is None or prompt is None or look is None or pending.plain:
-        return plan
-    for other in state.requests.values():
-        if other.stage is Stage.PREPARING and other.plan and other is not pending:
-            shared = planting.kept(other.plan.steps, other.steps_left)
-            common = prompt.lcp(shared) if shared else 0
-            if shared and common >= len(shared) - TAIL and common - look.reuse > WORTH_A_FILE:
-                return replace(plan, wait=True)
-    return plan
-
-
-def _planting(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
-    """The same plan, with what is planted on the way."""
-    prompt, look, request = pending.prompt, plan.look, pending.arrived
-    if prompt is None or look is None or pending.plain or request.adapted:
-        return plan
-    table = plan.table
-    found = planting.steps(
-        prompt,
-        pending.structure,
-        look=look,
-        table=table,
-        shelf=state.shelf,
-        user_starts=user_starts(prompt, table.traits),
-        now=now,
-    )
-    if not found:
-        return plan
-    if plan.pinned:
-        return replace(plan, steps=(*plan.steps, *found))
-    if plan.steps and plan.reason is Reason.STEERED:
-        return replace(plan, steps=(*plan.steps[:-1], *found, plan.steps[-1]))
-    if request.pinnable and look.source is not Source.RAM:
-        reason = Reason.PREFIX if look.reuse else Reason.COLD
-        return replace(plan, pinned=True, reason=reason, steps=found)
-    if look.source is not Source.RAM and len(prompt) > STEER_TAIL:
-        steer = Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
-        return replace(plan, reason=Reason.STEERED, steps=(*found, steer))
-    return plan
 
 
 def _named(plan: Plan | None, reason: Reason) -> Plan | None:
@@ -190,7 +139,7 @@ def next_step(state: State, pending: Pending, now: float) -> Effect:
     if plan is None or plan.slot is None:
         raise AssertionError("only a planned request takes steps")
     plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
-    return effect(pending.step, owner, plan.table, plan.slot, state.shelf)
+    return effect(pending.step, owner, plan.table, plan.slot, shelf=state.shelf, tree=state.tree)
 
 
 def forward(pending: Pending, now: float) -> Forward:

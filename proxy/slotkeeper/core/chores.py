@@ -220,4 +220,4 @@ def _begin(state: State, chore: Chore, now: float) -> Effect:
 
 
 def _bound(state: State, chore: Chore) -> Effect:
-    return effect(chore.step, chore.id, chore.table, chore.slot, state.shelf)
+    return effect(chore.step, chore.id, chore.table, chore.slot, shelf=state.shelf, tree=state.tree)

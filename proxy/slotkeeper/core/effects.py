@@ -63,6 +63,7 @@ class Save:
     tokens: Tokens  # that the slot should hold; the file's own list is the truth
     size: int  # bytes, as far as can be foretold
     others: tuple[SnapshotId, ...] = ()  # of the same conversation: their checkpoints may be taken over
+    cuts: tuple[int, ...] = ()  # where prompts have parted from it: checkpoints there are worth keeping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

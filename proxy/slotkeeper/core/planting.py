@@ -25,7 +25,7 @@ from typing import Final
 from slotkeeper.core.checkpoints import TAIL, after_prefill, keeps_checkpoints
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.held import first_kept
-from slotkeeper.core.limits import WORTH_A_FILE
+from slotkeeper.core.limits import WORTH_A_FILE, HourlyBudget
 from slotkeeper.core.shadow import Look
 from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.steps import Keep, Prefill, Step, marked
@@ -102,17 +102,22 @@ def steps(
     look: Look,
     table: EngineTable,
     shelf: Shelf,
+    writes: HourlyBudget,
     user_starts: Sequence[int],
     now: float,
 ) -> tuple[Step, ...]:
-    """What to do in the slot before the request goes there; nothing where nothing is worth it."""
+    """What to do in the slot before the request goes there; nothing where nothing is worth it.
+
+    What a file will take is spent from `writes`.
+    """
     if len(prompt) - look.reuse < LEAST:
         return ()
     found = [p for p in places(structure, len(prompt)) if look.reuse < p.at <= len(prompt) - 2 * TAIL]
     if not found:
         return ()
     checkpoints = _checkpoints(found, prompt, look, table, user_starts)
-    files = _files(found, prompt, table, shelf, now)
+    files = _files(found, prompt, table, shelf) if table.may_save(now) else set()
+    files = {at for at in files if writes.spend(table.rates.size_of(at), now)}
     cuts = [Cut(at, checkpoint=at in checkpoints, file=at in files) for at in sorted({*checkpoints, *files})]
     return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
 
@@ -160,12 +165,8 @@ def _best(found: Collection[Place], cuts: Collection[int]) -> Place | None:
     return best if worth(best) > PRICE else None
 
 
-def _files(
-    found: Collection[Place], prompt: Tokens, table: EngineTable, shelf: Shelf, now: float
-) -> set[int]:
+def _files(found: Collection[Place], prompt: Tokens, table: EngineTable, shelf: Shelf) -> set[int]:
     """The longest shared beginning that is worth a file, if no file has it."""
-    if not table.may_save(now):
-        return set()
     for place in sorted(found, key=lambda p: p.at, reverse=True):
         if place.shared and place.at >= WORTH_A_FILE:
             missing = place.at - shelf.covered(prompt.cut(0, place.at), table.traits)

@@ -14,6 +14,7 @@ from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import EMPTY, Tokens
+from slotkeeper.core.tree import PromptTree
 from slotkeeper.core.types import Place, RequestId, SlotId
 
 
@@ -60,7 +61,7 @@ def is_marked(tokens: Tokens) -> bool:
 
 
 def effect(
-    step: Step, owner: RequestId, table: EngineTable, slot: SlotId, shelf: Shelf
+    step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, shelf: Shelf, tree: PromptTree
 ) -> Plant | Save | Restore | Erase:
     place = Place(table.engine, slot)
     match step:
@@ -76,6 +77,7 @@ def effect(
                 tokens=tokens,
                 size=table.rates.size_of(held.total if held else 0),
                 others=shelf.kin(tokens, table.traits),
+                cuts=tuple(branch.at for branch in tree.branches(tokens)),
             )
         case Load(snapshot):
             return Restore(request=owner, place=place, snapshot=snapshot)

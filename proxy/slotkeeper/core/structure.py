@@ -74,6 +74,13 @@ def boundaries(prompt: Tokens, markers: Markers, rendered: Iterable[Boundary] = 
     return tuple(Boundary(at, kinds[at]) for at in sorted(kinds))
 
 
+def in_reply(at: int, prompt: Tokens, found: Iterable[Boundary], markers: Markers) -> bool:
+    """Whether this place lies in something that the model said, as far as the markers tell."""
+    reply = max((start for start in _starts(prompt, markers.reply) if start <= at), default=-1)
+    asked = max((b.at for b in found if b.kind is not Kind.TURN and b.at <= at), default=-1)
+    return reply > asked
+
+
 def _turn(prompt: Tokens, markers: Markers, replies: Sequence[int], last: int) -> int | None:
     """Where the reply begins; `last` is where the last message was asked, -1 for none."""
     if replies and replies[-1] > last:

@@ -5,7 +5,7 @@ No decisions here. How a call is sent is said in `http`; client requests are for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import orjson
@@ -130,9 +130,16 @@ class EngineClient:
         return list(answer["tokens"])
 
     async def prefill(
-        self, ids: Sequence[int], slot: SlotId, *, headers: Headers | None = None
+        self,
+        ids: Sequence[int],
+        slot: SlotId,
+        *,
+        headers: Headers | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> PrefillResult:
         """Evaluate a prompt in one slot; it then holds exactly these tokens (engine.md 1.5).
+
+        `progress` is told how many tokens have been computed so far, batch by batch.
 
         The slot must be idle: the engine neither refuses nor waits safely (engine.md T1).
         When we are cancelled the connection closes and the engine stops at its next batch. That is why
@@ -156,6 +163,8 @@ class EngineClient:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     last = orjson.loads(line[6:])
+                    if progress and (said := last.get("prompt_progress")):
+                        progress(said["processed"] - said["cache"])
         if "timings/prompt_n" not in last:  # the key is the path, not a nested object
             raise EngineError(response.status, message_in(orjson.dumps(last)))
         return PrefillResult(

@@ -97,12 +97,20 @@ class Hands:
         return len(self._plants)
 
     async def _plant(self, plant: Plant) -> None:
-        computed, seconds = None, None
+        computed, seconds, counted = None, None, 0
         link = self._links[plant.place.engine]
+
+        def count(so_far: int) -> None:  # as it goes: what is broken off was computed as well
+            nonlocal counted
+            self._metrics.planted(plant.purpose, so_far - counted)
+            counted = so_far
+
         try:
-            result = await link.client.prefill(plant.tokens.ids(), plant.place.slot, headers=link.auth)
+            result = await link.client.prefill(
+                plant.tokens.ids(), plant.place.slot, headers=link.auth, progress=count
+            )
             computed, seconds = result.computed, result.seconds
-            self._metrics.planted(plant.purpose, computed)
+            count(computed)
             place, purpose = str(plant.place), plant.purpose.value
             log.debug("planted", place=place, purpose=purpose, tokens=len(plant.tokens), computed=computed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it

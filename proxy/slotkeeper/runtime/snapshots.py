@@ -87,7 +87,7 @@ class Snapshots:
             written=result.written,
             layout=link.layout,
             build=link.build,
-            edit=editor(traits),
+            edit=editor(traits, save.cuts),
             golden=save.moment is Moment.BOUNDARY,
         )
         try:

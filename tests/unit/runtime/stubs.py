@@ -6,7 +6,7 @@ The line says what it is told to say, and remembers what was asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class StubClient:
     looks: int = 0
     prefills: list[tuple[list[int], SlotId]] = field(default_factory=list)
     hold: asyncio.Event | None = None  # a prefill waits for it
+    first_batch: int = 0  # tokens of a prefill that are computed at once
     refuse: Exception | None = None
     closed: bool = False
     cancelled: int = 0
@@ -44,8 +45,11 @@ class StubClient:
             raise self.refuse
         return tuple(self.views)
 
-    async def prefill(self, ids: Sequence[int], slot: SlotId, **_: Any) -> PrefillResult:
+    async def prefill(
+        self, ids: Sequence[int], slot: SlotId, *, progress: Callable[[int], object], **_: Any
+    ) -> PrefillResult:
         self.prefills.append((list(ids), slot))
+        progress(self.first_batch)
         try:
             if self.hold:
                 await self.hold.wait()

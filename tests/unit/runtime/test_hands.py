@@ -1,18 +1,20 @@
-"""Steps with files: each has its answer, whatever breaks on the way."""
+"""Steps: each has its answer, whatever breaks on the way, and what was computed is counted."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from slotkeeper.core.effects import Erase, Moment, Restore, Save
-from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved
+from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save, Stop
+from slotkeeper.core.events import Erased, Event, Loading, Planted, Restored, Saved
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Place, RequestId, SlotId
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.hands import Hands
 from slotkeeper.runtime.tasks import Tasks
-from unit.runtime.stubs import ENGINE, StubLink
+from unit.runtime.stubs import ENGINE, StubLink, settled
 
 OWNER, PLACE = RequestId("r"), Place(ENGINE, SlotId(0))
 FILE = Snapshot(id=SnapshotId("s"), fingerprint="f", tokens=Tokens(range(300)), size=1)
@@ -47,3 +49,36 @@ async def test_a_bug_of_ours_keeps_nobody_waiting(step, answer):
     assert getattr(event, "snapshot", None) is None
     assert getattr(event, "outcome", Loading.LOST) is Loading.LOST
     assert metrics.registry.get_sample_value("slotkeeper_fallbacks_total", {"reason": "files"}) == 1
+
+
+async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_is_counted():
+    said: list[Event] = []
+    tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
+    link.client.hold, link.client.first_batch = asyncio.Event(), 128
+    hands = Hands({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
+    hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.NEXT))
+    await settled()
+    hands.perform(Stop(request=OWNER))
+    await settled()
+    hands.perform(Stop(request=OWNER))  # too late: it has its answer
+    (event,) = said
+    assert isinstance(event, Planted)
+    assert event.stopped
+    assert event.computed is None
+    assert link.client.cancelled == 1
+    counted = metrics.registry.get_sample_value("slotkeeper_prefill_tokens_total", {"purpose": "idle"})
+    assert counted == 128
+
+
+async def test_a_prefill_is_counted_whole_and_only_once():
+    said: list[Event] = []
+    tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
+    link.client.first_batch = 128
+    hands = Hands({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
+    hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
+    await settled()
+    (event,) = said
+    assert isinstance(event, Planted)
+    assert event.computed == len(FILE.tokens)
+    counted = metrics.registry.get_sample_value("slotkeeper_prefill_tokens_total", {"purpose": "plant"})
+    assert counted == len(FILE.tokens)

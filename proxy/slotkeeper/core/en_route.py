@@ -1,0 +1,78 @@
+"""What happens to a request between its place being chosen and its going there: planting, and waiting for it.
+
+What to plant is decided in `planting`; here that is made part of a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slotkeeper.core import planting
+from slotkeeper.core.checkpoints import TAIL
+from slotkeeper.core.choice import STEER_TAIL, Plan
+from slotkeeper.core.effects import Purpose
+from slotkeeper.core.limits import WORTH_A_FILE
+from slotkeeper.core.pending import Pending, Stage
+from slotkeeper.core.planting import Structure
+from slotkeeper.core.shadow import Source
+from slotkeeper.core.state import State, user_starts
+from slotkeeper.core.steps import Prefill
+from slotkeeper.core.structure import UNKNOWN, Boundary, in_reply
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+
+def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...]) -> Structure:
+    """Where other prompts may part from this one.
+
+    Not within a reply: where one comes back otherwise than it was sampled, no other prompt will part.
+    """
+    markers = next((table.traits.markers for table in state.up), UNKNOWN)
+    found = state.tree.branches(prompt)
+    asked = tuple(branch for branch in found if not in_reply(branch.at, prompt, boundaries, markers))
+    return Structure(boundaries=boundaries, branches=asked, known=state.tree.longest(prompt))
+
+
+def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
+    """The plan; but who begins with what another is just having saved waits until it lies in a file."""
+    prompt, look = pending.prompt, plan.look if plan else None
+    if plan is None or prompt is None or look is None or pending.plain:
+        return plan
+    for other in state.requests.values():
+        if other.stage is Stage.PREPARING and other.plan and other is not pending:
+            shared = planting.kept(other.plan.steps, other.steps_left)
+            common = prompt.lcp(shared) if shared else 0
+            if shared and common >= len(shared) - TAIL and common - look.reuse > WORTH_A_FILE:
+                return replace(plan, wait=True)
+    return plan
+
+
+def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
+    """The same plan, with what is planted on the way."""
+    prompt, look, request = pending.prompt, plan.look, pending.arrived
+    if prompt is None or look is None or pending.plain or request.adapted:
+        return plan
+    table = plan.table
+    found = planting.steps(
+        prompt,
+        pending.structure,
+        look=look,
+        table=table,
+        shelf=state.shelf,
+        writes=state.writes,
+        user_starts=user_starts(prompt, table.traits),
+        now=now,
+    )
+    if not found:
+        return plan
+    if plan.pinned:
+        return replace(plan, steps=(*plan.steps, *found))
+    if plan.steps and plan.reason is Reason.STEERED:
+        return replace(plan, steps=(*plan.steps[:-1], *found, plan.steps[-1]))
+    if request.pinnable and look.source is not Source.RAM:
+        reason = Reason.PREFIX if look.reuse else Reason.COLD
+        return replace(plan, pinned=True, reason=reason, steps=found)
+    if look.source is not Source.RAM and len(prompt) > STEER_TAIL:
+        steer = Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
+        return replace(plan, reason=Reason.STEERED, steps=(*found, steer))
+    return plan

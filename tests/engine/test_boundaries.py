@@ -1,0 +1,116 @@
+"""Where prompts part: what the engine computes again, with the flags of `slotkeeper up` and a slot folder."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.measure import Sample
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.play import at_once, play
+from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent
+from slotkeeper.bench.target import Target
+from slotkeeper.core.snapshots import SnapshotId
+
+PLANTED = ("slotkeeper_prefill_tokens_total", {"purpose": "plant"})
+OWN_PART = 200  # tokens of an agent's own task, and some more
+UNCUTTABLE = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
+
+
+@dataclass
+class Played:
+    """Requests, and what was planted for each."""
+
+    sidecar: Sidecar
+    samples: list[Sample] = field(default_factory=list)
+    planted: list[int] = field(default_factory=list)
+    files: set[SnapshotId] = field(default_factory=set)
+
+    def seen(self, sample: Sample) -> None:
+        assert sample.counted, sample
+        self.samples.append(sample)
+        so_far = int(self.sidecar.driver.metrics.registry.get_sample_value(*PLANTED) or 0)
+        self.planted.append(so_far - sum(self.planted))
+
+    def cost(self, *, skipped: int = 1) -> tuple[int, int]:
+        """(tokens computed, oracle), without the first requests."""
+        computed = sum(sample.computed or 0 for sample in self.samples[skipped:])
+        return computed + sum(self.planted[skipped:]), sum(s.oracle or 0 for s in self.samples[skipped:])
+
+
+async def played(
+    model: Tiny, build: str, folder, session: str, *args: str, pauses: bool = False, **more
+) -> Played:
+    async with (
+        lab.tiny_engine(model, build, folder, *args, recipe=lab.up_flags, **more) as engine,
+        lab.keeping(engine) as sidecar,
+        Target(lab.url_of(sidecar)) as target,
+    ):
+        found = Played(sidecar)
+
+        async def rest(_) -> None:
+            await lab.rested(sidecar)
+
+        before = rest if pauses else at_once
+        await play(SESSIONS[session](), target, session=session, seen=found.seen, before=before)
+        return found
+
+
+@pytest.mark.parametrize("model", UNCUTTABLE)
+async def test_a_clock_at_the_end_of_the_system_prompt_costs_nothing_from_the_third_turn_on(
+    model, build, tmp_path
+):
+    computed, oracle = (await played(model, build, tmp_path, "clock-last")).cost(skipped=2)
+    assert computed <= oracle * 1.05
+
+
+@pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.SWA])
+@pytest.mark.parametrize("session", ["edits", "many-turns"])
+async def test_edits_branches_and_steps_back_cost_little_more_than_what_is_new(
+    model, session, build, tmp_path
+):
+    computed, oracle = (await played(model, build, tmp_path, session)).cost()
+    assert computed <= oracle * 1.10
+
+
+@pytest.mark.parametrize("args", [(), ("-b", "2048", "-ub", "2048")])
+async def test_a_further_question_about_a_document_costs_its_own_tokens(args, build, tmp_path):
+    found = await played(Tiny.HYBRID, build, tmp_path, "document", *args)
+    computed, _ = found.cost(skipped=2)
+    assert computed <= 40 * (len(found.samples) - 2)
+
+
+async def test_in_a_tool_loop_the_client_waits_only_for_what_is_new(build, tmp_path):
+    """In the pauses its next turn is computed; the second request only shows how it sends replies back."""
+    found = await played(Tiny.HYBRID, build, tmp_path, "tool-loop", pauses=True)
+    computed, oracle = found.cost()
+    assert computed <= oracle
+    assert all((s.computed or 0) <= (s.oracle or 0) for s in found.samples[2:])
+
+
+@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID])
+async def test_a_new_agent_costs_its_own_part_though_others_have_the_slots(model, build, tmp_path):
+    found = await played(model, build, tmp_path, "agents")
+    first = [at for at, sample in enumerate(found.samples) if sample.label.endswith("call")]
+    assert len(first) == AGENTS
+    for at in first[1:]:
+        sample = found.samples[at]
+        assert (sample.computed or 0) + found.planted[at] <= (sample.oracle or 0) + 64, sample
+
+
+async def test_of_agents_that_begin_at_once_one_computes_what_they_share(build, tmp_path):
+    async with (
+        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, recipe=lab.up_flags) as engine,
+        lab.keeping(engine) as sidecar,
+        Target(lab.url_of(sidecar)) as target,
+    ):
+        found = Played(sidecar)
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                script = agent(number)
+                group.create_task(play(script, target, session=f"agent {number}", seen=found.seen))
+    first = [sample for sample in found.samples if sample.label.endswith("call")]
+    computed = sum(sample.computed or 0 for sample in first) + sum(found.planted)
+    assert computed <= max(sample.prompt or 0 for sample in first) + 2 * OWN_PART
