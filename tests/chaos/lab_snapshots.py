@@ -6,6 +6,7 @@ What a talk's replies must be is found out by an engine alone, with nobody in fr
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from slotkeeper.store.kept import Kept
 
 CHAT: Final = "/v1/chat/completions"
 SMALL: Final = ("-c", "8192")  # tokens of both slots: what a talk needs, and a quick start
+MARGIN: Final = 0.02  # logprob
 SOON: Final = 0.05  # seconds without a request until a slot is saved
 Reply = dict[str, Any]
 
@@ -99,14 +101,18 @@ class Talk:
 
     number: int
     replies: list[Reply] = field(default_factory=list)
+    lead: int = 1500  # characters of the system prompt; the first turn has 1800 in all
     turn: int = 0  # turns that were taken
     saved: list[SnapshotId] = field(default_factory=list)
 
     def body(self, turn: int) -> Reply:
         """The request of one turn, with the replies before it."""
-        messages = [{"role": "system", "content": f"This is talk {self.number}. {prose(1500, self.number)}"}]
+        messages = [
+            {"role": "system", "content": f"This is talk {self.number}. {prose(self.lead, self.number)}"}
+        ]
         for at in range(turn + 1):
-            question = f"Question {at}. {prose(300, 100 + 10 * self.number + at)}"
+            length = 300 if at else 1800 - self.lead
+            question = f"Question {at}. {prose(length, 100 + 10 * self.number + at)}"
             messages += [{"role": "user", "content": question}, *self.replies[at : at + (at < turn)]]
         plain = {"chat_template_kwargs": {"plain": True}, "temperature": 0, "max_tokens": 24}
         return {"messages": messages, **plain}
@@ -119,15 +125,33 @@ async def said(client: aiohttp.ClientSession, body: Reply) -> Reply:
         return (await answer.json())["choices"][0]["message"]
 
 
-async def undisturbed(engine: Bench, count: int, turns: int) -> list[Talk]:
-    """So many talks, with the replies of this engine; it is a new process afterwards."""
-    talks = [Talk(number) for number in range(count)]
+async def undisturbed(engine: Bench, count: int, turns: int, *, lead: int = 1500) -> list[Talk]:
+    """So many talks, with the replies of this engine; it is a new process afterwards.
+
+    Only such in which no word was nearly another: how a prompt is cut into batches moves logprobs by 0.002,
+    on an engine with nobody in front of it as well, and what we plant cuts it otherwise.
+    """
+    talks: list[Talk] = []
     async with aiohttp.ClientSession(engine.base) as client:
-        for talk in talks:
-            for turn in range(turns):
-                talk.replies.append(await said(client, talk.body(turn)))
+        for number in itertools.count():
+            talk = Talk(number, lead=lead)
+            margins = [await _spoken(client, talk, turn) for turn in range(turns)]
+            if min(margins) > MARGIN:
+                talks.append(talk)
+            if len(talks) == count:
+                break
     await engine.restart()
     return talks
+
+
+async def _spoken(client: aiohttp.ClientSession, talk: Talk, turn: int) -> float:
+    """Add the reply to a turn; returns by how much the closest of its words was likelier than another."""
+    body = {**talk.body(turn), "logprobs": True, "top_logprobs": 2}
+    async with client.post(CHAT, json=body) as answer:
+        choice = (await answer.json())["choices"][0]
+    talk.replies.append(choice["message"])
+    words = [word["top_logprobs"] for word in choice["logprobs"]["content"]]
+    return min((one["logprob"] - other["logprob"] for one, other in words), default=0.0)
 
 
 async def take_turn(client: aiohttp.ClientSession, talk: Talk) -> None:

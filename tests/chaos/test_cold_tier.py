@@ -26,6 +26,7 @@ from slotkeeper.core.snapshots import Tier
 
 MODEL = "tiny-dense"  # one file for each talk, on both builds
 TALKS = 8
+LEAD = 500  # characters of a system prompt: too short for a file of its own
 STATE = 450_000  # bytes: as large as a talk becomes here; its first turn has two thirds of that
 HOT = 2 * STATE
 
@@ -52,7 +53,7 @@ def tiers_of(sidecar: Sidecar, talk: Talk) -> frozenset[Tier]:
 async def test_what_has_no_room_goes_to_the_cold_tier_and_comes_back(tmp_path: Path, build: str):
     cold = tmp_path / "cold"
     async with bench(MODEL, build, tmp_path / "engine") as engine:
-        talks = await undisturbed(engine, TALKS, turns=2)
+        talks = await undisturbed(engine, TALKS, turns=2, lead=LEAD)
         witness = Witness(engine.slots)
         async with two_tiers(engine, cold, witness) as (sidecar, client):
             for talk in talks:
@@ -74,7 +75,7 @@ async def test_both_budgets_hold(tmp_path: Path, build: str):
     """Also after a state has come back, and for what an earlier sidecar left."""
     cold = tmp_path / "cold"
     async with bench(MODEL, build, tmp_path / "engine") as engine:
-        talks = await undisturbed(engine, TALKS, turns=3)
+        talks = await undisturbed(engine, TALKS, turns=3, lead=LEAD)
         for _ in range(3):
             async with two_tiers(engine, cold, states=3) as (sidecar, client):
                 for talk in talks:
@@ -90,7 +91,7 @@ async def test_a_cold_tier_that_cannot_be_used_costs_only_its_states(tmp_path: P
     cold = tmp_path / "cold"
     cold.write_text("not a folder")
     async with bench(MODEL, build, tmp_path / "engine") as engine:
-        talks = await undisturbed(engine, TALKS, turns=2)
+        talks = await undisturbed(engine, TALKS, turns=2, lead=LEAD)
         async with two_tiers(engine, cold) as (sidecar, client):
             for talk in talks:
                 await turn_and_save(sidecar, client, talk)
@@ -107,7 +108,7 @@ async def test_a_cold_tier_that_is_lost_is_not_missed(tmp_path: Path, build: str
     """Its states are computed again, and no client hears of it."""
     cold = tmp_path / "cold"
     async with bench(MODEL, build, tmp_path / "engine") as engine:
-        talks = await undisturbed(engine, TALKS, turns=2)
+        talks = await undisturbed(engine, TALKS, turns=2, lead=LEAD)
         witness = Witness(engine.slots)
         async with two_tiers(engine, cold, witness) as (sidecar, client):
             for talk in talks:

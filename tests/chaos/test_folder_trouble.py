@@ -145,7 +145,9 @@ async def test_what_was_asked_for_in_vain_is_offered_again(tmp_path: Path, build
             shelf_of = sidecar.driver.placement.shelf
             engine.slots.rename(tmp_path / "elsewhere")
             await take_turn(client, talks[0])  # neither of the two slots has it
-            assert operations(sidecar)["restore", "unfit"] == 1
+            assert (
+                operations(sidecar)["restore", "unfit"] >= 1
+            )  # its own, and then what others begin with too
             assert {snapshot.id for snapshot in shelf_of} < here
             shutil.rmtree(engine.slots, ignore_errors=True)
             (tmp_path / "elsewhere").rename(engine.slots)

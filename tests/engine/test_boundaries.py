@@ -16,6 +16,7 @@ from slotkeeper.core.snapshots import SnapshotId
 
 PLANTED = ("slotkeeper_prefill_tokens_total", {"purpose": "plant"})
 OWN_PART = 200  # tokens of an agent's own task, and some more
+CONTEXT = 32768  # tokens of a slot
 UNCUTTABLE = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 
 
@@ -40,11 +41,9 @@ class Played:
         return computed + sum(self.planted[skipped:]), sum(s.oracle or 0 for s in self.samples[skipped:])
 
 
-async def played(
-    model: Tiny, build: str, folder, session: str, *args: str, pauses: bool = False, **more
-) -> Played:
+async def played(model: Tiny, build: str, folder, session: str, *args: str, pauses: bool = False) -> Played:
     async with (
-        lab.tiny_engine(model, build, folder, *args, recipe=lab.up_flags, **more) as engine,
+        lab.tiny_engine(model, build, folder, *args, recipe=lab.up_flags, context_tokens=CONTEXT) as engine,
         lab.keeping(engine) as sidecar,
         Target(lab.url_of(sidecar)) as target,
     ):
@@ -102,7 +101,7 @@ async def test_a_new_agent_costs_its_own_part_though_others_have_the_slots(model
 
 async def test_of_agents_that_begin_at_once_one_computes_what_they_share(build, tmp_path):
     async with (
-        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, recipe=lab.up_flags) as engine,
+        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, recipe=lab.up_flags, context_tokens=CONTEXT) as engine,
         lab.keeping(engine) as sidecar,
         Target(lab.url_of(sidecar)) as target,
     ):

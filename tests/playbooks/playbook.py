@@ -218,14 +218,17 @@ class Outcome:
     of: Callable[[Step, float], Event]
 
 
-def saved(name: str, tokens: Tokens | None = None, **more: Any) -> Outcome:
-    """A save has ended, and the file was kept."""
+def saved(
+    name: str, tokens: Tokens | None = None, written: tuple[int, ...] | None = None, **more: Any
+) -> Outcome:
+    """A save has ended, and the file was kept. `written`: the checkpoints of the engine's own file."""
 
     def event(step: Step, now: float) -> Saved:
         assert isinstance(step, Save)
         held = step.tokens if tokens is None else tokens
         kept = snapshot(name, held, **{"created": now, "used": now, **more})
-        return Saved(at=0.0, request=step.request, snapshot=kept, tokens=held)
+        own = kept.checkpoints if written is None else written
+        return Saved(at=0.0, request=step.request, snapshot=kept, tokens=held, checkpoints=own)
 
     return Outcome(event)
 

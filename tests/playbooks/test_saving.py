@@ -60,6 +60,14 @@ def test_what_is_new_is_saved_after_the_next_pause():
     assert play.wakes() >> saves(0, tokens=A + B) << saved("s2")
 
 
+def test_a_slot_has_the_checkpoints_that_its_engine_wrote_whatever_else_is_in_the_file():
+    play = Play(**NEW_FILES)
+    assert one_turn(play, "r1", A, slot=0)
+    assert play.wakes() >> saves(0)
+    assert play << saved("s1", checkpoints=(300, 996), written=(484, 996))  # one was left out, one added
+    assert [checkpoint.at for checkpoint in play.table.shadow.slots[0].checkpoints] == [484, 996]
+
+
 @pytest.mark.parametrize(("length", "worth_it"), [(255, False), (256, True)])
 def test_a_short_conversation_is_not_saved(length, worth_it):
     play = dense()

@@ -28,6 +28,8 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "cold_bytes": ("1KiB", '"2MiB"', "3GiB"),
     "hourly_bytes": ("1GB", "12", "1.5GiB"),
     "save_pause": ("11", "12", "13"),
+    "idle_tokens": ("14", "15", "16"),
+    "keep_alive": ("17", "18", "19"),
     "save_timeout": ("11", "12", "13"),
     "probe": ("0", "false", "false"),
 }

@@ -67,8 +67,9 @@ def _goes_on(held: Held, outline: Sequence[bytes], traits: EngineTraits) -> bool
     """Whether it loses little there, even if it parts from the last reply; else tokens decide."""
     if traits.cuttable:
         return held.floor == 0  # T9
-    asked_again = len(outline) == len(held.outline)
-    return not asked_again and (held.sure or bool(held.checkpoints))
+    if len(outline) == len(held.outline):  # asked again: it must be cut at the end of the last prompt
+        return bool(held.checkpoints) and not held.sure
+    return held.sure or bool(held.checkpoints)
 
 
 def cheapest(

@@ -56,13 +56,15 @@ class Planted:
 class Saved:
     """A `Save` effect ended. `snapshot` is what was kept, None if it failed.
 
-    `tokens` are the ids that the slot held by the file's own word, also where ours was not whole.
+    `tokens` and `checkpoints` are what the slot held, by the engine's own file; the one that was kept may have
+    more of them, or fewer.
     """
 
     at: float
     request: RequestId
     snapshot: Snapshot | None
     tokens: Tokens | None = None
+    checkpoints: tuple[int, ...] = ()
     seconds: float = 0.0  # that the engine took
     lasting: bool = False  # where it failed: so would the next ones, for a while
 

@@ -127,7 +127,7 @@ def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list
     if snapshot is not None:
         table.learn_files(snapshot)
     if held and event.tokens is not None:
-        carried = snapshot.checkpoints if snapshot and table.traits.files_carry else None
+        carried = event.checkpoints if snapshot and table.traits.files_carry else None
         table.shadow.slots[slot] = held.seen_as(event.tokens, carried)
     if snapshot is None:
         if event.lasting:

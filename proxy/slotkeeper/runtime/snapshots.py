@@ -14,7 +14,7 @@ from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.editing import editor
+from slotkeeper.runtime.editing import Editing
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.store import intake
 from slotkeeper.store.kept import Kept, snapshot
@@ -81,13 +81,14 @@ class Snapshots:
             self._ended("save", "refused" if isinstance(error, EngineError) else "lost")
             log.warning("not_saved", place=str(place), error=str(error))
             return failed
+        edit = Editing(traits, save.cuts)
         facts = intake.Saved(
             fingerprint=traits.fingerprint,
             tokens=save.tokens,
             written=result.written,
             layout=link.layout,
             build=link.build,
-            edit=editor(traits, save.cuts),
+            edit=edit,
             golden=save.moment is Moment.BOUNDARY,
         )
         try:
@@ -114,6 +115,7 @@ class Snapshots:
             request=save.request,
             snapshot=_known(kept),
             tokens=kept.tokens,
+            checkpoints=edit.written or (),
             seconds=result.seconds,
         )
 
