@@ -92,8 +92,8 @@ class Settings(BaseSettings):
         default=ByteSize(64 * 2**30),
         ge=0,
         description=(
-            "how much may be written in an hour while conversations pause, since disks wear out; what is "
-            "saved before it would be lost is not counted"
+            "how much may be written in an hour for conversations that pause and for what several begin "
+            "with, since disks wear out; what is saved before it would be lost is not counted"
         ),
     )
     save_pause: float = Field(
@@ -116,8 +116,8 @@ class Settings(BaseSettings):
         default=10.0,
         gt=0,
         description=(
-            "seconds after which a client that streams hears an SSE comment, and again, while its request "
-            "still waits for a slot or is being prepared"
+            "seconds of silence after which a client that streams hears an SSE comment, while its request "
+            "waits for a slot, is being prepared, or has its prompt computed"
         ),
     )
     probe: bool = Field(

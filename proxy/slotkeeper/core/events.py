@@ -56,8 +56,8 @@ class Planted:
 class Saved:
     """A `Save` effect ended. `snapshot` is what was kept, None if it failed.
 
-    `tokens` and `checkpoints` are what the slot held, by the engine's own file; the one that was kept may have
-    more of them, or fewer.
+    `tokens` and `checkpoints` are what the slot held, by the engine's own file; the one that was kept may
+    have more of them, or fewer.
     """
 
     at: float
