@@ -5,6 +5,7 @@ import pytest
 from playbooks.playbook import (
     NEW_FILES,
     OLD_FILES,
+    TOKEN_BYTES,
     Play,
     arrives,
     ends,
@@ -26,6 +27,7 @@ from playbooks.playbook import (
     unsaved,
 )
 from slotkeeper.core.effects import Moment, Purpose
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.structure import Boundary, Kind
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
@@ -158,3 +160,14 @@ def test_with_a_draft_model_foreign_tokens_make_the_file_one_that_brings_drafts_
     play >> plants("r1", 0, Purpose.PLANT, tokens=foreign) << planted("r1", 3004)
     assert play >> saves(0, Moment.BOUNDARY) << saved("head", checkpoints=(2488, 3000)) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 3000) >> reports("r1", predicted=3000)
+
+
+def test_nothing_is_planted_for_a_request_that_wants_all_of_it_computed():
+    play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
+    assert play << arrives("r1", uncached=True) << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)
+    assert play << ends("r1", 4000, 0) >> reports("r1", predicted=0, planted=0)
+
+
+def test_what_a_file_takes_is_spent_from_the_hours_budget():
+    play = Play(n_slots=1, limits=Limits(hourly_bytes=2000 * TOKEN_BYTES), **OLD_FILES)
+    assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)

@@ -23,7 +23,7 @@ LOOKAHEAD: Final = 16
 
 
 def arrived(state: State, event: Arrived) -> None:
-    pending = Pending(arrived=event, rendered=not event.rendered)
+    pending = Pending(arrived=event, rendered=not event.rendered, plain=event.uncached)
     state.requests[event.request] = pending
     if event.bypass:
         state.bypassing.append(event.request)

@@ -27,6 +27,7 @@ class Arrived:
     outline: tuple[bytes, ...] = ()
     brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
     adapted: bool = False  # LoRA scales of its own
+    uncached: bool = False  # cache_prompt is false: the engine will compute all of it
     resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
     bypass: bool = False
 

@@ -39,7 +39,7 @@ class Pending:
     planted: int = 0
     steps_left: int = 0
     waits_in: Scene | None = None  # in which it was decided that it must wait
-    plain: bool = False  # a step failed for it: no more of them
+    plain: bool = False  # no steps for it: one has failed, or they would be in vain
     finished: Finished | None = None
 
     @property
@@ -54,7 +54,8 @@ class Pending:
         if self.plan is None or (self.slot is None and self.plan.slot is None):
             return
         if self.prompt is not None and self.predicted is None:
-            self.predicted = reuse(self.base, self.prompt, self.plan.table.traits)
+            uncached, traits = self.arrived.uncached, self.plan.table.traits
+            self.predicted = 0 if uncached else reuse(self.base, self.prompt, traits)
 
     def report(self) -> Report | None:
         """The account, from the engine's own figures; None while something is still missing."""

@@ -132,6 +132,7 @@ class Exchange:
             outline=ask.outline if ask and ask.cache_prompt else (),
             brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES,
             adapted=ask is not None and ask.adapted,
+            uncached=ask is not None and not ask.cache_prompt,
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1",
         )
