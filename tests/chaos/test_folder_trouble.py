@@ -144,7 +144,7 @@ async def test_what_was_asked_for_in_vain_is_offered_again(tmp_path: Path, build
             here = known(sidecar).keys()
             shelf_of = sidecar.driver.placement.shelf
             engine.slots.rename(tmp_path / "elsewhere")
-            await take_turn(client, talks[0])  # neither of the two slots has it
+            await take_turn(client, talks[1])  # neither of the two slots has it
             assert (
                 operations(sidecar)["restore", "unfit"] >= 1
             )  # its own, and then what others begin with too

@@ -40,6 +40,7 @@ from slotkeeper.core.events import (
     EngineUp,
     Erased,
     Event,
+    Filed,
     Finished,
     Gone,
     Loading,
@@ -231,6 +232,15 @@ def saved(
         return Saved(at=0.0, request=step.request, snapshot=kept, tokens=held, checkpoints=own)
 
     return Outcome(event)
+
+
+def written() -> Outcome:
+    """The engine has written the file; whether it is kept is not known yet."""
+    return Outcome(lambda step, _: Saved(at=0.0, request=step.request, snapshot=None, written=True))
+
+
+def filed(request: str, kept: Snapshot | None) -> Filed:
+    return Filed(at=0.0, engine=EngineId(ENGINE), request=RequestId(request), snapshot=kept, lasting=True)
 
 
 def unsaved(*, lasting: bool = True) -> Outcome:

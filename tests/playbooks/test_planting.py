@@ -9,6 +9,7 @@ from playbooks.playbook import (
     Play,
     arrives,
     ends,
+    filed,
     goes,
     knows,
     leaves,
@@ -25,6 +26,7 @@ from playbooks.playbook import (
     snapshot,
     unpinned,
     unsaved,
+    written,
 )
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.limits import Limits
@@ -171,3 +173,21 @@ def test_nothing_is_planted_for_a_request_that_wants_all_of_it_computed():
 def test_what_a_file_takes_is_spent_from_the_hours_budget():
     play = Play(n_slots=1, limits=Limits(hourly_bytes=2000 * TOKEN_BYTES), **OLD_FILES)
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)
+
+
+@pytest.mark.parametrize("lies_there", [True, False])
+def test_a_request_goes_on_once_its_file_is_written_and_others_wait_until_it_can_be_had(lies_there):
+    play = Play(**NEW_FILES, **LATER_BUILD)
+    assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
+    assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
+    assert play << planted("r1", 3004) >> saves(0, Moment.BOUNDARY)
+    assert play << written() >> goes("r1", slot=0)
+    assert play.placement.queued == 1
+    assert play.placement.unsaved(play.clock)
+    if lies_there:
+        kept = snapshot("head", HEAD + ASKS[0].cut(0, 4), checkpoints=(2488, 3000))
+        assert play << filed("r1", kept) >> restores(1, "head")
+        assert play << restored() >> goes("r2", slot=1, reason=Reason.SNAPSHOT)
+    else:
+        assert play << filed("r1", None) >> plants("r2", 1, Purpose.PLANT)
+        assert play << planted("r2", 3004) >> goes("r2", slot=1)  # no file: saves fail for a while

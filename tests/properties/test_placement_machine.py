@@ -30,6 +30,7 @@ from slotkeeper.core.events import (
     EngineUp,
     Erased,
     Event,
+    Filed,
     Finished,
     Gone,
     Loading,
@@ -103,6 +104,7 @@ class Quiet(RuleBasedStateMachine):
         self.actions: list[Save | Restore | Erase] = []  # on slots, on the way to an engine
         self.files: dict[SnapshotId, Tokens] = {}
         self.wakes: list[float] = []
+        self.filing: dict[RequestId, Filed] = {}  # written, and not kept yet
         self.saves = 0
         self.prompts: dict[RequestId, Tokens] = {}
         self.unrendered: list[RequestId] = []
@@ -199,24 +201,7 @@ class Quiet(RuleBasedStateMachine):
             assert slot.task is None, f"a chore in a slot that is at work: {action}"
         match action:
             case Save():
-                self.saves += 1
-                new = SnapshotId(f"s{self.saves}")
-                kept = None
-                if not lost and trouble != 2:
-                    self.files[new] = slot.tokens
-                    size = len(slot.tokens) * TOKEN_BYTES
-                    kept = Snapshot(
-                        id=new,
-                        fingerprint="f",
-                        tokens=slot.tokens,
-                        size=size,
-                        created=self.clock,
-                        used=self.clock,
-                    )
-                told = slot.tokens if kept else None
-                self.inbox.append(
-                    Saved(at=0.0, request=request, snapshot=kept, tokens=told, lasting=trouble == 2)
-                )
+                self.save(action, slot.tokens, lost=lost, full=trouble == 2)
             case Restore():
                 assert self.traits[name].fingerprint == action.snapshot.fingerprint
                 outcome = Loading.LOST if lost else Loading.DONE
@@ -231,6 +216,22 @@ class Quiet(RuleBasedStateMachine):
                 if not lost:
                     slot.tokens = EMPTY
                 self.inbox.append(Erased(at=0.0, request=request, ok=not lost))
+
+    def save(self, action: Save, tokens: Tokens, *, lost: bool, full: bool) -> None:
+        """The engine writes; whether the file is kept is known at once, or after the request went on."""
+        self.saves += 1
+        new, kept = SnapshotId(f"s{self.saves}"), None
+        if not lost and not full:
+            self.files[new] = tokens
+            size = len(tokens) * TOKEN_BYTES
+            times = {"created": self.clock, "used": self.clock}
+            kept = Snapshot(id=new, fingerprint="f", tokens=tokens, size=size, **times)
+        told, request, name = tokens if kept else None, action.request, action.place.engine
+        if action.moment.waited_for and not lost:
+            self.inbox.append(Saved(at=0.0, request=request, snapshot=None, written=True))
+            self.filing[request] = Filed(at=0.0, engine=name, request=request, snapshot=kept, lasting=full)
+        else:
+            self.inbox.append(Saved(at=0.0, request=request, snapshot=kept, tokens=told, lasting=full))
 
     def broken(self, task: Task) -> None:
         """The connection of a task broke."""
@@ -352,6 +353,8 @@ class Quiet(RuleBasedStateMachine):
         if isinstance(event, Finished | Gone):
             self.alive.discard(request)
         self.post(with_time(event, self.clock))  # perhaps too late: the core must not mind
+        if isinstance(event, Saved) and event.written:
+            self.inbox.append(self.filing.pop(request))
         if isinstance(event, Finished):
             reply = self.prompts[request] + Tokens([9_999_999] * 4)
             self.post(ReplyKnown(at=self.clock, request=request, tokens=reply))

@@ -135,7 +135,7 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
 
 def left(state: State, now: float) -> bool:
     """Whether anything is still to be computed ahead, or to be saved before we go."""
-    return bool(state.chores) or any(
+    return bool(state.chores or state.coming) or any(
         (not state.closing and step_ahead(held, table, state.shelf))
         or (table.may_save(now) and first_step(held, table, state.shelf, rested=True))
         for table in state.up

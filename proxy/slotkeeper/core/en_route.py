@@ -5,6 +5,7 @@ What to plant is decided in `planting`; here that is made part of a plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from slotkeeper.core import planting
@@ -34,17 +35,25 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...]) -
 
 
 def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
-    """The plan; but who begins with what another is just having saved waits until it lies in a file."""
+    """The plan; but who begins with what is just being saved waits until it lies in a file."""
     prompt, look = pending.prompt, plan.look if plan else None
     if plan is None or prompt is None or look is None or pending.plain:
         return plan
-    for other in state.requests.values():
-        if other.stage is Stage.PREPARING and other.plan and other is not pending:
-            shared = planting.kept(other.plan.steps, other.steps_left)
-            common = prompt.lcp(shared) if shared else 0
-            if shared and common >= len(shared) - TAIL and common - look.reuse > WORTH_A_FILE:
-                return replace(plan, wait=True)
+    for shared in _coming(state, pending):
+        common = prompt.lcp(shared)
+        if common >= len(shared) - TAIL and common - look.reuse > WORTH_A_FILE:
+            return replace(plan, wait=True)
     return plan
+
+
+def _coming(state: State, but: Pending) -> Iterator[Tokens]:
+    """What will lie in a file in a moment."""
+    yield from state.coming.values()
+    for other in state.requests.values():
+        if other.stage is Stage.PREPARING and other.plan and other is not but:
+            shared = planting.kept(other.plan.steps, other.steps_left)
+            if shared:
+                yield shared
 
 
 def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:

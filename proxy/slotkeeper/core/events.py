@@ -68,6 +68,19 @@ class Saved:
     checkpoints: tuple[int, ...] = ()
     seconds: float = 0.0  # that the engine took
     lasting: bool = False  # where it failed: so would the next ones, for a while
+    written: bool = False  # by the engine, and no more than that yet: `Filed` will follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filed:
+    """What came of a file that its engine had written."""
+
+    at: float
+    engine: EngineId
+    request: RequestId
+    snapshot: Snapshot | None
+    seconds: float = 0.0  # that the engine took
+    lasting: bool = False
 
 
 class Loading(StrEnum):
@@ -213,6 +226,7 @@ Event = (
     | Rendered
     | Planted
     | Saved
+    | Filed
     | Restored
     | Erased
     | Shelved

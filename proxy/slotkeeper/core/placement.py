@@ -30,6 +30,7 @@ from slotkeeper.core.events import (
     EngineUp,
     Erased,
     Event,
+    Filed,
     FilesFound,
     Finished,
     Gone,
@@ -104,6 +105,8 @@ class Placement:
                 yield from outcomes.rendered_late(state, event)
             case Planted() | Saved() | Restored() | Erased():
                 yield from preparing.ended(state, event)
+            case Filed():
+                yield from preparing.filed(state, event)
             case Shelved():
                 yield from keeping.shelved(state, event)
             case Woke():

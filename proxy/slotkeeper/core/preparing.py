@@ -9,7 +9,7 @@ from typing import Final, assert_never
 from slotkeeper.core import chores, keeping
 from slotkeeper.core.arrivals import again, forward, next_step
 from slotkeeper.core.effects import Effect, Purpose
-from slotkeeper.core.events import Erased, Loading, Planted, Restored, Saved
+from slotkeeper.core.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load, Prefill, Step
@@ -121,22 +121,41 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     return True
 
 
+def filed(state: State, event: Filed) -> list[Effect]:
+    """A file that was written on the way lies on the shelf now, or will not."""
+    state.coming.pop(event.request, None)
+    table = state.tables.get(event.engine)
+    if table is None:
+        return keeping.kept(state, event.snapshot, event.at) if event.snapshot else []
+    table.moves += 1  # whoever waits for it can be decided on
+    return _account(state, table, event)
+
+
 def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list[Effect]:
     """The file says what the slot really held, and which of its checkpoints."""
-    held, snapshot = table.shadow.slots[slot], event.snapshot
-    if snapshot is not None:
-        table.learn_files(snapshot)
+    held = table.shadow.slots[slot]
+    if event.written:
+        if held:
+            state.coming[event.request] = held.tokens
+        return []
     if held and event.tokens is not None:
-        carried = event.checkpoints if snapshot and table.traits.files_carry else None
+        carried = event.checkpoints if event.snapshot and table.traits.files_carry else None
         table.shadow.slots[slot] = held.seen_as(event.tokens, carried)
+    return _account(state, table, event)
+
+
+def _account(state: State, table: EngineTable, event: Saved | Filed) -> list[Effect]:
+    """What a save tells of the engine and its folder; and a new file may push others out."""
+    snapshot = event.snapshot
     if snapshot is None:
         if event.lasting:
             table.no_save_until = event.at + SAVES_REST
         return []
+    table.learn_files(snapshot)
     table.rates.saved(snapshot.size, len(snapshot.tokens), event.seconds)
     effects = keeping.kept(state, snapshot, event.at)
-    kept = snapshot.id in state.shelf  # else there was no room for it
-    if kept and not state.shelf.covered(snapshot.tokens, table.traits):  # it can not be extended (T4)
+    fits = snapshot.id in state.shelf  # else there was no room for it
+    if fits and not state.shelf.covered(snapshot.tokens, table.traits):  # it can not be extended (T4)
         table.no_save_until = event.at + HOPELESS
         effects += keeping.drop(state, snapshot)
     return effects

@@ -30,6 +30,7 @@ class State:
     limits: Limits = field(default_factory=Limits)
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
+    coming: dict[RequestId, Tokens] = field(default_factory=dict)  # written, and not yet on the shelf
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     wakes_at: float | None = None  # when a `Wake` that is out will be answered

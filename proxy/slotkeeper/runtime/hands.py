@@ -126,7 +126,7 @@ class Hands:
         try:
             match step:
                 case Save():
-                    ended: Event = await snapshots.save(link, step)
+                    ended: Event = await snapshots.save(link, step, self._tasks.start)
                 case Restore():
                     ended = await snapshots.restore(link, step)
                 case Erase():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from slotkeeper.core.effects import Drop, Erase, Moment, Prove, Restore, Save
-from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, Shelved
+from slotkeeper.core.events import Erased, Event, Filed, Loading, Restored, Saved, Shelved
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.editing import Editing
@@ -22,6 +22,8 @@ from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
 
 RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
+
+Later = Callable[[Coroutine[Any, Any, None]], object]
 
 log = get_logger(__name__)
 
@@ -62,11 +64,11 @@ class Snapshots:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    async def save(self, link: EngineLink, save: Save) -> Saved:
-        started = time.monotonic()
+    async def save(self, link: EngineLink, save: Save, later: Later) -> Saved:
+        """Where a client waits for it only until the engine has written the file: the rest is for `later`."""
+        started, place = time.monotonic(), save.place
         failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
-        traits, place = link.traits, save.place
-        if traits is None or not self.ready:
+        if link.traits is None or not self.ready:
             return failed
         try:
             name = await self.store.temporary(save.size)
@@ -80,6 +82,41 @@ class Snapshots:
             await self._discard(name)
             self._ended("save", "refused" if isinstance(error, EngineError) else "lost")
             log.warning("not_saved", place=str(place), error=str(error))
+            return failed
+        if not save.moment.waited_for:
+            return await self._keep(link, save, name, result, started)
+        later(self._file(link, save, name, result, started))
+        return Saved(at=time.monotonic(), request=save.request, snapshot=None, written=True)
+
+    async def _file(
+        self, link: EngineLink, save: Save, name: str, result: SaveResult, started: float
+    ) -> None:
+        """Keep what was written, while its slot is at work again."""
+        saved = None
+        try:
+            saved = await self._keep(link, save, name, result, started)
+        except Exception:  # whatever it is, somebody may be waiting for the file
+            log.exception("not_filed", place=str(save.place))
+            self._metrics.fallback("files")
+        self._post(
+            Filed(
+                at=time.monotonic(),
+                engine=save.place.engine,
+                request=save.request,
+                snapshot=saved.snapshot if saved else None,
+                seconds=result.seconds,
+                lasting=saved is None or saved.lasting,
+            )
+        )
+
+    async def _keep(
+        self, link: EngineLink, save: Save, name: str, result: SaveResult, started: float
+    ) -> Saved:
+        """Check what the engine has written, edit it, and put it on the shelf."""
+        traits, place = link.traits, save.place
+        failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
+        if traits is None:  # the engine is gone
+            await self._discard(name)
             return failed
         edit = Editing(traits, save.cuts)
         facts = intake.Saved(
