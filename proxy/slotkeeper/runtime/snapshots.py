@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from slotkeeper.core.effects import Drop, Erase, Moment, Prove, Restore, Save
-from slotkeeper.core.events import Erased, Event, Filed, Loading, Restored, Saved, Shelved
-from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
-from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
+from slotkeeper.core.effects import Drop, Erase, Prove, Restore, Save
+from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, Shelved
+from slotkeeper.core.snapshots import SnapshotId, Tier
+from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.editing import Editing
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.store import intake
-from slotkeeper.store.kept import Kept, snapshot
+from slotkeeper.runtime.saving import Later, Saver, known
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
 
 RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
-
-Later = Callable[[Coroutine[Any, Any, None]], object]
 
 log = get_logger(__name__)
 
@@ -37,6 +33,7 @@ class Snapshots:
         self.tried = asyncio.Event()  # to open the store, for the first time
         self._metrics = metrics
         self._post = post
+        self._saver = Saver(store, metrics, post, self._works_again)
         self._unread: set[SnapshotId] = set()  # asked for while the folder could not be used
 
     async def open(self) -> None:
@@ -57,7 +54,7 @@ class Snapshots:
             for note in opened.notes:
                 log.info("snapshots_swept", note=note)
             log.info("snapshots_found", count=len(opened.kept))
-            self._post(Shelved(at=time.monotonic(), snapshots=tuple(map(_known, opened.kept))))
+            self._post(Shelved(at=time.monotonic(), snapshots=tuple(map(known, opened.kept))))
 
     async def close(self) -> None:
         await self.store.close()
@@ -66,95 +63,9 @@ class Snapshots:
 
     async def save(self, link: EngineLink, save: Save, later: Later) -> Saved:
         """Where a client waits for it only until the engine has written the file: the rest is for `later`."""
-        started, place = time.monotonic(), save.place
-        failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
         if link.traits is None or not self.ready:
-            return failed
-        try:
-            name = await self.store.temporary(save.size)
-        except StoreError as error:
-            self._ended("save", error.trouble.value)
-            log.warning("not_saved", place=str(place), error=str(error))
-            return failed
-        try:
-            result = await link.client.save(place.slot, name, headers=link.auth)
-        except (EngineError, EngineGoneError) as error:
-            await self._discard(name)
-            self._ended("save", "refused" if isinstance(error, EngineError) else "lost")
-            log.warning("not_saved", place=str(place), error=str(error))
-            return failed
-        if not save.moment.waited_for:
-            return await self._keep(link, save, name, result, started)
-        later(self._file(link, save, name, result, started))
-        return Saved(at=time.monotonic(), request=save.request, snapshot=None, written=True)
-
-    async def _file(
-        self, link: EngineLink, save: Save, name: str, result: SaveResult, started: float
-    ) -> None:
-        """Keep what was written, while its slot is at work again."""
-        saved = None
-        try:
-            saved = await self._keep(link, save, name, result, started)
-        except Exception:  # whatever it is, somebody may be waiting for the file
-            log.exception("not_filed", place=str(save.place))
-            self._metrics.fallback("files")
-        self._post(
-            Filed(
-                at=time.monotonic(),
-                engine=save.place.engine,
-                request=save.request,
-                snapshot=saved.snapshot if saved else None,
-                seconds=result.seconds,
-                lasting=saved is None or saved.lasting,
-            )
-        )
-
-    async def _keep(
-        self, link: EngineLink, save: Save, name: str, result: SaveResult, started: float
-    ) -> Saved:
-        """Check what the engine has written, edit it, and put it on the shelf."""
-        traits, place = link.traits, save.place
-        failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
-        if traits is None:  # the engine is gone
-            await self._discard(name)
-            return failed
-        edit = Editing(traits, save.cuts)
-        facts = intake.Saved(
-            fingerprint=traits.fingerprint,
-            tokens=save.tokens,
-            written=result.written,
-            layout=link.layout,
-            build=link.build,
-            edit=edit,
-            golden=save.moment is Moment.BOUNDARY,
-        )
-        try:
-            kept = await self.store.keep(name, facts, save.others)
-        except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
-            self._ended("save", type(error).__name__.removesuffix("Error").lower())
-            log.warning("not_kept", place=str(place), error=str(error))
-            return replace(failed, lasting=isinstance(error, StoreError))  # else it is this state alone
-        self._ended("save", "ok", time.monotonic() - started)
-        self._works_again()
-        link.saw_layout(kept.manifest.layout)
-        log.info(
-            "snapshot_saved",
-            snapshot=kept.id,
-            place=str(place),
-            moment=save.moment.value,
-            tokens=len(kept.tokens),
-            bytes=kept.manifest.size,
-            checkpoints=len(kept.manifest.checkpoints),
-            seconds=round(time.monotonic() - started, 4),
-        )
-        return Saved(
-            at=time.monotonic(),
-            request=save.request,
-            snapshot=_known(kept),
-            tokens=kept.tokens,
-            checkpoints=edit.written or (),
-            seconds=result.seconds,
-        )
+            return Saved(at=time.monotonic(), request=save.request, snapshot=None, lasting=True)
+        return await self._saver.save(link, link.traits, save, later)
 
     async def restore(self, link: EngineLink, restore: Restore) -> Restored:
         wanted = restore.snapshot
@@ -247,15 +158,9 @@ class Snapshots:
     def _works_again(self) -> None:
         """What was asked for in vain while the folder could not be used may be offered again."""
         if self._unread:
-            there = tuple(_known(kept) for kept in self.store.listing() if kept.id in self._unread)
+            there = tuple(known(kept) for kept in self.store.listing() if kept.id in self._unread)
             self._unread.clear()
             self._post(Shelved(at=time.monotonic(), snapshots=there))
-
-    async def _discard(self, name: str) -> None:
-        try:
-            await self.store.discard(name)
-        except (StoreError, HaltedError) as error:  # the next start sweeps it
-            log.debug("not_discarded", error=str(error))
 
     def _restored(self, restore: Restore, outcome: Loading) -> Restored:
         self._ended("restore", outcome.value)
@@ -267,8 +172,3 @@ class Snapshots:
 
     def _ended(self, op: str, outcome: str, seconds: float | None = None) -> None:
         self._metrics.snapshot_operation(op, outcome, seconds)
-
-
-def _known(kept: Kept) -> Snapshot:
-    """As the core has it: by its clock."""
-    return snapshot(kept, time.monotonic() - time.time())

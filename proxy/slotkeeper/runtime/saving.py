@@ -1,0 +1,142 @@
+"""Having slots saved, and keeping what their engines have written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from slotkeeper.core.effects import Moment, Save
+from slotkeeper.core.events import Event, Filed, Saved
+from slotkeeper.core.snapshots import Snapshot
+from slotkeeper.core.traits import EngineTraits
+from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.editing import Editing
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.store import intake
+from slotkeeper.store.kept import Kept, snapshot
+from slotkeeper.store.store import Store
+from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
+
+Later = Callable[[Coroutine[Any, Any, None]], object]
+
+log = get_logger(__name__)
+
+
+def known(kept: Kept) -> Snapshot:
+    """As the core has it: by its clock."""
+    return snapshot(kept, time.monotonic() - time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that an engine has written, and nobody has looked at."""
+
+    name: str
+    result: SaveResult
+    started: float  # seconds, our clock
+
+
+class Saver:
+    """Writes to one store. `works` is told whenever the folder could be used."""
+
+    def __init__(
+        self, store: Store, metrics: Metrics, post: Callable[[Event], None], works: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._post = post
+        self._works = works
+
+    async def save(self, link: EngineLink, traits: EngineTraits, save: Save, later: Later) -> Saved:
+        started, place = time.monotonic(), save.place
+        failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
+        try:
+            name = await self._store.temporary(save.size)
+        except StoreError as error:
+            self._ended("save", error.trouble.value)
+            log.warning("not_saved", place=str(place), error=str(error))
+            return failed
+        try:
+            result = await link.client.save(place.slot, name, headers=link.auth)
+        except (EngineError, EngineGoneError) as error:
+            await self._discard(name)
+            self._ended("save", "refused" if isinstance(error, EngineError) else "lost")
+            log.warning("not_saved", place=str(place), error=str(error))
+            return failed
+        if not save.moment.waited_for:
+            return await self._keep(link, traits, save, Written(name, result, started))
+        later(self._file(link, traits, save, Written(name, result, started)))
+        return Saved(at=time.monotonic(), request=save.request, snapshot=None, written=True)
+
+    async def _file(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> None:
+        """Keep what was written, while its slot is at work again."""
+        saved = None
+        try:
+            saved = await self._keep(link, traits, save, file)
+        except Exception:  # whatever it is, somebody may be waiting for the file
+            log.exception("not_filed", place=str(save.place))
+            self._metrics.fallback("files")
+        self._post(
+            Filed(
+                at=time.monotonic(),
+                engine=save.place.engine,
+                request=save.request,
+                snapshot=saved.snapshot if saved else None,
+                seconds=file.result.seconds,
+                lasting=saved is None or saved.lasting,
+            )
+        )
+
+    async def _keep(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> Saved:
+        """Check what the engine has written, edit it, and put it on the shelf."""
+        edit = Editing(traits, save.cuts)
+        facts = intake.Saved(
+            fingerprint=traits.fingerprint,
+            tokens=save.tokens,
+            written=file.result.written,
+            layout=link.layout,
+            build=link.build,
+            edit=edit,
+            golden=save.moment is Moment.BOUNDARY,
+        )
+        try:
+            kept = await self._store.keep(file.name, facts, save.others)
+        except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
+            self._ended("save", type(error).__name__.removesuffix("Error").lower())
+            log.warning("not_kept", place=str(save.place), error=str(error))
+            lasting = isinstance(error, StoreError)  # else it is this state alone
+            return Saved(at=time.monotonic(), request=save.request, snapshot=None, lasting=lasting)
+        self._ended("save", "ok", time.monotonic() - file.started)
+        self._works()
+        link.saw_layout(kept.manifest.layout)
+        log.info(
+            "snapshot_saved",
+            snapshot=kept.id,
+            place=str(save.place),
+            moment=save.moment.value,
+            tokens=len(kept.tokens),
+            bytes=kept.manifest.size,
+            checkpoints=len(kept.manifest.checkpoints),
+            seconds=round(time.monotonic() - file.started, 4),
+        )
+        return Saved(
+            at=time.monotonic(),
+            request=save.request,
+            snapshot=known(kept),
+            tokens=kept.tokens,
+            checkpoints=edit.written or (),
+            seconds=file.result.seconds,
+        )
+
+    async def _discard(self, name: str) -> None:
+        try:
+            await self._store.discard(name)
+        except (StoreError, HaltedError) as error:  # the next start sweeps it
+            log.debug("not_discarded", error=str(error))
+
+    def _ended(self, op: str, outcome: str, seconds: float | None = None) -> None:
+        self._metrics.snapshot_operation(op, outcome, seconds)
