@@ -18,7 +18,7 @@ from slotkeeper.core.planting import Structure
 from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State, user_starts
 from slotkeeper.core.steps import Prefill
-from slotkeeper.core.structure import UNKNOWN, Boundary, in_reply
+from slotkeeper.core.structure import UNKNOWN, Boundary, in_replies
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
 
@@ -30,7 +30,8 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...]) -
     """
     markers = next((table.traits.markers for table in state.up), UNKNOWN)
     found = state.tree.branches(prompt)
-    asked = tuple(branch for branch in found if not in_reply(branch.at, prompt, boundaries, markers))
+    said = in_replies((branch.at for branch in found), prompt, boundaries, markers) if found else ()
+    asked = tuple(branch for branch in found if branch.at not in said)
     return Structure(boundaries=boundaries, branches=asked, known=state.tree.longest(prompt))
 
 

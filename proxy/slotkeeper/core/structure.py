@@ -7,6 +7,7 @@ rendering the chat otherwise, and handed in.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,11 +75,19 @@ def boundaries(prompt: Tokens, markers: Markers, rendered: Iterable[Boundary] = 
     return tuple(Boundary(at, kinds[at]) for at in sorted(kinds))
 
 
-def in_reply(at: int, prompt: Tokens, found: Iterable[Boundary], markers: Markers) -> bool:
-    """Whether this place lies in something that the model said, as far as the markers tell."""
-    reply = max((start for start in _starts(prompt, markers.reply) if start <= at), default=-1)
-    asked = max((b.at for b in found if b.kind is not Kind.TURN and b.at <= at), default=-1)
-    return reply > asked
+def in_replies(
+    places: Iterable[int], prompt: Tokens, found: Iterable[Boundary], markers: Markers
+) -> set[int]:
+    """Those of some places that lie in something that the model said, as far as the markers tell."""
+    asked = [boundary.at for boundary in found if boundary.kind is not Kind.TURN]  # ascending
+    replies = _starts(prompt, markers.reply)
+    return {at for at in places if _last(replies, at) > _last(asked, at)}
+
+
+def _last(starts: Sequence[int], at: int) -> int:
+    """The last of them that is not behind `at`, -1 if none is."""
+    index = bisect_right(starts, at)
+    return starts[index - 1] if index else -1
 
 
 def _turn(prompt: Tokens, markers: Markers, replies: Sequence[int], last: int) -> int | None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers, boundaries, in_reply
+from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers, boundaries, in_replies
 from slotkeeper.core.tokens import Tokens
 
 SYSTEM, USER, RESULT, REPLY = 90, 91, 92, 93
@@ -91,14 +91,11 @@ def test_any_prompt_has_ascending_boundaries_with_one_head_at_most_and_the_turn_
     assert [b.kind for b in result[:-1]].count(Kind.TURN) == 0
 
 
-@pytest.mark.parametrize(
-    ("at", "expected"), [(1, False), (3, False), (4, True), (5, True), (6, False), (7, False), (8, True)]
-)
-def test_a_place_lies_in_a_reply_if_the_last_opener_before_it_is_that_of_one(at, expected):
+def test_a_place_lies_in_a_reply_if_the_last_opener_before_it_is_that_of_one():
     prompt = Tokens([SYSTEM, 1, USER, 2, REPLY, 3, USER, 4, REPLY])
-    assert in_reply(at, prompt, boundaries(prompt, KNOWN), KNOWN) is expected
+    assert in_replies(range(1, 9), prompt, boundaries(prompt, KNOWN), KNOWN) == {4, 5, 8}
 
 
 def test_where_no_markers_are_known_no_place_is_said_to_lie_in_a_reply():
     prompt = Tokens([SYSTEM, 1, USER, 2, REPLY, 3])
-    assert not in_reply(5, prompt, [Boundary(2, Kind.HEAD)], UNKNOWN)
+    assert in_replies([5], prompt, [Boundary(2, Kind.HEAD)], UNKNOWN) == set()
