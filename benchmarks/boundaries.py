@@ -25,7 +25,8 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.scenarios import BUILDS
-from benchmarks.ways import Scene, Spent, Way, opened
+from benchmarks.ways import Scene, Way, opened
+from slotkeeper.bench.lab import Spent
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import play

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -16,22 +16,12 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import Turn
 from slotkeeper.engine.recommend import CONTEXT_TOKENS
 
-TOKENS: Final = "slotkeeper_prefill_tokens_total"
-
 
 class Way(StrEnum):
     STOCK = "stock"  # the engine alone, with stock flags
     UP = "up"  # through a sidecar with a slot folder; the engine has the flags of `slotkeeper up`
     RESTED = "up-rested"  # the same, and all idle work is done before each turn
     FOLDER = "folder"  # as `up`, but with stock flags
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """Prompt tokens that the sidecar had computed until some moment."""
-
-    plant: int = 0  # for a request, before it went on
-    idle: int = 0  # while nobody waited; nothing of what was cut short (the engine does not tell)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +44,8 @@ class Scene:
         if self.sidecar and self.way is Way.RESTED:
             await lab.rested(self.sidecar)
 
-    def spent(self) -> Spent:
-        if self.sidecar is None:
-            return Spent()
-        value = self.sidecar.driver.metrics.registry.get_sample_value
-        return Spent(**{name: int(value(TOKENS, {"purpose": name}) or 0) for name in ("plant", "idle")})
+    def spent(self) -> lab.Spent:
+        return lab.spent(self.sidecar)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ tasks of each agent the engine is killed and started again.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,40 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What the requests of one way cost, and what the sidecar had computed of its own."""
+
+    samples: list[Sample]
+    spent: lab.Spent
+
+    @property
+    def totals(self) -> Totals:
+        return totals(self.samples)
+
+    @property
+    def waited_for(self) -> int:
+        """Tokens computed while a client waited."""
+        return self.totals.computed + self.spent.plant
+
+    @property
+    def computed(self) -> int:
+        return self.waited_for + self.spent.idle
+
+    @property
+    def ratio(self) -> float:
+        return self.computed / max(1, self.totals.oracle)
+
+
+ROWS: Final[Mapping[str, Callable[[Played], int]]] = {
+    "requests": lambda played: played.totals.requests,
+    "prompt tokens": lambda played: played.totals.prompt,
+    "  computed, while a client waited": lambda played: played.waited_for,
+    "  computed ahead, in pauses": lambda played: played.spent.idle,
+    "  oracle: the least possible": lambda played: played.totals.oracle,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Where the session is played."""
 
@@ -90,11 +124,11 @@ async def demo(*, engine: str | None, model: str) -> int:
         with tempfile.TemporaryDirectory(prefix="slotkeeper-demo-") as folder:
             stage = Stage(binary=find_engine(engine), model=build(tiny), folder=Path(folder))
             _introduce(console, stage)
-            samples = await _both(stage, console)
+            found = await _both(stage, console)
     except (NoEngineError, MissingExtraError, EngineDiedError) as error:
         console.print(str(error), style="red", markup=False)
         return 1
-    return _report(console, samples)
+    return _report(console, found)
 
 
 def _introduce(console: Console, stage: Stage) -> None:
@@ -106,17 +140,18 @@ def _introduce(console: Console, stage: Stage) -> None:
     )
 
 
-async def _both(stage: Stage, console: Console) -> dict[str, list[Sample]]:
+async def _both(stage: Stage, console: Console) -> dict[str, Played]:
     requests = _length()
     columns = (TextColumn("{task.description:<20}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    samples: dict[str, list[Sample]] = {}
+    found: dict[str, Played] = {}
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         for way in (DIRECT, THROUGH):
             task = progress.add_task(way, total=requests)
             async with stage.open(way) as scene, Target(scene.base) as target:
                 step = _step(progress, task)
-                samples[way] = await play(agents(), target, session=way, seen=step, before=scene.before)
-    return samples
+                samples = await play(agents(), target, session=way, seen=step, before=scene.before)
+                found[way] = Played(samples=samples, spent=lab.spent(scene.sidecar))
+    return found
 
 
 def _step(progress: Progress, task: TaskID) -> Callable[[Sample], None]:
@@ -136,21 +171,18 @@ def _length() -> int:
         count += 1
 
 
-def _report(console: Console, samples: dict[str, list[Sample]]) -> int:
-    direct, through = (totals(samples[way]) for way in (DIRECT, THROUGH))
+def _report(console: Console, found: dict[str, Played]) -> int:
+    direct, through = found[DIRECT], found[THROUGH]
     table = Table("", DIRECT, THROUGH, box=None, pad_edge=False, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
-    table.add_row("requests", str(direct.requests), str(through.requests))
-    table.add_row("prompt tokens", f"{direct.prompt:,}", f"{through.prompt:,}")
-    table.add_row("  computed", f"{direct.computed:,}", f"[bold]{through.computed:,}[/bold]")
-    table.add_row("  cached", f"{direct.cached:,}", f"{through.cached:,}")
-    table.add_row("  oracle: the least possible", f"{direct.oracle:,}", f"{through.oracle:,}")
-    waits = (_milliseconds(found.first_token_p50) for found in (direct, through))
+    for name, figure in ROWS.items():
+        table.add_row(name, *(f"{figure(played):,}" for played in (direct, through)))
+    waits = (_milliseconds(played.totals.first_token_p50) for played in (direct, through))
     table.add_row("time to first token, median", *waits)
     console.print(table)
     console.print(_sentence(direct, through), highlight=False)
-    failures = [s for way in samples.values() for s in way if s.failure]
+    failures = [s for played in found.values() for s in played.samples if s.failure]
     for sample in failures:
         console.print(
             f"[red]failed[/red] {sample.session}, {sample.label}: {escape(str(sample.failure))}",
@@ -159,14 +191,14 @@ def _report(console: Console, samples: dict[str, list[Sample]]) -> int:
     return 1 if failures else 0
 
 
-def _sentence(direct: Totals, through: Totals) -> str:
+def _sentence(direct: Played, through: Played) -> str:
     saved = direct.computed - through.computed
-    share = saved / direct.computed if direct.computed else 0.0
     if saved <= 0:
         return "Slotkeeper saved nothing here: the engine's own cache did as well."
+    share = saved / direct.computed
     return (
         f"Slotkeeper saved {saved:,} of {direct.computed:,} prompt tokens ({share:.0%}): the engine computed "
-        f"{through.ratio or 0:.2f} times what a perfect cache would, instead of {direct.ratio or 0:.2f}."
+        f"{through.ratio:.2f} times what a perfect cache would, instead of {direct.ratio:.2f}."
     )
 
 

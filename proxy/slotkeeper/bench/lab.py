@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ LOOK_SECONDS: Final = 0.02
 READY_SECONDS: Final = 30.0
 REST_SECONDS: Final = 120.0
 ANY_PORT: Final = "127.0.0.1:0"
+PREFILLED: Final = "slotkeeper_prefill_tokens_total"
 PAUSE_SECONDS: Final = 0.05  # until a conversation is saved: a laboratory has no time
 DRAFTS: Final = ("--spec-type", "draft-mtp")
 
@@ -59,6 +61,22 @@ def up_flags(
 def _no_device(binary: EngineBinary) -> tuple[str, ...]:
     """A user's own build keeps its devices; the packaged ones have none, or a software one."""
     return () if binary.kind is Kind.LLAMA_SERVER else ("--device", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Prompt tokens that a sidecar had computed of its own until some moment."""
+
+    plant: int = 0  # for a request, before it went on: its client waited for them
+    idle: int = 0  # while nobody waited
+
+
+def spent(started: Sidecar | None) -> Spent:
+    """By the engine's own count, also of what was broken off; nothing where there is no sidecar."""
+    if started is None:
+        return Spent()
+    value = started.driver.metrics.registry.get_sample_value
+    return Spent(**{name: int(value(PREFILLED, {"purpose": name}) or 0) for name in ("plant", "idle")})
 
 
 class Restartable:
