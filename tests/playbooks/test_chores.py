@@ -131,8 +131,9 @@ def test_with_a_draft_model_an_older_engine_computes_its_way_home_and_knows_whos
     play = cut_back(talked(old(speculative=True)))
     assert play << filled() >> saves(0) << saved("user") >> fills(0, Purpose.HOME, tokens=TALK)
     assert play << filled(400)
+    assert play.table.shadow.slots[0].outline == OUTLINE
     next_turn = arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
-    assert play << next_turn >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert play << next_turn << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
 def test_a_slot_is_never_cut_back_where_no_file_leads_home():
@@ -173,7 +174,7 @@ def test_a_request_waits_for_one_step_and_then_gets_its_slot():
     assert play >> saves(0)
     assert play << arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
     assert play << knows("r2", TALK + A)
-    assert play << saved("end") >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert play << saved("end") >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
 def test_a_request_for_a_slot_that_was_cut_back_restores_it():

@@ -29,6 +29,11 @@ def keeps_checkpoints(traits: EngineTraits) -> bool:
     return not traits.cuttable and traits.checkpoint_cap > 0
 
 
+def checkpoints_last(traits: EngineTraits) -> bool:
+    """Whether they outlive the next task: older builds thin them at each one, unless told otherwise (T7)."""
+    return keeps_checkpoints(traits) and not (traits.eager_thinning and traits.checkpoint_min_step > 0)
+
+
 def survivors(checkpoints: Sequence[Checkpoint], reuse: int) -> tuple[Checkpoint, ...]:
     """What is left after the slot was cut back to `reuse` tokens: pos_max (= at - 1) <= reuse."""
     return tuple(c for c in checkpoints if c.at - 1 <= reuse)

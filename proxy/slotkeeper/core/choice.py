@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from slotkeeper.core.checkpoints import checkpoints_last
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.held import Held, continues, shared_messages
 from slotkeeper.core.limits import WORTH_A_FILE
@@ -69,7 +70,9 @@ def _goes_on(held: Held, outline: Sequence[bytes], traits: EngineTraits) -> bool
         return held.floor == 0  # T9
     if len(outline) == len(held.outline):  # asked again: it must be cut at the end of the last prompt
         return bool(held.checkpoints) and not held.sure
-    return held.sure or bool(held.checkpoints)
+    # Where checkpoints are thinned out, a file may have more of what the reply is parted from.
+    others = traits.snapshots and not checkpoints_last(traits)
+    return held.sure or (bool(held.checkpoints) and not others)
 
 
 def cheapest(

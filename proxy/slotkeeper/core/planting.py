@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from slotkeeper.core.checkpoints import TAIL, after_prefill, keeps_checkpoints
+from slotkeeper.core.checkpoints import TAIL, after_prefill, checkpoints_last
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.held import first_kept
 from slotkeeper.core.limits import WORTH_A_FILE, HourlyBudget
@@ -122,17 +122,12 @@ def steps(
     return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
 
 
-def lasts(traits: EngineTraits) -> bool:
-    """Whether a checkpoint outlives the next task: older builds thin them at each one (T7)."""
-    return keeps_checkpoints(traits) and not (traits.eager_thinning and traits.checkpoint_min_step > 0)
-
-
 def _checkpoints(
     found: Collection[Place], prompt: Tokens, look: Look, table: EngineTable, user_starts: Sequence[int]
 ) -> set[int]:
     """Where checkpoints are worth a plant, beside those that the request itself will leave."""
     traits = table.traits
-    if not lasts(traits):
+    if not checkpoints_last(traits):
         return set()
     base = look.base
     left = after_prefill(
