@@ -85,6 +85,16 @@ class Placement:
     def shelf(self) -> Shelf:
         return self._state.shelf
 
+    @property
+    def serving(self) -> bool:
+        """Whether anybody is served or waits."""
+        return self._state.waiting or any(table.serving for table in self._state.up)
+
+    def holds(self, request: RequestId) -> bool:
+        """Whether a slot still holds what this request left there."""
+        tables = self._state.tables.values()
+        return any(held is not None and held.request == request for t in tables for held in t.shadow.slots)
+
     def unsaved(self, now: float) -> bool:
         """Whether anything is still to be saved before we go."""
         return chores.left(self._state, now)

@@ -41,6 +41,7 @@ log = get_logger(__name__)
 
 
 SWEEP_PATIENCE: Final = 10.0  # seconds: a slow disk must not keep the sidecar from serving
+MOMENT: Final = 0.1  # seconds without a request, after which an engine counts as idle for small work
 PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes a fifth of one
 
 
@@ -83,6 +84,20 @@ class Driver:
     def looks_ahead(self) -> bool:
         """Whether the next turn's prefix is wanted."""
         return (self._limits or Limits()).idle_tokens > 0
+
+    async def idle_moment(self, request: RequestId) -> bool:
+        """Wait until nobody is served for a moment; False if its slot has gone on meanwhile.
+
+        Rendering costs the engine and us some milliseconds: too much while its client's next turn, which
+        may follow at once, is on its way.
+        """
+        pause = (self._limits or Limits()).pause
+        while True:
+            await asyncio.sleep(min(pause / 2, MOMENT))
+            if not self.placement.holds(request):
+                return False
+            if not self.placement.serving:
+                return True
 
     @staticmethod
     def now() -> float:

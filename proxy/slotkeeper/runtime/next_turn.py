@@ -8,7 +8,7 @@ what the client has not yet to say. How a client sends replies back is learnt fr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -35,6 +35,11 @@ class Said:
     reply: Doc
     thoughts: int  # messages with reasoning in the request that it answered
     habit: Habit  # of this conversation
+
+
+async def at_once() -> bool:
+    """There is nothing to wait for."""
+    return True
 
 
 class Recent(Generic[_Key, _Value]):
@@ -68,19 +73,27 @@ class NextTurns:
         return f"<NextTurns {len(self._habits)} clients, {len(self._replies)} replies>"
 
     async def prefix(
-        self, link: EngineLink, ask: Ask, reply: Doc, *, client: str, auth: Mapping[str, str]
+        self,
+        link: EngineLink,
+        ask: Ask,
+        reply: Doc,
+        *,
+        client: str,
+        auth: Mapping[str, str],
+        moment: Callable[[], Awaitable[bool]] = at_once,
     ) -> Tokens | None:
         """The ids that the next prompt will begin with; None where that is not certain.
 
-        Learns from the request, and expects the reply back. Raises what rendering raises
-        (`render.FAILURES`), and NotOurs for messages nested too deep.
+        Learns from the request, and expects the reply back; then it waits for a `moment` to render, and
+        says nothing if that does not come. Raises what rendering raises (`render.FAILURES`), and NotOurs
+        for messages nested too deep.
         """
         if ask.chat is None or not ask.chat["messages"] or ask.copies > 1:
             return None
         messages = ask.chat["messages"]
         habit = self.follow(client, ask.api, messages, reply)
         # Where the assistant's own message stands last, the reply goes on with it (a prefilled answer).
-        if messages[-1].get("role") == "assistant" or not returnable(reply):
+        if messages[-1].get("role") == "assistant" or not returnable(reply) or not await moment():
             return None
         certain = {
             await _shared(link, ask.chat, reply, guess, auth) for guess in guesses(habit, reply, messages)

@@ -206,7 +206,14 @@ class Account:
     async def _as_sent_back(self, link: EngineLink, ask: Ask, reply: Doc) -> None:
         driver = self._driver
         try:
-            begins = await driver.next_turns.prefix(link, ask, reply, client=self.client, auth=self._auth)
+            begins = await driver.next_turns.prefix(
+                link,
+                ask,
+                reply,
+                client=self.client,
+                auth=self._auth,
+                moment=lambda: driver.idle_moment(self.key),
+            )
         except (*render.FAILURES, NotOurs) as error:
             log.debug("next_turn_not_rendered", request_id=self.id, error=str(error))
             return

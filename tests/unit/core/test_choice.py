@@ -233,3 +233,33 @@ def test_a_prompt_of_unknown_tokens_overwrites_what_is_least_likely_to_return():
     assert blind([engine], pinnable=False, now=NOW, shelf=Shelf()).slot is None
     engine.up = False
     assert blind([engine], pinnable=True, now=NOW, shelf=Shelf()) is None
+
+
+SAID = (b"s", b"1")
+NEXT, AGAIN = (*SAID, b"2", b"3"), SAID
+OLD = {"slot_files": True, "state_version": 2, "fingerprint": "f", "files_carry": False}
+NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "state", "traits", "at_once"),
+    [
+        (NEXT, {}, NEW, True),
+        (NEXT, {}, OLD, False),  # its checkpoints are thinned out: a file may have more
+        (NEXT, {}, {}, True),  # there are no files
+        (NEXT, {}, {**OLD, "checkpoint_min_step": 0}, True),
+        (NEXT, {"sure": True}, OLD, True),
+        (NEXT, {"checkpoints": ()}, NEW, False),  # it was restored: only an extension can use it
+        (NEXT, {"checkpoints": (), "sure": True}, NEW, True),
+        (AGAIN, {}, NEW, True),
+        (AGAIN, {"sure": True}, NEW, False),  # it is beyond the last prompt, perhaps by another reply
+        (AGAIN, {"checkpoints": ()}, NEW, False),
+        (AGAIN, {"checkpoints": ()}, {**NEW, "memory": Memory.DENSE}, True),
+    ],
+)
+def test_a_turn_goes_on_at_once_only_where_little_is_lost_if_it_parts_from_the_reply(
+    asked, state, traits, at_once
+):
+    held = replace(conversation(A, outline=SAID), **state)
+    plan = continuing([table(held, None, **traits)], asked, NOW)
+    assert (plan is not None) is at_once

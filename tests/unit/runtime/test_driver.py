@@ -12,7 +12,7 @@ from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason, RequestId
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.driver import MOMENT, Driver
 from unit.runtime.stubs import ENGINE, PROMPT, admit, fallbacks, finish, granted, settled
 
 # -- the usual way -------------------------------------------------------------------------------------
@@ -38,6 +38,18 @@ async def test_two_requests_never_get_one_slot_and_the_third_waits(driver):
     assert not third.done()
     finish(driver, "a")
     assert (await granted(third)).slot == first.slot
+
+
+async def test_an_idle_moment_comes_when_nobody_is_served_and_its_slot_is_as_it_left_it(driver):
+    await granted(admit(driver, "a"))
+    finish(driver, "a")
+    await granted(admit(driver, "b", Tokens([7] * 300)))
+    with pytest.raises(TimeoutError):  # another is served
+        async with asyncio.timeout(3 * MOMENT):
+            await driver.idle_moment(RequestId("a"))
+    finish(driver, "b", Tokens([7] * 300))
+    assert await driver.idle_moment(RequestId("a"))
+    assert not await driver.idle_moment(RequestId("nobody"))
 
 
 async def test_a_request_that_leaves_the_line_is_never_granted(driver):
