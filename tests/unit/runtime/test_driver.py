@@ -8,8 +8,9 @@ import pytest
 
 from slotkeeper.core.effects import Forward, Report
 from slotkeeper.core.events import Gone
+from slotkeeper.core.observed import SlotView
 from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason, RequestId
+from slotkeeper.core.types import Reason, RequestId, SlotId
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import MOMENT, Driver
@@ -40,7 +41,9 @@ async def test_two_requests_never_get_one_slot_and_the_third_waits(driver):
     assert (await granted(third)).slot == first.slot
 
 
-async def test_an_idle_moment_comes_when_nobody_is_served_and_its_slot_is_as_it_left_it(driver):
+async def test_an_idle_moment_comes_when_nobody_is_served_and_its_slot_is_as_it_left_it(driver, link):
+    held = [len(PROMPT) + 1, 301]
+    link.client.views = [SlotView(slot=SlotId(n), busy=False, task=n, held=held[n]) for n in (0, 1)]
     await granted(admit(driver, "a"))
     finish(driver, "a")
     await granted(admit(driver, "b", Tokens([7] * 300)))
