@@ -4,9 +4,10 @@
 Three lanes, each an engine and a sidecar: with idle work, without (`idle_tokens` = 0), and without once more,
 whose distance from the second is what the machine itself does. Each episode is played in one lane after the
 other while the others rest: the same requests after the same pauses (`benchmarks.episodes`).
-A difference is told in batches: the time that the engine takes for 2048 tokens here. That of the
-whole time to the first token has in it all that the machine does meanwhile; that of the time before the
-engine began on the request has little of it, but says nothing of batches that are shared with idle work.
+A difference is told in batches: the time that the engine takes for 2048 tokens here. That of the whole time
+to the first token has in it all that the machine does meanwhile; that of the time before the engine began
+on the request has little of it, but says nothing of batches that are shared with idle work. A turn that
+comes while its own beginning is computed waits for that and has it: there only the whole tells.
 """
 
 from __future__ import annotations
@@ -133,6 +134,12 @@ def _usual(kind: Kind, ones: Sequence[Heard | None]) -> dict[str, float]:
     }
 
 
+def _worst(kinds: Mapping[str, Any]) -> dict[str, float]:
+    """The longest that another client waited, and that a conversation's own turn took longer."""
+    own = [found["whole"]["max"] for kind, found in kinds.items() if kind in {Kind.TOOL, Kind.TASK}]
+    return {"another client waited": kinds[Kind.OTHER]["waited"]["max"], "own turn, in all": max(own)}
+
+
 def table(rows: Sequence[Row]) -> Table:
     shown = Table(title="how much later the first token came than without idle work, in batches")
     for name in ("build", "because of", "request"):
@@ -162,10 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     console.print(table(rows))
     for row in rows:
-        worst = {cause: kinds["all"]["waited"]["max"] for cause, kinds in row["later"].items()}
+        worst = {cause: _worst(kinds) for cause, kinds in row["later"].items()}
         console.print(f"{row['build']}: a batch takes {row['batch_ms']} ms", highlight=False)
-        style = "green" if worst["idle work"] <= TARGET else "red"
-        console.print(f"longest wait in batches, target {TARGET}: {worst}", style=style, highlight=False)
+        console.print(f"most in batches, target {TARGET} beside the machine: {worst}", highlight=False)
         for name, usual in row["lanes"].items():
             console.print(f"{name}: {usual}", highlight=False)
         if not row["idle_tokens"]:
