@@ -77,7 +77,7 @@ def test_from_a_file_where_the_slot_has_less_of_it():
     play.wakes() >> restores(0, "early") << restored()
     assert play >> fills(0, AHEAD, tokens=following) << filled(105)
     next_turn = arrives("r2", outline=ASKED_AGAIN)
-    assert play << next_turn >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert play << next_turn << knows("r2", following + OTHER) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
 def test_not_while_anybody_is_served():
@@ -136,3 +136,13 @@ def test_it_may_be_known_only_after_the_slot_was_saved(files):
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
     assert play.wakes() >> saves(0) << follows("r1", NEXT)
     assert play << unsaved(lasting=False) >> fills(0, AHEAD, tokens=NEXT)
+
+
+def test_a_turn_that_is_not_the_expected_one_has_a_file_where_much_was_given_up():
+    """A tool's result comes where a user's message was expected, before which thoughts are stripped."""
+    play = Play(**NEW_FILES, eager_thinning=False)
+    play = answered(play, PROMPT.cut(0, 500) + Tokens(range(90_000, 93_000)))
+    assert play << shelved(snapshot("early", PROMPT.cut(0, 3500), checkpoints=(3496,)))
+    assert play.wakes() >> fills(0, AHEAD) << filled(3000)
+    play << arrives("r2", outline=ASKED_AGAIN) << knows("r2", PROMPT + OTHER)
+    assert play >> restores(0, "early") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)

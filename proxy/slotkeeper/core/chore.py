@@ -56,7 +56,13 @@ class Chore:
         held, home = self.held, self.home
         if held and home:
             self.table.shadow.slots[self.slot] = replace(
-                held, outline=home.outline, turns=home.turns, used=home.used, request=home.request, sure=True
+                held,
+                outline=home.outline,
+                turns=home.turns,
+                used=home.used,
+                request=home.request,
+                sure=True,
+                given_up=home.total - home.tokens.lcp(held.tokens),
             )
 
     def leave(self, now: float) -> None:

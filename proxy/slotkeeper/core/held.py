@@ -31,6 +31,7 @@ class Held:
     outline: tuple[bytes, ...] = ()  # the messages, as chained digests
     following: Tokens | None = None  # what the next turn's prompt will begin with
     sure: bool = False  # it is just that: the next turn extends it
+    given_up: int = 0  # tokens of its own that were given up for that
     request: RequestId | None = None  # who wrote it last
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the driver's clock
