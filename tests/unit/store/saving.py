@@ -55,9 +55,12 @@ async def offered(store: Store, hot: Path, snapshot: SnapshotId) -> bytes:
 
 
 def names_in(folder: Path) -> set[str]:
-    """All files there and below, but for the lock and the index."""
+    """All files there and below, but for the lock and the index.
+
+    SQLite that was killed before it had written its journal's head leaves the journal, and minds it no more.
+    """
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return found - {"slotkeeper.lock", "slotkeeper.sqlite"}
+    return found - {"slotkeeper.lock", "slotkeeper.sqlite", "slotkeeper.sqlite-journal"}
 
 
 def mode(path: Path) -> int:
