@@ -195,16 +195,20 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
         if plan.wait:
             yield plan
         elif plan.pinned and plan.look and len(prompt) > STEER_TAIL:
-            steer = Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
             yield _plan(
                 table,
                 plan.look,
                 STEER_PRICE + plan.price,
                 reason=Reason.STEERED,
                 pinned=False,
-                steps=(*plan.steps, steer),
+                steps=(*plan.steps, steer(prompt)),
                 wait=wait,
             )
+
+
+def steer(prompt: Tokens) -> Prefill:
+    """Put the prompt where the engine will then look for it (T5). It must be longer than `STEER_TAIL`."""
+    return Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
 
 
 def _plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from slotkeeper.core.effects import Purpose
 from slotkeeper.core.held import Held
@@ -40,30 +41,19 @@ class Chore:
         """Neither a file nor a prefill says whose conversation it is; where the slot is home, we know."""
         held, home = self.held, self.home
         if held and home and held.request in {None, self.id} and held.tokens == home.tokens:
-            same = replace(
-                held,
-                outline=home.outline,
-                turns=home.turns,
-                used=home.used,
-                request=home.request,
-                following=home.following,
-                sure=home.sure,
-            )
-            self.table.shadow.slots[self.slot] = same
+            self._claim(held, home, following=home.following, sure=home.sure)
 
     def arrived(self) -> None:
         """The slot holds what the next turn will begin with: it is still the same conversation's."""
         held, home = self.held, self.home
         if held and home:
-            self.table.shadow.slots[self.slot] = replace(
-                held,
-                outline=home.outline,
-                turns=home.turns,
-                used=home.used,
-                request=home.request,
-                sure=True,
-                given_up=home.total - home.tokens.lcp(held.tokens),
-            )
+            self._claim(held, home, sure=True, given_up=home.total - home.tokens.lcp(held.tokens))
+
+    def _claim(self, held: Held, home: Held, **known: Any) -> None:
+        """What the slot holds is the conversation's whose slot it was."""
+        self.table.shadow.slots[self.slot] = replace(
+            held, outline=home.outline, turns=home.turns, used=home.used, request=home.request, **known
+        )
 
     def leave(self, now: float) -> None:
         if self.table.states[self.slot] is SlotState.TENDED:

@@ -22,8 +22,8 @@ from slotkeeper.core.tending import (
     homewards,
     needs_cuts,
     next_step,
-    step_ahead,
     unsaved,
+    way_ahead,
 )
 from slotkeeper.core.types import RequestId, SlotId
 from slotkeeper.core.warming import coldest, needs_warming
@@ -78,11 +78,10 @@ def _chore(
     state: State, table: EngineTable, slot: SlotId, held: Held, *, ahead: bool, now: float
 ) -> Chore | None:
     """What is due in a slot: to go ahead of the next turn if the budget allows it, then to save."""
-    if ahead and (found := step_ahead(held, table, state.shelf)):
-        step, computes = found
-        goal = Prefill(held.following or held.tokens, Purpose.NEXT)
+    if ahead and (way := way_ahead(held, table, state.shelf)):
+        file, goal, computes = way
         if state.idle.wait(computes, now) == 0:
-            return Chore(_name(state, now), table, slot, step, held, goal, computes)
+            return Chore(_name(state, now), table, slot, file or goal, held, goal, computes)
     if table.rates.size_of(held.total) > state.limits.hot_bytes:  # it has no room
         return None
     saving = first_step(held, table, state.shelf, rested=True)
@@ -136,7 +135,7 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
 def left(state: State, now: float) -> bool:
     """Whether anything is still to be computed ahead, or to be saved before we go."""
     return bool(state.chores or state.coming) or any(
-        (not state.closing and step_ahead(held, table, state.shelf))
+        (not state.closing and way_ahead(held, table, state.shelf))
         or (table.may_save(now) and first_step(held, table, state.shelf, rested=True))
         for table in state.up
         for _, held in _unsettled(table)

@@ -10,14 +10,12 @@ from dataclasses import replace
 
 from slotkeeper.core import planting
 from slotkeeper.core.checkpoints import TAIL
-from slotkeeper.core.choice import STEER_TAIL, Plan
-from slotkeeper.core.effects import Purpose
+from slotkeeper.core.choice import STEER_TAIL, Plan, steer
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.planting import Structure
 from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State, user_starts
-from slotkeeper.core.steps import Prefill
 from slotkeeper.core.structure import UNKNOWN, Boundary, in_replies
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
@@ -83,6 +81,5 @@ def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
         reason = Reason.PREFIX if look.reuse else Reason.COLD
         return replace(plan, pinned=True, reason=reason, steps=found)
     if look.source is not Source.RAM and len(prompt) > STEER_TAIL:
-        steer = Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
-        return replace(plan, reason=Reason.STEERED, steps=(*found, steer))
+        return replace(plan, reason=Reason.STEERED, steps=(*found, steer(prompt)))
     return plan

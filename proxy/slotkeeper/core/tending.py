@@ -43,8 +43,8 @@ def unsaved(held: Held, traits: EngineTraits, shelf: Shelf) -> bool:
     return held.total - shelf.covers(held, traits) >= NEW
 
 
-def step_ahead(held: Held, table: EngineTable, shelf: Shelf) -> tuple[Step, int] | None:
-    """Towards what the next turn will begin with, and the tokens that it costs; None if it is there.
+def way_ahead(held: Held, table: EngineTable, shelf: Shelf) -> tuple[Load | None, Prefill, int] | None:
+    """To what the next turn will begin with, and the tokens that it costs; None if the slot is there.
 
     From a file, where that leaves less to compute than the slot does.
     """
@@ -53,9 +53,10 @@ def step_ahead(held: Held, table: EngineTable, shelf: Shelf) -> tuple[Step, int]
         return None
     here = reuse(held, following, table.traits)
     found = shelf.best(following, table.traits, lambda s: here + restore_price(table, s))
+    goal = Prefill(following, Purpose.NEXT)
     if found:
-        return Load(found[0]), len(following) - found[1]
-    return Prefill(following, Purpose.NEXT), len(following) - here
+        return Load(found[0]), goal, len(following) - found[1]
+    return None, goal, len(following) - here
 
 
 def first_step(held: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:

@@ -57,14 +57,14 @@ class Saver:
         try:
             name = await self._store.temporary(save.size)
         except StoreError as error:
-            self._ended("save", error.trouble.value)
+            self._metrics.snapshot_operation("save", error.trouble.value)
             log.warning("not_saved", place=str(place), error=str(error))
             return failed
         try:
             result = await link.client.save(place.slot, name, headers=link.auth)
         except (EngineError, EngineGoneError) as error:
             await self._discard(name)
-            self._ended("save", "refused" if isinstance(error, EngineError) else "lost")
+            self._metrics.snapshot_operation("save", "refused" if isinstance(error, EngineError) else "lost")
             log.warning("not_saved", place=str(place), error=str(error))
             return failed
         if not save.moment.waited_for:
@@ -106,11 +106,11 @@ class Saver:
         try:
             kept = await self._store.keep(file.name, facts, save.others)
         except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
-            self._ended("save", type(error).__name__.removesuffix("Error").lower())
+            self._metrics.snapshot_operation("save", type(error).__name__.removesuffix("Error").lower())
             log.warning("not_kept", place=str(save.place), error=str(error))
             lasting = isinstance(error, StoreError)  # else it is this state alone
             return Saved(at=time.monotonic(), request=save.request, snapshot=None, lasting=lasting)
-        self._ended("save", "ok", time.monotonic() - file.started)
+        self._metrics.snapshot_operation("save", "ok", time.monotonic() - file.started)
         self._works()
         link.saw_layout(kept.manifest.layout)
         log.info(
@@ -137,6 +137,3 @@ class Saver:
             await self._store.discard(name)
         except (StoreError, HaltedError) as error:  # the next start sweeps it
             log.debug("not_discarded", error=str(error))
-
-    def _ended(self, op: str, outcome: str, seconds: float | None = None) -> None:
-        self._metrics.snapshot_operation(op, outcome, seconds)
