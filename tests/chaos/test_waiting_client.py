@@ -210,9 +210,8 @@ async def test_a_client_of_http_1_0_waits_as_well(fake, data):
 # -- it waits, and something goes wrong ------------------------------------------------------------------
 
 
-@SHAPES
-@pytest.mark.parametrize("fault", SAID)
-async def test_an_error_after_comments_is_an_event_of_the_api(fake, sidecar, data, api, fault):
+async def heard_after_comments(fake: FakeEngine, data: str, api: Api, fault: Fault) -> bytes:
+    """What a client hears that waits behind another, comments first, of an engine with this fault."""
     async with dial(data) as first, dial(data) as second:
         fake.script.append(fault)
         await hold(fake, first)
@@ -222,6 +221,13 @@ async def test_an_error_after_comments_is_an_event_of_the_api(fake, sidecar, dat
         let_go(fake)
         stream = await second.body(head)
         await first.body(await first.head())
+    return stream
+
+
+@SHAPES
+@pytest.mark.parametrize("fault", SAID)
+async def test_an_error_after_comments_is_an_event_of_the_api(fake, sidecar, data, api, fault):
+    stream = await heard_after_comments(fake, data, api, fault)
     assert SAID[fault] in str(error_in(api, stream)["message"])
     assert not looks_whole(api, stream)
     assert outcomes(sidecar, api)["upstream_error"] == 1
@@ -231,41 +237,19 @@ async def test_an_error_after_comments_is_an_event_of_the_api(fake, sidecar, dat
 async def test_a_refusal_keeps_all_that_the_engine_said(fake, sidecar, data):
     said = {"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 512}
     fake.custom = whole(400, {"error": said})
-    async with dial(data) as first, dial(data) as second:
-        fake.script.append(Fault.CUSTOM)
-        await hold(fake, first)
-        await second.post(CHAT, request_body(Api.CHAT, stream=True))
-        head = await second.head()
-        await two_comments(second)
-        let_go(fake)
-        stream = await second.body(head)
-        await first.body(await first.head())
+    stream = await heard_after_comments(fake, data, Api.CHAT, Fault.CUSTOM)
     assert error_in(Api.CHAT, stream) == {**said, "param": None}
     assert outcomes(sidecar, Api.CHAT) == {"ok": 1, "client_error": 1}
 
 
 async def test_a_whole_answer_where_a_stream_was_promised_is_an_error(fake, sidecar, data):
     fake.custom = whole(200, {"choices": []})
-    async with dial(data) as first, dial(data) as second:
-        fake.script.append(Fault.CUSTOM)
-        await hold(fake, first)
-        await second.post(CHAT, request_body(Api.CHAT, stream=True))
-        head = await second.head()
-        await two_comments(second)
-        let_go(fake)
-        stream = await second.body(head)
+    stream = await heard_after_comments(fake, data, Api.CHAT, Fault.CUSTOM)
     assert "application/json" in str(error_in(Api.CHAT, stream)["message"])
 
 
 async def test_a_stream_that_breaks_off_after_comments_ends_with_one_error(fake, sidecar, data):
-    async with dial(data) as first, dial(data) as second:
-        fake.script.append(Fault.DIE_IN_STREAM)
-        await hold(fake, first)
-        await second.post(CHAT, request_body(Api.CHAT, stream=True))
-        head = await second.head()
-        await two_comments(second)
-        let_go(fake)
-        stream = await second.body(head)
+    stream = await heard_after_comments(fake, data, Api.CHAT, Fault.DIE_IN_STREAM)
     assert b"one" in stream
     assert b"broke off" in stream.rpartition(b"data: ")[2]
     assert not looks_whole(Api.CHAT, stream)
