@@ -144,12 +144,16 @@ def test_a_slot_is_never_cut_back_where_no_file_leads_home():
     assert play.table.shadow.slots[0].tokens == TALK
 
 
-def test_a_slot_with_a_few_new_tokens_is_not_cut_back_either():
+def test_a_few_tokens_behind_its_file_are_computed_on_the_way_home():
     play = old()
     assert play << shelved(snapshot("s1", TALK.cut(0, 990)))
     assert play << arrives("r1") << knows("r1", TALK) >> restores(0, "s1") << restored() >> goes("r1")
     play << ends("r1", len(TALK), 990)
     play.effects.clear()
+    assert play.later(60) << sees() >> fills(0, Purpose.CUT, tokens=USER_MESSAGE)
+    assert play << filled(601) >> saves(0) << saved("user") >> restores(0, "s1")
+    assert play << restored() >> fills(0, Purpose.HOME, tokens=TALK) << filled(11)
+    assert play.table.shadow.slots[0].tokens == TALK
     assert play.later(300) << sees()
 
 

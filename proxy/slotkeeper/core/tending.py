@@ -89,14 +89,14 @@ def homewards(chore: Chore, shelf: Shelf) -> Step | None:
     held, home = chore.held, chore.home
     if held is None or home is None or held.total >= home.total:
         return None
-    return _way_home(home, chore.table, shelf)
+    return _way_home(held, home, chore.table, shelf)
 
 
 def _next_cut(held: Held, home: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
     """Back to the next boundary of which there is no file, but never where nothing leads home from."""
     traits = table.traits
     cuts = [cut for cut in _unsaved_cuts(home, traits, shelf) if _near(cut, held, home, traits)]
-    if not cuts or not _way_home(home, table, shelf):
+    if not cuts or not _way_home(held, home, table, shelf):
         return None
     first = home.tokens.cut(0, cuts[-1])
     if rested or held.total < home.total or not shelf.covered(first, traits):
@@ -121,24 +121,35 @@ def _mark(held: Held, traits: EngineTraits) -> Step | None:
 
 
 def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[int]:
-    """Where the slot can be cut and no file is, longest first: tokens, one more than its checkpoint."""
+    """Where the slot can be cut and no file is, longest first: tokens, one more than its checkpoint.
+
+    Also where the last user message begins, if its checkpoint has gone: engines that thin theirs out
+    lose it to what was computed ahead, and it is where an edit will part.
+    """
     if not needs_cuts(traits):
         return
-    starts = set(user_starts(held.tokens, traits))
+    starts = user_starts(held.tokens, traits)
     # Where the next turn is known to extend all of it, nobody comes for the end of the last prompt.
     last = 0 if held.sure else max((c.at for c in held.checkpoints), default=0)
     end = len(held.tokens) - (NEW if held.sure else 0)
-    places = sorted((c.at for c in held.checkpoints if c.at == last or c.at in starts), reverse=True)
+    asked = max((at for at in starts if at < end), default=0)
+    kept = {c.at for c in held.checkpoints}
+    places = sorted({*kept.intersection({*starts, last}), asked}, reverse=True)
     for at in places[:BOUNDARIES]:
         if WORTH_A_FILE <= at < end and at - shelf.covered(held.tokens.cut(0, at + 1), traits) >= NEW:
             yield at + 1
 
 
-def _way_home(home: Held, table: EngineTable, shelf: Shelf) -> Step | None:
-    """From its own file; with a draft model by computing it, since a file would leave the drafts bad."""
+def _way_home(held: Held, home: Held, table: EngineTable, shelf: Shelf) -> Step | None:
+    """From its own file; with a draft model by computing it, since a file would leave the drafts bad.
+
+    The file may end a few tokens before: they were computed ahead since.
+    """
     if home.opaque:
         return None
     if table.traits.speculative:
         return Prefill(home.tokens, Purpose.HOME)
     best = shelf.best(home.tokens + NEVER, table.traits, lambda s: float(s.tier is Tier.COLD))
-    return Load(best[0]) if best and best[1] == home.total else None
+    if best is None or home.total - best[1] >= NEW:
+        return None
+    return Prefill(home.tokens, Purpose.HOME) if best[1] <= held.total < home.total else Load(best[0])
