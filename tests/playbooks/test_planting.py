@@ -1,5 +1,7 @@
 """What is planted on the way to a request: where, in which order, and what waits for it."""
 
+from itertools import pairwise
+
 import pytest
 
 from playbooks.playbook import (
@@ -34,11 +36,11 @@ from slotkeeper.core.structure import Boundary, Kind
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
 
-HEAD, OTHER_HEAD = (Tokens(range(n, n + 3000)) for n in (10_000, 20_000))
+HEAD, OTHER_HEAD = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]
 PROMPTS = [HEAD + ask for ask in ASKS]
-BRANCH = HEAD.cut(0, 3000) + ASKS[1].cut(0, 4)  # the engine keeps a checkpoint four tokens before an end
-AT_HEAD = Boundary(3000, Kind.HEAD)
+BRANCH = HEAD.cut(0, 1000) + ASKS[1].cut(0, 4)  # the engine keeps a checkpoint four tokens before an end
+AT_HEAD = Boundary(1000, Kind.HEAD)
 LATER_BUILD = {"eager_thinning": False}
 
 
@@ -48,16 +50,16 @@ def test_where_two_prompts_part_a_checkpoint_is_planted_for_the_third():
     play << arrives("r2") << knows("r2", PROMPTS[1])
     assert play >> plants("r2", 0, Purpose.PLANT, tokens=BRANCH)
     assert play << planted("r2", len(BRANCH)) >> goes("r2", slot=0, reason=Reason.COLD)
-    assert play << ends("r2", 4000, len(BRANCH)) >> reports("r2", planted=len(BRANCH), oracle=1000)
+    assert play << ends("r2", 2000, len(BRANCH)) >> reports("r2", planted=len(BRANCH), oracle=1000)
 
     assert play << arrives("r3") << knows("r3", PROMPTS[2]) >> goes("r3", slot=0, reason=Reason.PREFIX)
-    assert play << ends("r3", 4000, 3000) >> reports("r3", predicted=3000, planted=0, oracle=1000)
+    assert play << ends("r3", 2000, 1000) >> reports("r3", predicted=1000, planted=0, oracle=1000)
 
 
 def test_nothing_is_planted_where_a_state_can_be_cut_anywhere_and_no_file_can_be_had():
     play = Play(n_slots=1, memory="dense")
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
-    assert one_turn(play, "r2", PROMPTS[1], slot=0, cached=3000)
+    assert one_turn(play, "r2", PROMPTS[1], slot=0, cached=1000)
 
 
 def test_nothing_is_planted_that_the_next_task_would_thin_out():
@@ -69,25 +71,41 @@ def test_nothing_is_planted_that_the_next_task_would_thin_out():
 def test_an_engine_that_thins_gets_a_file_instead():
     play = Play(n_slots=1, eager_thinning=True, **OLD_FILES)
     play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD)
-    play >> plants("r1", 0, Purpose.PLANT, tokens=HEAD) << planted("r1", 3000)
+    play >> plants("r1", 0, Purpose.PLANT, tokens=HEAD) << planted("r1", 1000)
     assert play >> saves(0, Moment.BOUNDARY, tokens=HEAD) << saved("head") >> goes("r1", slot=0)
-    assert play << ends("r1", 4000, 3000) >> reports("r1")
+    assert play << ends("r1", 2000, 1000) >> reports("r1")
 
-    assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD) >> restores(0, "head")
+    play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
+    play >> saves(0, Moment.PARK) << saved("first") >> restores(0, "head")
     assert play << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
+
+
+def test_a_long_head_of_which_nothing_is_known_gets_checkpoints_at_even_distances():
+    head = Tokens(range(10_000, 14_500))
+    play = Play(n_slots=1, **LATER_BUILD)
+    play << arrives("r1") << knows("r1", head + ASKS[0], Boundary(len(head), Kind.HEAD))
+    for done, at in pairwise((0, 1028, 2052, 3076, 4100, 4504)):
+        play >> plants("r1", 0, Purpose.PLANT, tokens=(head + ASKS[0]).cut(0, at))
+        play << planted("r1", at - done)
+    assert play >> goes("r1", slot=0) << ends("r1", 5500, 4504) >> reports("r1")
+
+    agent = head.cut(0, 3500) + Tokens(range(20_000, 21_000)) + ASKS[1]  # its tools are others from there on
+    play << arrives("r2") << knows("r2", agent, Boundary(4500, Kind.HEAD))
+    play >> plants("r2", 0, Purpose.PLANT, tokens=agent.cut(0, 3504)) << planted("r2", 3504 - 3072)
+    assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
 def test_a_file_that_is_there_is_not_written_again():
     play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
-    assert play << shelved(snapshot("head", HEAD + Tokens([1, 2, 3, 4]), checkpoints=(2488, 3000)))
+    assert play << shelved(snapshot("head", HEAD + Tokens([1, 2, 3, 4]), checkpoints=(488, 1000)))
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> restores(0, "head")
     assert play << restored() >> goes("r1", slot=0)
 
 
 def test_a_beginning_that_changes_from_time_to_time_is_not_saved_at_its_end():
-    clock = HEAD.cut(0, 2900) + OTHER_HEAD.cut(0, 100)
+    clock = HEAD.cut(0, 900) + OTHER_HEAD.cut(0, 100)
     play = Play(n_slots=1, eager_thinning=True, **OLD_FILES)
-    assert play << shelved(snapshot("until the clock", HEAD.cut(0, 2900)))
+    assert play << shelved(snapshot("until the clock", HEAD.cut(0, 900)))
     play.placement._state.tree.add(PROMPTS[0])
     assert play << arrives("r1") << knows("r1", clock + ASKS[1], AT_HEAD) >> restores(0, "until the clock")
     assert play << restored() >> goes("r1", slot=0)
@@ -99,10 +117,10 @@ def test_who_begins_with_what_is_just_being_saved_waits_for_the_file():
     assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
     play << arrives("r3", client="bert") << knows("r3", OTHER_HEAD + ASKS[2])  # not for this one
     assert play >> goes("r3", slot=1)
-    assert play << ends("r3", 4000, 0) >> reports("r3")
+    assert play << ends("r3", 2000, 0) >> reports("r3")
     assert play.placement.queued == 1
-    assert play << planted("r1", 3004) >> saves(0, Moment.BOUNDARY)
-    assert play << saved("head", checkpoints=(2488, 3000)) >> goes("r1", slot=0) >> saves(1, Moment.PARK)
+    assert play << planted("r1", 1004) >> saves(0, Moment.BOUNDARY)
+    assert play << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0) >> saves(1, Moment.PARK)
     assert (
         play
         << saved("bert")
@@ -120,7 +138,7 @@ def test_who_waits_for_a_file_goes_on_when_there_will_be_none(end):
     if end == "left":
         assert play << leaves("r1") >> plants("r2", 1, Purpose.PLANT)
     else:
-        assert play << planted("r1", 3004) >> saves(0, Moment.BOUNDARY)
+        assert play << planted("r1", 1004) >> saves(0, Moment.BOUNDARY)
         assert play << unsaved() >> goes("r1", slot=0) >> plants("r2", 1, Purpose.PLANT)
 
 
@@ -130,7 +148,7 @@ def test_a_plant_that_fails_costs_the_request_nothing_but_time():
     play.placement._state.tree.add(PROMPTS[1])
     assert play << arrives("r2") << knows("r2", PROMPTS[2]) >> plants("r2", 1, Purpose.PLANT)
     assert play << planted("r2", None) >> goes("r2", slot=0)
-    assert play << ends("r2", 4000, 0) >> reports("r2", planted=0)
+    assert play << ends("r2", 2000, 0) >> reports("r2", planted=0)
 
 
 def test_the_places_worth_most_are_taken_and_those_beside_them_left_out():
@@ -149,9 +167,9 @@ def test_where_the_slot_cannot_be_chosen_it_is_planted_and_then_steered():
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
     play << arrives("r2", pinnable=False) << knows("r2", PROMPTS[1])
     play >> plants("r2", 0, Purpose.PLANT, tokens=BRANCH) << planted("r2", len(BRANCH))
-    play >> plants("r2", 0, Purpose.STEER, tokens=PROMPTS[1].cut(0, 3996)) << planted("r2", 992)
+    play >> plants("r2", 0, Purpose.STEER, tokens=PROMPTS[1].cut(0, 1996)) << planted("r2", 992)
     assert play >> unpinned("r2", Reason.STEERED) << sees(0)
-    assert play << ends("r2", 4000, 3996) >> reports("r2", planted=len(BRANCH) + 992)
+    assert play << ends("r2", 2000, 1996) >> reports("r2", planted=len(BRANCH) + 992)
 
 
 def test_with_a_draft_model_foreign_tokens_make_the_file_one_that_brings_drafts_back():
@@ -159,19 +177,19 @@ def test_with_a_draft_model_foreign_tokens_make_the_file_one_that_brings_drafts_
     first = HEAD.cut(0, 1)
     foreign = HEAD + first + first + first + first
     play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD)
-    play >> plants("r1", 0, Purpose.PLANT, tokens=foreign) << planted("r1", 3004)
-    assert play >> saves(0, Moment.BOUNDARY) << saved("head", checkpoints=(2488, 3000)) >> goes("r1", slot=0)
-    assert play << ends("r1", 4000, 3000) >> reports("r1", predicted=3000)
+    play >> plants("r1", 0, Purpose.PLANT, tokens=foreign) << planted("r1", 1004)
+    assert play >> saves(0, Moment.BOUNDARY) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
+    assert play << ends("r1", 2000, 1000) >> reports("r1", predicted=1000)
 
 
 def test_nothing_is_planted_for_a_request_that_wants_all_of_it_computed():
     play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
     assert play << arrives("r1", uncached=True) << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)
-    assert play << ends("r1", 4000, 0) >> reports("r1", predicted=0, planted=0)
+    assert play << ends("r1", 2000, 0) >> reports("r1", predicted=0, planted=0)
 
 
 def test_what_a_file_takes_is_spent_from_the_hours_budget():
-    play = Play(n_slots=1, limits=Limits(hourly_bytes=2000 * TOKEN_BYTES), **OLD_FILES)
+    play = Play(n_slots=1, limits=Limits(hourly_bytes=900 * TOKEN_BYTES), **OLD_FILES)
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)
 
 
@@ -180,14 +198,14 @@ def test_a_request_goes_on_once_its_file_is_written_and_others_wait_until_it_can
     play = Play(**NEW_FILES, **LATER_BUILD)
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
-    assert play << planted("r1", 3004) >> saves(0, Moment.BOUNDARY)
+    assert play << planted("r1", 1004) >> saves(0, Moment.BOUNDARY)
     assert play << written() >> goes("r1", slot=0)
     assert play.placement.queued == 1
     assert play.placement.unsaved(play.clock)
     if lies_there:
-        kept = snapshot("head", HEAD + ASKS[0].cut(0, 4), checkpoints=(2488, 3000))
+        kept = snapshot("head", HEAD + ASKS[0].cut(0, 4), checkpoints=(488, 1000))
         assert play << filed("r1", kept) >> restores(1, "head")
         assert play << restored() >> goes("r2", slot=1, reason=Reason.SNAPSHOT)
     else:
         assert play << filed("r1", None) >> plants("r2", 1, Purpose.PLANT)
-        assert play << planted("r2", 3004) >> goes("r2", slot=1)  # no file: saves fail for a while
+        assert play << planted("r2", 1004) >> goes("r2", slot=1)  # no file: saves fail for a while

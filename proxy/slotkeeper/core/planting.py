@@ -8,7 +8,9 @@ computed twice. A beginning that others will share is saved there as well, so th
    among them. In tools and system text that is nearly certain (a clock, another agent).
 2. The end of tools and system text, if nothing of it was known: the next conversation will part there.
    If a part of it was known, it changes from time to time, and only the place where it does counts.
-3. Users go back to their messages and edit them, now and then.
+3. Elsewhere in tools and system text, nobody knows where: a sub-agent has other tools, a file of
+   instructions is edited. Checkpoints at even distances bound what the first such parting costs.
+4. Users go back to their messages and edit them, now and then.
 
 What a cut is worth is the chance that a prompt parts there, or behind it but before the next cut, times
 the tokens that the cut before it would leave to compute. The best one is taken, then the others are looked
@@ -36,7 +38,7 @@ from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.tree import Branch
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
-MOST: Final = 4  # in one request: each takes up to three of the engine's checkpoints
+MOST: Final = 8  # in one request: each takes up to three of the engine's checkpoints
 LEAST: Final = 64  # tokens to compute, below which nothing is planted
 
 # How likely the next prompt parts at such a place. Only their order matters much: a branch that was seen
@@ -45,6 +47,10 @@ IN_HEAD: Final = 0.7
 SEEN_ONCE: Final = 0.3
 NEW_HEAD: Final = 0.5
 EDIT: Final = 0.02
+SOMEWHERE: Final = 0.02  # in a stretch of tools and system text
+
+STRETCH: Final = 1024  # tokens, at least
+STRETCHES: Final = MOST  # at most, of one head
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,10 @@ def places(structure: Structure, length: int) -> Iterator[Place]:
         yield Place(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
     if head and not WORTH_A_FILE <= structure.known < head:
         yield Place(head, NEW_HEAD, shared=True)
+    stretch = max(STRETCH, head // STRETCHES)
+    for at in range(stretch, head, stretch):
+        if at > structure.known:
+            yield Place(at, SOMEWHERE, shared=False)
     for boundary in structure.boundaries:
         if boundary.kind is Kind.USER and boundary.at < length:
             yield Place(boundary.at, EDIT, shared=False)
