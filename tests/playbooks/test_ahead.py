@@ -22,10 +22,12 @@ from playbooks.playbook import (
     shelved,
     snapshot,
     stops,
+    unpinned,
     unsaved,
 )
 from slotkeeper.core.effects import Purpose
 from slotkeeper.core.limits import Limits
+from slotkeeper.core.table import LINGER
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
 
@@ -116,7 +118,7 @@ def test_a_short_one_is_waited_for_a_long_one_is_stopped():
     assert play << arrives("r2") >> stops() << knows("r2", OTHER) >> goes("r2", slot=1)
     assert play << filled(None, stopped=True)
     assert play.states == ["draining", "launched"]
-    assert play << sees(1, held={0: 2048})
+    assert play.later(LINGER) << sees(1, held={0: 2048})
     assert play.table.shadow.slots[0].tokens == far.cut(0, 2048)
 
 
@@ -126,7 +128,17 @@ def test_whoever_was_stopped_for_is_served_in_that_slot_too():
     assert play.wakes() >> fills(0, AHEAD)
     assert play << arrives("r2") >> stops() << knows("r2", OTHER)
     assert play << filled(None, stopped=True)
-    assert play << sees(0) << sees(held={0: 2048}) >> goes("r2", slot=0)
+    assert play << sees(0)
+    assert play.later(LINGER) << sees(held={0: 2048}) >> goes("r2", slot=0)
+
+
+def test_nothing_unpinned_passes_one_that_was_stopped_on_its_way():
+    far = Tokens(range(60_000, 64_000)) + HEADER
+    play = answered(Play(), following=far)
+    assert play.wakes() >> fills(0, AHEAD)
+    assert play << arrives("r2", pinnable=False, rendered=False) >> stops()
+    assert play << filled(None, stopped=True) << sees()  # it may begin yet, and slot 0 looks free
+    assert play.later(LINGER) << sees() >> unpinned("r2", Reason.UNPINNABLE)
 
 
 @pytest.mark.parametrize("files", [OLD_FILES, NEW_FILES])

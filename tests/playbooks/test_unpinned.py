@@ -359,3 +359,28 @@ def test_one_that_waits_in_the_engine_may_begin_long_after_its_client_left():
     assert play << arrives("r3") << knows("r3", B)
     assert play << ends("r1", 1000) >> reports("r1")
     assert play.placement.queued == 1
+
+
+def test_a_prompt_that_waits_in_the_engine_gets_the_next_free_slot():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << arrives("r2", copies=2, bypass=True, rendered=False) >> unpinned("r2", Reason.BYPASS)
+    assert play << sees(0, 1)  # one of its prompts; the other waits until a slot is free
+    assert play << arrives("r3") << knows("r3", B)
+    assert play << ends("r1", 1000) >> reports("r1")
+    assert play.placement.queued == 1
+    assert play << sees(0, 1)
+    assert "idle" not in play.states
+
+
+def test_a_prompt_that_waits_in_the_engine_may_begin_after_its_client_left():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    assert play << arrives("r2", copies=2, bypass=True, rendered=False) >> unpinned("r2", Reason.BYPASS)
+    assert play << leaves("r2")
+    assert play.later(LINGER) << sees(0, 1)
+    assert play << arrives("r3") << knows("r3", B)
+    assert play << ends("r1", 1000) >> reports("r1")
+    assert play.placement.queued == 1
+    assert play << sees(0, 1)
+    assert "idle" not in play.states

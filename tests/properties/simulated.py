@@ -1,7 +1,8 @@
 """A stock engine as far as placement can tell: slots, a deferred queue, releases that come late.
 
-What it mirrors: `get_available_slot` (engine.md 1.2, T1, T8), the deferred queue and the copies of n > 1 (6),
-tasks that outlive their client (7), GET /slots (1.7). It notes every pinned task that met a busy slot.
+What it mirrors: `get_available_slot` (engine.md 1.2, T1, T8), the deferred queue, copies of n > 1 and several
+prompts in one body (6), tasks that outlive their client (7), GET /slots (1.7). It notes every pinned task
+that met a busy slot.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ class Task:
     generate: int = 1
     plant: bool = False
     copies: int = 1
-    parent: Task | None = None  # of a copy: the task that answers for it
+    prompts: int = 1  # in one body: each is a task of its own
+    parent: Task | None = None  # of a copy, or of a further prompt: the task that answers for it
     left: bool = False  # its client is gone
     number: int = 0
     cached: int = 0
     slot: int | None = None  # where it began
-    at_work: int = 0  # of a parent: slots that it and its copies still hold
+    at_work: int = 0  # of a parent: how many of its tasks, itself included, are not over
 
     @property
     def whole(self) -> Task:
-        """What the client knows of: the answer is over when every copy is."""
+        """What the client knows of: the answer is over when every copy and every prompt is."""
         return self.parent or self
 
 
@@ -58,10 +60,12 @@ class SimulatedEngine:
         self.deferred.clear()
 
     def submit(self, task: Task) -> None:
-        self.tasks += 1
-        task.number = self.tasks
-        if not self._launch(task):
-            self.deferred.append(task)
+        task.at_work = task.copies + task.prompts - 1
+        for more in [task, *(Task(task.owner, task.prompt, parent=task) for _ in range(task.prompts - 1))]:
+            self.tasks += 1
+            more.number = self.tasks
+            if not self._launch(more):
+                self.deferred.append(more)
 
     def end(self, slot: int, *, evaluated: int | None = None) -> Task:
         """The task in a slot is over; `evaluated` tokens, if it was cut short."""
@@ -70,7 +74,7 @@ class SimulatedEngine:
         assert task is not None
         here.task = None
         task.whole.at_work -= 1
-        if task.parent:
+        if task.parent and task.parent.copies > 1:
             here.tokens = EMPTY  # copies are cleared (engine.md 6)
         elif evaluated is None:
             here.tokens = task.prompt + Tokens([9_000_000 + task.number] * (task.generate - 1))
@@ -107,7 +111,6 @@ class SimulatedEngine:
         if len(more) < task.copies - 1:
             return False  # all copies begin together, or none
         task.cached = min(self.slots[slot].tokens.lcp(task.prompt), len(task.prompt) - 1)
-        task.at_work = task.copies
         self._occupy(slot, task)
         for n in more[: task.copies - 1]:
             self.tasks += 1

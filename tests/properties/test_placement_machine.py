@@ -61,7 +61,7 @@ SETTINGS = settings(
 ROOM = 4000  # tokens that fit into the hot tier: files must go now and then
 TOKEN_BYTES = 65536
 BOUNDARIES = (Boundary(10, Kind.HEAD), Boundary(60, Kind.USER), Boundary(130, Kind.USER))
-KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "embeddings", "resumable")
+KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "two prompts", "embeddings", "resumable")
 
 
 class Quiet(RuleBasedStateMachine):
@@ -128,8 +128,9 @@ class Quiet(RuleBasedStateMachine):
                 self.forwards[effect.request] += 1
                 assert self.forwards[effect.request] == 1, "forwarded twice"
                 prompt = self.prompts[effect.request]
-                copies = 2 if self.kinds[effect.request] == "two copies" else 1
-                task = Task(effect.request, prompt, effect.slot, 1 + len(prompt) % 5, copies=copies)
+                task = Task(effect.request, prompt, effect.slot, 1 + len(prompt) % 5)
+                task.copies = 2 if self.kinds[effect.request] == "two copies" else 1
+                task.prompts = 2 if self.kinds[effect.request] == "two prompts" else 1
                 self.transit.append((self.clock, effect.engine, task))
             case Plant():
                 ours = effect.request in self.placement._state.chores
@@ -289,13 +290,13 @@ class Quiet(RuleBasedStateMachine):
                 at=self.clock,
                 request=request,
                 client=ClientId(client),
-                pinnable=kind not in ("messages", "embeddings", "two copies"),
+                pinnable=kind not in ("messages", "embeddings", "two copies", "two prompts"),
                 rendered=rendered and kind != "embeddings",
                 id_slot=turn * 3 - 7 if kind == "own slot" else None,
-                copies=2 if kind == "two copies" else 1,
+                copies=2 if kind in ("two copies", "two prompts") else 1,
                 outline=tuple(b"%d/%d" % (talk, n) for n in range(turn + 1)) if kind == "chat" else (),
                 resumable=kind == "resumable",
-                bypass=kind == "bypass",
+                bypass=kind == "bypass" or (kind == "two prompts" and turn > 2),
             )
         )
         self.time_goes_on(choices)
@@ -369,6 +370,7 @@ class Quiet(RuleBasedStateMachine):
         else:
             views = self.engines[look.engine].views()
             self.answers.append(Observed(at=0.0, asked=self.clock, engine=look.engine, slots=views))
+            self.clock += 1e-6  # what is heard from now on is newer than this look
 
     def answer(self, event: Event) -> None:
         self.answers.remove(event)

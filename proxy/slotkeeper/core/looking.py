@@ -52,20 +52,21 @@ def _merge(table: EngineTable, view: SlotView, now: float) -> None:
 def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
     """Slots that we thought idle are busy: with ours that went unpinned, or with another's tasks.
 
-    Nothing is concluded until all of ours must be among them. Copies of one request begin together, so one
-    request alone is known by any of them (engine.md 6).
+    Nothing is concluded until all of ours must be among them. One request alone is known by any of its tasks,
+    but where no slot is free some of its prompts may still wait in the engine's queue (engine.md 6).
     """
+    full = _full(seen)
     busy = [
         view.slot
         for view in sorted(seen.slots, key=_age)
         if view.busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
     ]
     left = [orphan for orphan in table.orphans if orphan.total is None]
-    late = [orphan for orphan in table.orphans if orphan.since > seen.asked]
+    late = [o for o in table.orphans if o.since > seen.asked or (full and o.total is None)]
     unseen = any(sent.at > seen.asked for sent in table.unsettled.values())
     ended = any(orphan.total is not None for orphan in late)
     ours = [sent.slots for sent in table.unsettled.values()] + [orphan.slots for orphan in late]
-    if unseen or ended or len(busy) < (sum(ours) if len(ours) > 1 else len(ours)):
+    if unseen or ended or len(busy) < (sum(ours) if full or len(ours) > 1 else len(ours)):
         return
     copies = 0  # of the request before, in slots that follow: tasks are numbered one after the other
     for slot in busy:
@@ -118,7 +119,7 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
 
 def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
     """Find the slots of requests that ended before they were seen: by what they left there."""
-    full = all(view.busy for view in seen.slots)  # one that left may still wait in the engine's queue
+    full = _full(seen)
     due = [o for o in table.orphans if o.since <= seen.asked and not (full and o.total is None)]
     if not due:
         return
@@ -138,6 +139,11 @@ def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
     if not table.orphans:
         for view in free:
             _correct(table, view, seen.at)
+
+
+def _full(seen: Observed) -> bool:
+    """Whether something may wait in the engine's queue, also of one whose client left: no slot is free."""
+    return all(view.busy for view in seen.slots)
 
 
 def _wiped(table: EngineTable, seen: Observed) -> bool:

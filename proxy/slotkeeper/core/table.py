@@ -202,8 +202,9 @@ class EngineTable:
         self.unsettled[request] = Sent(now, min(copies, len(self.states)))
 
     def leave(self, slot: SlotId, now: float, state: SlotState = SlotState.DRAINING) -> None:
-        """Its request is over for us. If that was still on its way, a free slot may yet be taken by it."""
-        late = LINGER if self.states[slot] is SlotState.LAUNCHED else 0.0
+        """Its task is over for us. Unless it was seen to begin, it may be on its way to the free slot yet."""
+        unbegun = self.states[slot] in (SlotState.LAUNCHED, SlotState.TENDED)
+        late = LINGER if unbegun else 0.0
         self.move(slot, state, None, now)
         self.changed[slot] = now + late
 
