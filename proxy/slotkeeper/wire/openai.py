@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from slotkeeper.wire.document import Doc, NotOurs, Shape, pick
+from slotkeeper.wire.document import Doc, NotOurs, Shape, pick, text
 
 # What stands before the messages or decides how they are rendered. `model` chooses the template in router
 # mode (engine.md 7). A grammar can come with its own template text, so schemas count.
@@ -46,4 +46,4 @@ def carries_media(messages: list[Doc]) -> bool:
 def _foreign(content: Any) -> bool:
     if not isinstance(content, list):
         return False
-    return any(isinstance(part, dict) and part.get("type") not in _TEXT for part in content)
+    return any(isinstance(part, dict) and text(part, "type") not in _TEXT for part in content)

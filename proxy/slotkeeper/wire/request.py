@@ -9,25 +9,16 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.wire import anthropic, llama, openai, responses
-from slotkeeper.wire.document import Doc, NotOurs, Prompt, Shape, integer, table
+from slotkeeper.wire.document import Doc, NotOurs, Prompt, Shape, integer
+from slotkeeper.wire.identity import offered
 from slotkeeper.wire.outline import outline
 from slotkeeper.wire.routes import Api
 
-__all__ = ["Ask", "NotOurs", "Prompt", "parse", "pin"]
+__all__ = ["Ask", "NotOurs", "Prompt", "load", "parse", "pin", "read"]
 
 _BOM: Final = b"\xef\xbb\xbf"  # the engine skips one
 _SLOT_KEY: Final = b'"id_slot"'
 _INT32: Final = 2**31
-_CONVERSATION_LIMIT: Final = 512  # characters: longer is data, not a name
-_CONVERSATION_KEYS: Final = (
-    "conversation",
-    "conversation_id",
-    "session_id",
-    "thread_id",
-    "chat_id",
-    "prompt_cache_key",
-    "user_id",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +44,22 @@ def parse(api: Api, body: bytes) -> Ask:
     Raises:
         NotOurs: for anything that we cannot read, and nothing else.
     """
-    doc = _load(body)
+    return read(api, load(body))
+
+
+def load(body: bytes) -> Doc:
+    """The object in `body`. Raises NotOurs."""
+    try:
+        doc = orjson.loads(body.removeprefix(_BOM))
+    except orjson.JSONDecodeError as error:
+        raise NotOurs("json") from error
+    if not isinstance(doc, dict):
+        raise NotOurs("object")
+    return doc
+
+
+def read(api: Api, doc: Doc) -> Ask:
+    """The same of a body that was loaded. Raises NotOurs."""
     shape = _shape(api, doc)
     pinned = api.pinnable  # /v1/messages drops everything that it does not know (T5)
     count = (integer(doc.get("n_cmpl")) or integer(doc.get("n")) or 1) if pinned else 1
@@ -68,7 +74,7 @@ def parse(api: Api, body: bytes) -> Ask:
         adapted=pinned and bool(doc.get("lora")),
         media=shape.media,
         outline=() if shape.chat is None else outline(shape.chat, shape.lead),
-        conversation=_conversation(doc),
+        conversation=offered(doc),
     )
 
 
@@ -85,16 +91,6 @@ def pin(body: bytes, slot: int) -> bytes:
         return body[:end] + b"," + field + body[end:]
     empty = body[start:].lstrip().startswith(b"}")
     return body[:start] + field + (b"" if empty else b",") + body[start:]
-
-
-def _load(body: bytes) -> Doc:
-    try:
-        doc = orjson.loads(body.removeprefix(_BOM))
-    except orjson.JSONDecodeError as error:
-        raise NotOurs("json") from error
-    if not isinstance(doc, dict):
-        raise NotOurs("object")
-    return doc
 
 
 def _shape(api: Api, doc: Doc) -> Shape:
@@ -119,15 +115,3 @@ def _slot(value: Any) -> int | None:
         return None
     slot = int(value)
     return slot if slot != -1 and abs(slot) < _INT32 else None
-
-
-def _conversation(doc: Doc) -> str | None:
-    """The most telling name that the body gives its conversation."""
-    for source in (doc, table(doc, "metadata")):
-        for key in _CONVERSATION_KEYS:
-            value = source.get(key)
-            if key == "conversation" and isinstance(value, dict):  # the Responses API's object
-                value = value.get("id")
-            if isinstance(value, str) and 0 < len(value) <= _CONVERSATION_LIMIT:
-                return value
-    return None

@@ -53,7 +53,7 @@ def _add(messages: list[Doc], item: Any) -> None:
         raise NotOurs("input item")
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     kind, content = item.get("type"), item.get("content")
-    if isinstance(content, str | list) and item.get("role") in _ASKING:
+    if isinstance(content, str | list) and text(item, "role") in _ASKING:
         messages.append(_input_message(item))
     elif item.get("role") == "assistant" and kind == "message":
         _add_output(messages, item, last)
@@ -102,7 +102,7 @@ def _add_output(messages: list[Doc], item: Doc, last: Doc | None) -> None:
 
 def _said(part: Any) -> Doc:
     match part:
-        case {"type": kind, "text": str(said)} if kind in _SAID:
+        case {"type": str(kind), "text": str(said)} if kind in _SAID:
             return {"type": "text", "text": said}
         case {"type": "refusal", "refusal": str(refusal)}:
             return {"type": "refusal", "refusal": refusal}

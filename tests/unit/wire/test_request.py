@@ -234,3 +234,19 @@ def test_lora_scales_of_its_own_make_a_state_that_fits_no_other_request(field, a
     body = orjson.dumps({"messages": [{"role": "user", "content": "x"}], **field})
     assert parse(Api.CHAT, body).adapted is adapted
     assert parse(Api.MESSAGES, body).adapted is False  # the engine drops it there (engine.md T5)
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        (Api.CHAT, {"messages": [{"role": "user", "content": [{"type": []}]}]}),
+        (Api.RESPONSES, {"input": [{"role": [], "content": "x"}]}),
+        (
+            Api.RESPONSES,
+            {"input": [{"role": "assistant", "type": "message", "content": [{"type": {}, "text": "x"}]}]},
+        ),
+    ],
+)
+def test_a_type_that_is_no_word_is_read_or_not_ours(api, body):
+    with suppress(NotOurs):
+        assert parse(api, orjson.dumps(body)).media
