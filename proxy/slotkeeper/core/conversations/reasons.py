@@ -1,0 +1,117 @@
+"""Why a request parts from the one before it, in one word, and the rule that puts it right.
+
+There is no "unknown": where no value is recognised, the word says what was seen to differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from slotkeeper.core.canonical.rules import RuleName
+from slotkeeper.core.requests.facts import FactKind
+
+
+class Cause(StrEnum):
+    """In reports, logs, metrics and tests alike."""
+
+    # A value that changes by itself
+    DATE = "date"
+    CLOCK = "clock"
+    CWD = "cwd"
+    GIT_STATUS = "git_status"
+    ENVIRONMENT = "environment"
+    MEMORY_FILE = "memory_file"
+    COUNTDOWN = "countdown"
+    NONCE = "nonce"
+    REMINDER_MOVED = "reminder_moved"  # came, went, or says something else
+    FILE_REFRESHED = "file_refreshed"  # contents of files, or a map of them, written anew from the disk
+    # The same thing written otherwise
+    TOOL_ORDER = "tool_order"
+    KEY_ORDER = "key_order"
+    CALL_RERENDERED = "call_rerendered"
+    CALL_IDS = "call_ids"
+    WHITESPACE = "whitespace"
+    # Something else stands there
+    TOOL_ADDED = "tool_added"
+    TOOL_REMOVED = "tool_removed"
+    TOOL_EDITED = "tool_edited"
+    SYSTEM_EDITED = "system_edited"
+    REASONING_DROPPED = "reasoning_dropped"
+    REASONING_ADDED = "reasoning_added"
+    REASONING_EDITED = "reasoning_edited"
+    RESULT_PRUNED = "result_pruned"  # an old tool result made way
+    MESSAGE_EDITED = "message_edited"
+    MESSAGE_INSERTED = "message_inserted"
+    MESSAGE_REMOVED = "message_removed"
+    HISTORY_REPLACED = "history_replaced"  # by a summary
+    OPTIONS = "options"
+    # Not the client's doing, or no rewriting at all
+    TEMPLATE_STRIPS_REASONING = "template_strips_reasoning"
+    TEMPLATE_RERENDERS = "template_rerenders"
+    ANOTHER_TASK = "another_task"  # a new session of the same agent
+    OTHER_CONVERSATION = "other_conversation"  # another agent: other tools, or another system text
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A cause, in words for people."""
+
+    what: str
+    rule: RuleName | None = None
+
+
+CAUSES: Final[Mapping[Cause, Seen]] = MappingProxyType(
+    {
+        Cause.DATE: Seen("a date changed", RuleName.DATE),
+        Cause.CLOCK: Seen("a clock went on", RuleName.CLOCK),
+        Cause.CWD: Seen("another working directory", RuleName.CWD),
+        Cause.GIT_STATUS: Seen("the git status changed", RuleName.GIT_STATUS),
+        Cause.ENVIRONMENT: Seen("the environment is described otherwise", RuleName.ENVIRONMENT),
+        Cause.MEMORY_FILE: Seen("a memory file (AGENTS.md, CLAUDE.md) changed", RuleName.MEMORY_FILE),
+        Cause.COUNTDOWN: Seen("a counter went on", RuleName.COUNTDOWN),
+        Cause.NONCE: Seen("a value made anew for each request", RuleName.BILLING_NONCE),
+        Cause.REMINDER_MOVED: Seen("a reminder came, went or changed", RuleName.REMINDERS),
+        Cause.FILE_REFRESHED: Seen("files were written anew in the middle of the history"),
+        Cause.TOOL_ORDER: Seen("the same tools in another order", RuleName.TOOL_ORDER),
+        Cause.KEY_ORDER: Seen("a tool's schema with its keys in another order", RuleName.SCHEMA_KEYS),
+        Cause.CALL_RERENDERED: Seen("the arguments of a call written otherwise", RuleName.TOOL_CALLS),
+        Cause.CALL_IDS: Seen("new ids for old calls", RuleName.CALL_IDS),
+        Cause.WHITESPACE: Seen("white space", RuleName.TRAILING_WHITESPACE),
+        Cause.TOOL_ADDED: Seen("a tool was added"),
+        Cause.TOOL_REMOVED: Seen("a tool was taken away"),
+        Cause.TOOL_EDITED: Seen("a tool is described otherwise"),
+        Cause.SYSTEM_EDITED: Seen("the system text was edited"),
+        Cause.REASONING_DROPPED: Seen("reasoning was left out", RuleName.REASONING),
+        Cause.REASONING_ADDED: Seen("reasoning was put in"),
+        Cause.REASONING_EDITED: Seen("reasoning was edited", RuleName.REASONING),
+        Cause.RESULT_PRUNED: Seen("the result of a tool was taken out"),
+        Cause.MESSAGE_EDITED: Seen("a message was edited"),
+        Cause.MESSAGE_INSERTED: Seen("a message was put in"),
+        Cause.MESSAGE_REMOVED: Seen("a message was taken out"),
+        Cause.HISTORY_REPLACED: Seen("a summary stands for the history"),
+        Cause.OPTIONS: Seen("an option of the template changed"),
+        Cause.TEMPLATE_STRIPS_REASONING: Seen("the template leaves out reasoning of earlier turns"),
+        Cause.TEMPLATE_RERENDERS: Seen("the template writes the same messages otherwise"),
+        Cause.ANOTHER_TASK: Seen("a new session of the same agent"),
+        Cause.OTHER_CONVERSATION: Seen("another agent"),
+    }
+)
+
+OF_FACT: Final[Mapping[FactKind, Cause]] = MappingProxyType(
+    {
+        FactKind.DATE: Cause.DATE,
+        FactKind.CLOCK: Cause.CLOCK,
+        FactKind.CWD: Cause.CWD,
+        FactKind.GIT: Cause.GIT_STATUS,
+        FactKind.ENVIRONMENT: Cause.ENVIRONMENT,
+        FactKind.MEMORY_FILE: Cause.MEMORY_FILE,
+        FactKind.COUNTDOWN: Cause.COUNTDOWN,
+        FactKind.NONCE: Cause.NONCE,
+        FactKind.REMINDER: Cause.REMINDER_MOVED,
+    }
+)
+NEW_SESSION: Final = frozenset({Cause.ANOTHER_TASK, Cause.OTHER_CONVERSATION})  # nothing was rewritten

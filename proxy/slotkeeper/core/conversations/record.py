@@ -1,0 +1,47 @@
+"""What is remembered of one conversation: its last request, as it came and as it went on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slotkeeper.core.requests.layout import Layout
+from slotkeeper.core.tokens import Tokens
+
+Doc = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Whose request it is. Conversations of two clients are never one."""
+
+    client: str  # a digest of the API key, else of the address, and of the program
+    name: str | None = None  # what the client calls the conversation
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """A line of requests, each of which went on from the one before it."""
+
+    number: int
+    who: Who
+    received: Layout  # the last request, as the client sent it
+    sent: Layout  # as it went to the engine, without the notes
+    at: float  # seconds, of the last request
+    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # put behind message n when it was new
+    told: Mapping[str, str] = field(default_factory=dict)  # facts that notes have told, by place
+    replies: dict[str, Doc] = field(default_factory=dict)  # messages as sampled, by the ids of their calls
+    tokens: Tokens | None = None  # the last prompt, where it is known
+    size: int = 0  # characters that it keeps
+    aside: bool = False  # asked beside a conversation (a title, a suggestion): only its own next one goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a request comes from."""
+
+    before: Conversation | None  # that it goes on from
+    common: int = 0  # messages behind the system text that are the same as there
+    sibling: Conversation | None = None  # of the same client, with the same system text or tools
+    beside: Conversation | None = None  # the latest of this client that has tools

@@ -1,0 +1,227 @@
+"""Canonical rules over made-up conversations of agents that rewrite their past in every way that we know.
+
+What must hold whatever an agent does: nothing that it says is lost, nothing changes its place among the
+messages, a second application changes nothing, nothing comes over from another conversation, and an agent
+that rewrites nothing gets its bodies untouched. And what all this is for: what was sent stays as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from properties.bodies import Doc, Reply
+from properties.rewriting import WAYS, Agent, Request
+from slotkeeper.core.canonical.apply import Outcome, canonical
+from slotkeeper.core.canonical.registry import DEFAULTS, RULES
+from slotkeeper.core.canonical.rules import Mode, RuleName
+from slotkeeper.core.canonical.values import parsed
+from slotkeeper.core.conversations.book import Conversations
+from slotkeeper.core.conversations.record import Conversation, Match, Who
+from slotkeeper.core.requests.layout import Call, Layout, Message, Role, Section
+from slotkeeper.wire.layout import lay_out
+from slotkeeper.wire.routes import Api
+
+CONVERSATIONS = 10_000
+PORTIONS = 10
+STEPS = (1, 2, 3, 3, 4)  # requests of one conversation
+FIX = dict.fromkeys(RuleName, Mode.FIX)
+FAITHFUL: frozenset[str] = frozenset()
+_WORD = re.compile(r"Q\d+x\d+")
+
+
+class Sidecar:
+    """What the proxy does with requests, without a network."""
+
+    def __init__(self, modes: Mapping[RuleName, Mode] = FIX) -> None:
+        self.book, self.modes, self.now = Conversations(), modes, 0.0
+
+    def apply(self, api: Api, doc: Doc, match: Match) -> Outcome:
+        read = partial(lay_out, api)
+        layout = read(doc)
+        assert layout is not None
+        return canonical(doc, layout, match, rules=RULES, modes=self.modes, lay_out=read)
+
+    def take(self, api: Api, doc: Doc) -> tuple[Outcome, Match, Conversation]:
+        """The request as it goes on; the conversation is then the one that it belongs to."""
+        self.now += 1
+        who, layout = Who("client"), laid_out(api, doc)
+        match = self.book.find(who, layout)
+        outcome = self.apply(api, doc, match)
+        assert written(self.apply(api, outcome.doc, match).doc) == written(outcome.doc), "a second time"
+        seen = self.book.saw(
+            match,
+            who,
+            received=layout,
+            sent=outcome.layout,
+            notes=outcome.notes,
+            told=outcome.told,
+            now=self.now,
+        )
+        return outcome, match, seen
+
+
+def laid_out(api: Api, doc: Doc) -> Layout:
+    layout = lay_out(api, doc)
+    assert layout is not None
+    return layout
+
+
+def written(doc: Any) -> str:
+    return json.dumps(doc, ensure_ascii=False)
+
+
+def words(doc: Doc) -> set[str]:
+    """Those of agents: they stand in all that is said, and in the names of tools; but in no ids."""
+    return {*_WORD.findall(written(doc))}
+
+
+def check_nothing_is_lost(agent: Agent, request: Request, sent: Doc) -> None:
+    assert [value for value in request.values if json.dumps(value)[1:-1] not in written(sent)] == []
+    assert words(request.body) - words(sent) == set()
+    came, went = laid_out(agent.api, request.body), laid_out(agent.api, sent)
+    assert [*map(calls_of, went.messages)] == [*map(calls_of, came.messages)]
+
+
+def calls_of(message: Message) -> list[tuple[str, Any]]:
+    return [(call.name, parsed(call.arguments)) for call in message.calls]
+
+
+def check_order(agent: Agent, request: Request, sent: Doc) -> None:
+    came, went = laid_out(agent.api, request.body), laid_out(agent.api, sent)
+    assert [(m.path, m.role) for m in went.messages] == [(m.path, m.role) for m in came.messages]
+    assert results(went) == results(came)
+    assert len({call.id for call in calls(went)}) == len({call.id for call in calls(came)})
+    authored = [m.said for m in went.messages if any(text.section is Section.USER for text in m.texts)]
+    assert len(authored) == len(request.asked)
+    assert all(typed in text for typed, text in zip(request.asked, authored, strict=True))
+    newest, was = went.messages[-1], came.messages[-1]
+    assert newest.role is not Role.USER or newest.said.startswith(was.said)
+
+
+def calls(layout: Layout) -> list[Call]:
+    return [call for message in layout.messages for call in message.calls]
+
+
+def results(layout: Layout) -> list[int]:
+    """For each result the how manieth call it answers: the latest with that id."""
+    latest: dict[str, int] = {}
+    found: list[int] = []
+    numbers = count()
+    for message in layout.messages:
+        found += [latest[answer.text] for answer in message.answers]
+        latest |= {call.id: next(numbers) for call in message.calls}
+    return found
+
+
+def past(layout: Layout, messages: int) -> list[Any]:
+    """What the engine has of the first messages, but for reasoning."""
+    return [
+        (
+            message.role,
+            [text.text for text in message.texts],
+            [(call.name, call.id, written(call.arguments)) for call in message.calls],
+            [answer.text for answer in message.answers],
+        )
+        for message in layout.messages[:messages]
+    ]
+
+
+def check_the_past_stands(agent: Agent, before: Layout, after: Layout) -> None:
+    """Whatever was rewritten, what was sent before is sent again as it was, and something behind it."""
+    assert written(after.tools[: len(before.tools)]) == written(before.tools)
+    now, then = (past(layout, len(before.messages)) for layout in (after, before))
+    if not agent.counts:
+        assert now == then
+    if any(message.reasoning and message.reasoning.text for message in after.messages):
+        kept = [was for was in before.messages if was.reasoning and was.reasoning.text]
+        thoughts = {message.path: message.reasoning for message in after.messages if message.reasoning}
+        assert [was.path for was in kept if thoughts.get(was.path, was.reasoning) != was.reasoning] == []
+
+
+def check_replies_come_back_as_sampled(agent: Agent, layout: Layout) -> None:
+    replies = [item for item in agent.history if isinstance(item, Reply)]
+    told = [arguments for reply in replies for _, _, arguments in reply.calls]
+    came = [call.arguments for call in calls(layout)]
+    for sampled, arguments in zip(told, came, strict=True):
+        assert written(arguments) == written(sampled if isinstance(arguments, str) else json.loads(sampled))
+    said = [
+        text.text for message in layout.messages for text in message.texts if text.section is Section.REPLY
+    ]
+    assert [text for text in said if text] == [reply.content for reply in replies if reply.content]
+
+
+def talk(agent: Agent, sidecar: Sidecar) -> Iterator[None]:
+    """A session through the sidecar; it pauses behind each request, so that others come in between."""
+    before: Layout | None = None
+    for request in agent.requests(agent.chance.choice(STEPS)):
+        came = written(request.body)
+        outcome, match, conversation = sidecar.take(agent.api, request.body)
+        sent = laid_out(agent.api, outcome.doc)
+        assert written(request.body) == came
+        assert (match.before is None) == (before is None) or "edits" in agent.ways
+        check_nothing_is_lost(agent, request, outcome.doc)
+        check_order(agent, request, outcome.doc)
+        if not agent.ways:
+            assert outcome.doc is request.body
+        if before is not None and sidecar.modes is FIX and "edits" not in agent.ways:
+            check_the_past_stands(agent, before, sent)
+            if "ids" not in agent.ways:
+                check_replies_come_back_as_sampled(agent, sent)
+        assert all(word.startswith(agent.tag) for word in words(outcome.doc))
+        before = sent
+        yield
+        sidecar.book.replied(conversation, agent.next_reply.told)
+
+
+def play(seed: int, ways: frozenset[str] | None = None, modes: Mapping[RuleName, Mode] = FIX) -> None:
+    """Two sessions of one client, in turns."""
+    chance = Random(seed)
+    sidecar = Sidecar(modes)
+    chosen = [some(chance) if ways is None else ways for _ in range(2)]
+    talks = [talk(Agent(chance, f"Q{n}x", mine), sidecar) for n, mine in enumerate(chosen)]
+    while talks:
+        going = chance.choice(talks)
+        if next(going, "over") == "over":
+            talks.remove(going)
+
+
+def some(chance: Random) -> frozenset[str]:
+    return frozenset(way for way in WAYS if chance.random() < 0.5)
+
+
+@pytest.mark.parametrize("portion", range(PORTIONS))
+def test_agents_that_rewrite_their_past(portion):
+    for seed in range(portion, CONVERSATIONS // 2, PORTIONS):
+        play(seed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_by_itself(way):
+    for seed in range(50):
+        play(seed, frozenset({way}))
+
+
+@given(st.integers(0, 2**32), st.frozensets(st.sampled_from(WAYS)))
+@settings(max_examples=100, deadline=None)
+def test_the_fewest_ways_that_break_something(seed, ways):
+    play(seed, ways)
+
+
+def test_agents_that_rewrite_nothing():
+    for seed in range(300):
+        play(seed, FAITHFUL)
+
+
+def test_rules_as_they_are_without_settings():
+    for seed in range(300):
+        play(seed, modes=DEFAULTS)
