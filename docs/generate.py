@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from slotkeeper.config import SECRETS, Settings, in_words
+from slotkeeper.core.canonical.registry import RULES
+from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.conversations.reasons import CAUSES
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason
 from slotkeeper.observe.metrics import Metrics
@@ -83,6 +86,27 @@ def reasons() -> str:
     )
 
 
+def kinds() -> str:
+    return _members("request", Kind)
+
+
+def causes() -> str:
+    rows = (
+        (code(c.value), seen.what, code(seen.rule.value if seen.rule else "")) for c, seen in CAUSES.items()
+    )
+    return table(("cause", "what was seen", "rule that puts it right"), rows)
+
+
+def _members(head: str, members: type[StrEnum]) -> str:
+    texts = descriptions(members)
+    return table((head, "what it is"), ((code(member.value), texts[member.name]) for member in members))
+
+
+def rules() -> str:
+    head = ("rule", "by itself", "what clients do", "why putting it right is safe")
+    return table(head, ((code(r.name.value), code(r.default.value), r.about, r.safe) for r in RULES))
+
+
 def _linked(text: str) -> str:
     """Traps lead to their place in engine.md."""
     anchors = heading_anchors((DOCS / "engine.md").read_text("utf-8"))
@@ -134,6 +158,7 @@ def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "configuration.md": {"settings": settings},
     "reference.md": {"reasons": reasons, "metrics": metrics},
+    "rules.md": {"kinds": kinds, "causes": causes, "rules": rules},
 }
 
 

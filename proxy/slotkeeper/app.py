@@ -11,6 +11,8 @@ from typing import Final
 from aiohttp import web
 
 from slotkeeper.config import Address, Settings
+from slotkeeper.core.canonical.modes import Choice
+from slotkeeper.core.canonical.registry import DEFAULTS
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.flags import EngineFlags
@@ -18,6 +20,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
@@ -51,6 +54,7 @@ class Sidecar:
         self.metrics = Metrics()
         store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
         limits = limits_in(settings)
+        self.rewriting = Rewriting(Choice.of(settings.rules, DEFAULTS), self.metrics)
         self.driver = Driver(links, self.metrics, store=store, limits=limits)
         self.admin = AdminPort(self.driver, self.metrics, token, limits)
         self._upstream: Upstream | None = None
@@ -65,7 +69,7 @@ class Sidecar:
     async def start(self) -> None:
         """Raises OSError when a port is taken."""
         self._upstream = Upstream()
-        gate = Gate(self.driver, self._upstream, self.metrics, self.settings.keep_alive)
+        gate = Gate(self.driver, self._upstream, self.metrics, self.rewriting, self.settings.keep_alive)
         settings = self.settings
         data = DataPort(gate, max_body_bytes=settings.max_body_bytes, api_prefix=settings.api_prefix)
         # Without handler_cancellation a client that leaves during prefill is not noticed.

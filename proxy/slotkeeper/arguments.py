@@ -11,6 +11,7 @@ from slotkeeper.config import Loaded, Settings, UsageError, in_words, load, show
 
 METAVARS: Final = {
     "upstream": "URL",
+    "rules": "NAME=MODE[@CLIENT]",
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
     **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "max_body_bytes"), "SIZE"),
@@ -53,7 +54,7 @@ def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -
         parser.add_argument(
             flag,
             dest=dest,
-            action="append" if name == "upstream" else "store",
+            action="append" if isinstance(field.default, tuple) else "store",
             default=argparse.SUPPRESS,
             metavar=METAVARS.get(name, name.rpartition("_")[2].upper()),
             help=help_,

@@ -22,6 +22,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from slotkeeper.core.canonical.modes import Setting
+
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token")
 
@@ -120,6 +122,14 @@ class Settings(BaseSettings):
             "waits for a slot, is being prepared, or has its prompt computed"
         ),
     )
+    rules: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description=(
+            "what to do about clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a "
+            "rule or `all`, and behind an @ a pattern for the User-Agent of those it is for; the last that "
+            "fits counts (docs/rules.md)"
+        ),
+    )
     probe: bool = Field(
         default=True,
         description=(
@@ -152,7 +162,7 @@ class Settings(BaseSettings):
         default="auto", description="json, console, or auto: console on a terminal"
     )
 
-    @field_validator("upstream", mode="before")
+    @field_validator("upstream", "rules", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -167,6 +177,13 @@ class Settings(BaseSettings):
         if not urls or len(set(urls)) != len(urls):
             raise ValueError("name at least one engine, and each only once")
         return urls
+
+    @field_validator("rules")
+    @classmethod
+    def _rules(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            Setting.parse(text)
+        return value
 
     @field_validator("listen", "admin_listen")
     @classmethod

@@ -26,7 +26,7 @@ PLACE: Final = r"(?:T\d+|\d+(?:\.\d+)*)"
 # "engine.md 1.4", "engine.md section 3", "engine.md sections 1.2, 4 and T6", "T1..T10 of engine.md"
 CITED: Final = re.compile(rf"engine\.md,?\s+(?:sections?\s+)?({PLACE}(?:(?:,\s*|\s+and\s+){PLACE})*)")
 RANGE: Final = re.compile(r"\b(T\d+)\.\.(T\d+)\b")
-PAGE: Final = re.compile(r"\b([A-Za-z][\w-]*\.md)\b")
+PAGE: Final = re.compile(r"\b([a-z][\w-]*\.md)\b")  # in capitals: files of agents and their users
 
 
 def load_generator() -> ModuleType:

@@ -2,16 +2,14 @@
 
 import json
 import lzma
-from pathlib import Path
 
 import httpx
 import pytest
 
+import recorded
 from slotkeeper.wire.answer import AnswerReader
 from slotkeeper.wire.request import NotOurs, parse, pin
 from slotkeeper.wire.routes import Api, classify
-
-TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 COUNT = {
     Api.CHAT: "/v1/chat/completions/input_tokens",
@@ -225,16 +223,16 @@ def test_a_converted_body_has_exactly_the_tokens_that_the_engine_counts(engine, 
     assert tokens(engine, ask.chat) == counted(engine, api, body)
 
 
-def recorded():
+def some_requests():
     """A few requests of each recorded session that does not speak plain chat, and one that does."""
     for name in ("pi/anth1", "qwen-code/anth1", "codex/main1", "codex/compact1", "claude-code/trace-0100"):
-        path = TRACES / f"{name}.jsonl.xz"
+        path = recorded.FOLDER / f"{name}.jsonl.xz"
         if path.exists():
             yield pytest.param(path, id=name)
 
 
-@pytest.mark.skipif(not TRACES.exists(), reason="the recorded traces are not beside this checkout")
-@pytest.mark.parametrize("path", list(recorded()))
+@recorded.needed
+@pytest.mark.parametrize("path", list(some_requests()))
 def test_recorded_requests_have_exactly_the_tokens_that_the_engine_counts(engine, path):
     with lzma.open(path) as lines:
         requests = [json.loads(line) for line in lines]

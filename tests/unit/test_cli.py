@@ -14,7 +14,7 @@ from slotkeeper import __version__
 from slotkeeper.cli import main
 from slotkeeper.config import Settings
 
-COMMANDS = ("serve", "up", "demo", "doctor", "snapshots", "replay")
+COMMANDS = ("serve", "up", "demo", "doctor", "snapshots", "replay", "lint")
 NOBODY = "http://127.0.0.1:1"  # a port at which nobody listens
 
 

@@ -31,6 +31,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "idle_tokens": ("14", "15", "16"),
     "keep_alive": ("17", "18", "19"),
     "save_timeout": ("11", "12", "13"),
+    "rules": ("date=fix", '["all=off"]', "git_status=fix@qwen*"),
     "probe": ("0", "false", "false"),
 }
 

@@ -10,6 +10,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from slotkeeper import __version__
+from slotkeeper.core.canonical.rules import RuleName
+from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.effects import Purpose, Report
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Tier
@@ -66,6 +68,15 @@ class Metrics:
         self.operation_seconds = histogram(
             "snapshot_seconds", "How long it took, with hashing and waiting for the engine.", FILES, "op"
         )
+        self.rewrites = counter(
+            "rewrites_total",
+            "Requests in which a rule found something, and put it right or not.",
+            "rule",
+            "action",
+        )
+        self.repeated = counter(
+            "repeated_tokens_total", "Prompt tokens computed again, by what the client had changed.", "cause"
+        )
         self._up = Gauge("slotkeeper_engine_up", "Whether the engine answers.", ["engine"], registry=registry)
         Info("slotkeeper_build", "The sidecar's own version.", registry=registry).info(
             {"version": __version__}
@@ -96,6 +107,12 @@ class Metrics:
     def fallback(self, reason: str) -> None:
         self.fallbacks.labels(reason=reason).inc()
 
+    def rewritten(self, rule: RuleName, *, fixed: bool) -> None:
+        self.rewrites.labels(rule=rule.value, action="fixed" if fixed else "observed").inc()
+
+    def lost(self, cause: Cause, tokens: int) -> None:
+        self.repeated.labels(cause=cause.value).inc(tokens)
+
     def engine_up(self, engine: EngineId, *, up: bool) -> None:
         self._up.labels(engine=engine).set(up)
 
@@ -122,6 +139,11 @@ class Metrics:
             self.prompt_tokens.labels(source=source)
         for purpose in ("client", "plant", "idle"):
             self.prefill_tokens.labels(purpose=purpose)
+        for rule in RuleName:
+            for action in ("fixed", "observed"):
+                self.rewrites.labels(rule=rule.value, action=action)
+        for cause in Cause:
+            self.repeated.labels(cause=cause.value)
         for op in OPERATIONS:
             self.operations.labels(op=op, outcome="ok")
         for route in Api:

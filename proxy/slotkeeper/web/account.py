@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
@@ -21,10 +22,11 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.structure import boundaries_of
 from slotkeeper.wire.answer import Answer, AnswerReader, Figures
 from slotkeeper.wire.document import Doc
-from slotkeeper.wire.request import Ask, NotOurs, parse
+from slotkeeper.wire.request import Ask, NotOurs, load, read
 from slotkeeper.wire.routes import Api
 
 UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
@@ -39,11 +41,21 @@ _numbers = itertools.count(1)
 class Account:
     """Exactly one of Finished and Gone is posted for every key that was handed out."""
 
-    def __init__(self, driver: Driver, api: Api, request_id: str, auth: dict[str, str]) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        api: Api,
+        request_id: str,
+        auth: dict[str, str],
+        headers: Mapping[str, str],
+    ) -> None:
         self._driver = driver
         self._metrics = driver.metrics
         self._api = api
         self._auth = auth
+        self._headers = headers
+        self._rewriting: Rewriting | None = None
+        self._taken: Taken | None = None  # what was found of it when it came
         self._reader: AnswerReader | None = None
         self._first_token: float | None = None
         self._open = False  # the driver waits to hear how it ended
@@ -60,16 +72,37 @@ class Account:
 
     # -- its prompt --------------------------------------------------------------------------------
 
-    def parse(self, body: bytes) -> None:
-        """A body that we cannot read goes through as it came."""
+    def parse(self, body: bytes, rewriting: Rewriting | None = None) -> bytes:
+        """The body that goes on. One that we cannot read goes through as it came."""
         try:
-            self.ask = parse(self._api, body)
+            doc = load(body)
+            if rewriting and (taken := self._take(rewriting, doc)) and taken.body:
+                doc, body = taken.doc, taken.body
+            self.ask = read(self._api, doc)
         except NotOurs as why:
             log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)
         except Exception:
             log.exception("parse_failed", request_id=self.id)
             self._metrics.fallback("parse")
         self._metrics.spent("parse", self._driver.now() - self.arrived)
+        return body
+
+    def _take(self, rewriting: Rewriting, doc: Doc) -> Taken | None:
+        """Whose conversation it goes on, and what is put right in it. If that fails, it goes as it came."""
+        try:
+            self._taken = rewriting.take(
+                self._api,
+                doc,
+                request_id=self.id,
+                client=self.client,
+                headers=self._headers,
+                now=self.arrived,
+            )
+            self._rewriting = rewriting
+        except Exception:
+            log.exception("rewrite_failed", request_id=self.id)
+            self._metrics.fallback("rewrite")
+        return self._taken
 
     def open(self) -> bool:
         """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
@@ -129,6 +162,8 @@ class Account:
         """The answer came to its own end."""
         answer = self._read()
         figures, driver = answer.figures, self._driver
+        pending = driver.placement.pending(self.key)
+        planted = pending.planted if pending else 0
         self.outcome = "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"
         self._open = False
         driver.post(
@@ -147,10 +182,24 @@ class Account:
             self._metrics.first_token.observe(self._first_token)
         self._log(answer, forward, status)
         self._check_count(figures.prompt_tokens, link)
+        if status < 400:
+            self._explain(answer, planted)
         known = self.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             driver.learning.add(self.key)
             driver.tasks.start(self._learn_reply(answer, link))
+
+    def _explain(self, answer: Answer, planted: int) -> None:
+        """What the request's own changes have cost."""
+        if self._taken is None or self._rewriting is None:
+            return
+        try:
+            reply = answer.reply if answer.complete else None
+            figures = answer.figures
+            self._rewriting.answered(self._taken, reply, self.prompt, figures, planted=planted)
+        except Exception:
+            log.exception("explanation_failed", request_id=self.id)
+            self._metrics.fallback("explain")
 
     def gone(self) -> None:
         """The client left or the answer broke off, unless it has ended."""

@@ -18,6 +18,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
 from slotkeeper.web.upstream import GONE, NotSent, Upstream, abort, copy, flows, whole
 from slotkeeper.web.waiting import Waiting
@@ -46,6 +47,7 @@ class Gate:
     driver: Driver
     upstream: Upstream
     metrics: Metrics
+    rewriting: Rewriting
     keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
 
 
@@ -58,7 +60,7 @@ class Exchange:
         self._api = api
         self._body = body
         self._auth = {name: request.headers[name] for name in AUTH if name in request.headers}
-        self._account = Account(gate.driver, api, request_id, self._auth)
+        self._account = Account(gate.driver, api, request_id, self._auth, request.headers)
         self._account.client = f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}"
         self._account.conversation = safe_id(request.headers.get(names.CONVERSATION), str) or None
         self._forward: Forward | None = None  # where it is sent, once that is decided
@@ -68,7 +70,7 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         account = self._account
         if self._api.generates:
-            account.parse(self._body)
+            self._body = account.parse(self._body, self._rewriting())
         try:
             if self._hears_comments():
                 self._waiting.start()
@@ -98,6 +100,10 @@ class Exchange:
                     raise
                 self._account.gone()
                 self._forward = None
+
+    def _rewriting(self) -> Rewriting | None:
+        """None for who asked to be left alone."""
+        return None if self._request.headers.get(names.BYPASS) == "1" else self._gate.rewriting
 
     def _hears_comments(self) -> bool:
         """Who wants a stream, unless it shall be the engine's alone, head and all."""

@@ -34,12 +34,14 @@ PROMISED: Final[dict[str, set[str]]] = {
     "slotkeeper_snapshot_bytes": {"tier"},
     "slotkeeper_snapshot_operations_total": {"op", "outcome"},
     "slotkeeper_snapshot_seconds": {"op"},
+    "slotkeeper_rewrites_total": {"rule", "action"},
     "slotkeeper_fallbacks_total": {"reason"},
     "slotkeeper_engine_up": {"engine"},
     "slotkeeper_build_info": {"version"},
 }
 BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_inexact_prompts_total": set(),
+    "slotkeeper_repeated_tokens_total": {"cause"},
     "slotkeeper_queued_requests": set(),
 }
 UNITS: Final = ("_seconds", "_bytes", "_tokens")

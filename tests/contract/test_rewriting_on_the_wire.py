@@ -1,0 +1,115 @@
+"""What an engine hears of agents that rewrite their own prompts, in each mode, whoever asks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from unittest.mock import patch
+
+import orjson
+import pytest
+
+from chaos.conftest import settings
+from chaos.fake_answers import PATHS
+from chaos.raw import dial
+from slotkeeper.app import running
+from slotkeeper.core.types import Reason
+from slotkeeper.runtime.rewriting import Rewriting
+from slotkeeper.wire.routes import Api
+
+CHAT = PATHS[Api.CHAT]
+FIRST, SECOND = "Current date: 2026-11-21", "Current date: 2026-11-22"
+SAID = {"role": "assistant", "content": "It sells bolts."}
+TASKS = ("What does the shop sell?", "And what is low?")
+
+
+def request(date: str, tasks: int) -> dict[str, Any]:
+    """The shape of pi's: the date stands at the end of its system text."""
+    messages = [{"role": "system", "content": f"You are an agent.\n\n{date}"}]
+    for number in range(tasks):
+        messages += [{"role": "user", "content": TASKS[number]}, SAID]
+    return {"model": "m", "messages": messages[:-1], "stream": False}
+
+
+async def post(data: str, body: dict[str, Any], **headers: str) -> bytes:
+    """Send it as a person's hand would write it, so that it is seen when it is written anew."""
+    raw = json.dumps(body, indent=1).encode()
+    async with dial(data) as wire:
+        await wire.post(CHAT, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+        await wire.body(await wire.head())
+    return raw
+
+
+def heard(fake: Any, at: int = -1) -> list[dict[str, Any]]:
+    return orjson.loads(fake.ran[at].body)["messages"]
+
+
+def untouched(fake: Any, raw: bytes) -> bool:
+    """But for the keys of our own that are spliced in at its ends."""
+    return raw.removeprefix(b"{").removesuffix(b"}").strip() in fake.ran[-1].body
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+async def test_nothing_is_touched_unless_it_is_allowed(fake, mode):
+    async with running(settings(fake.base, rules=(f"all={mode}",))) as sidecar:
+        for date, tasks in ((FIRST, 1), (SECOND, 2)):
+            raw = await post(sidecar.addresses[0], request(date, tasks))
+            assert untouched(fake, raw)
+
+
+async def test_a_date_that_changed_is_told_behind_the_newest_words_and_stays_told(fake):
+    async with running(settings(fake.base, rules=("date=fix",))) as sidecar:
+        data = sidecar.addresses[0]
+        assert untouched(fake, await post(data, request(FIRST, 1)))
+        await post(data, request(SECOND, 2))
+        system, first, _, second = heard(fake)
+        assert FIRST in system["content"]
+        assert first["content"] == TASKS[0]
+        assert second["content"].startswith(TASKS[1])
+        assert SECOND in second["content"]
+
+        longer = request(SECOND, 2)
+        longer["messages"] += [SAID, {"role": "user", "content": "Thanks."}]
+        await post(data, longer)
+        assert heard(fake)[:4] == [system, first, SAID, second]
+        assert heard(fake)[-1]["content"] == "Thanks."
+
+
+async def test_who_wants_to_be_left_alone_is(fake):
+    async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
+        data = sidecar.addresses[0]
+        await post(data, request(FIRST, 1))
+        raw = await post(data, request(SECOND, 2), X_Slotkeeper_Bypass="1")
+        assert fake.ran[-1].body == raw
+
+
+async def test_nothing_crosses_from_one_key_to_another(fake):
+    async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
+        data = sidecar.addresses[0]
+        await post(data, request(FIRST, 1), Authorization="Bearer one")
+        raw = await post(data, request(SECOND, 2), Authorization="Bearer two")
+        assert untouched(fake, raw)
+
+
+async def test_a_rule_can_be_for_one_client_only(fake):
+    async with running(settings(fake.base, rules=("date=fix@pi/*",))) as sidecar:
+        data = sidecar.addresses[0]
+        for agent, fixed in (("pi/0.73", True), ("other/1", False)):
+            await post(data, request(FIRST, 1), User_Agent=agent)
+            raw = await post(data, request(SECOND, 2), User_Agent=agent)
+            assert untouched(fake, raw) is not fixed
+
+
+@pytest.mark.parametrize("name", ["take", "answered"])
+async def test_a_bug_in_it_lets_the_request_through_as_it_came(fake, name):
+    async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
+        data = sidecar.addresses[0]
+        await post(data, request(FIRST, 1))
+        with patch.object(Rewriting, name, side_effect=RuntimeError("a bug")) as broken:
+            raw = await post(data, request(SECOND, 2))
+        assert broken.called
+        assert untouched(fake, raw) is (name == "take")
+        counted = {"take": "rewrite", "answered": "explain"}[name]
+        value = sidecar.metrics.registry.get_sample_value
+        assert value("slotkeeper_fallbacks_total", {"reason": counted}) == 1
+        assert not value("slotkeeper_decisions_total", {"reason": Reason.FAIL_OPEN.value})

@@ -1,0 +1,42 @@
+"""Recorded sessions of real agents, sent again through a sidecar whose rules fix, to the real engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import recorded
+from slotkeeper.bench import lab
+from slotkeeper.bench.measure import totals
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.replay import generates, shot
+from slotkeeper.bench.target import Target
+from slotkeeper.bench.trace import merged, read
+
+CONTEXT = 49152  # the longest prompt has 42,399 tokens
+REPLY = 16  # tokens: the history is the recorded one, whatever is said now
+AT_MOST = 1.02  # times the oracle of what the client sent
+
+# With what was planted: where a text parts for the first time in its middle there is no checkpoint yet. Short
+# sessions, and one that writes its files anew in each request, cannot make up for that.
+WITH_PLANTS = {"aider/main1": 1.10, "claude-code/trace-0100": 1.12, "claude-code/trace-0300": 1.12}
+ANYBODY_WITH_PLANTS = 1.04
+
+
+@recorded.needed
+@pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)
+async def test_what_real_agents_send_is_computed_once(path: Path, build, tmp_path):
+    entries = [entry for entry in merged([read(path)]) if generates(entry)]
+    async with (
+        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,
+        lab.keeping(engine, rules=("all=fix",)) as sidecar,
+        Target(lab.url_of(sidecar)) as target,
+    ):
+        found = [(await target.fire(shot(entry, REPLY))).sample for entry in entries]
+        planted = lab.spent(sidecar).plant
+    assert [sample.failure for sample in found if sample.failure] == []
+    sums = totals(found)
+    assert sums.computed <= AT_MOST * sums.oracle
+    most = WITH_PLANTS.get(recorded.name(path), ANYBODY_WITH_PLANTS)
+    assert sums.computed + planted <= most * sums.oracle

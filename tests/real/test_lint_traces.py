@@ -1,0 +1,95 @@
+"""Recorded sessions of real agents: every place where one rewrites its past has its name."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import recorded
+from slotkeeper.bench.trace import merged, read
+from slotkeeper.core.conversations.book import Conversations
+from slotkeeper.core.conversations.causes import explain
+from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.conversations.record import Who
+from slotkeeper.lint import costs, examined, laid_out
+from slotkeeper.wire.identity import named
+
+# What costs more than 200 tokens, and how often; the sessions that are not here rewrite nothing.
+CAUSES = {
+    "aider/main1": {"file_refreshed": 7},
+    "codex/compact1": {"tool_removed": 2},  # asks for a summary with no tools: 11,000 tokens each time
+    "continue-cli/conc_b": {"git_status": 1},
+    "continue-cli/main1": {"date": 1},
+    "kimi-cli/newsess1": {"clock": 2},
+    "mistral-vibe/bug1": {"key_order": 1},
+    "mistral-vibe/main1": {"key_order": 1, "date": 1},
+    "opencode/bug1": {"memory_file": 1},
+    "opencode/compact1": {"history_replaced": 1},
+    "opencode/main1": {"date": 1},
+    "pi/bug1": {"memory_file": 1},
+    "pi/main1": {"date": 1},
+    "qwen-code/anth1": {"git_status": 1},
+    "qwen-code/main1": {"git_status": 2},
+    "qwen-code/sub1": {"reminder_moved": 1},
+}
+# Requests that are no step of a conversation: beginnings (sub-agents among them), titles, summaries, edits.
+KINDS = {
+    "aider/main1": {"cold": 1, "side": 3, "compaction": 3, "rewrite": 7},
+    "claude-code/trace-0100": {"cold": 2, "branch": 1},
+    "claude-code/trace-0300": {"cold": 4, "branch": 3},
+    "codex/compact1": {"cold": 1, "compaction": 4},
+    "codex/sub1": {"cold": 2},
+    "cline/newsess1": {"cold": 3},
+    "kimi-cli/newsess1": {"cold": 3},
+    "opencode/compact1": {"side": 1, "cold": 1, "compaction": 2},
+    "opencode/sub1": {"side": 1, "cold": 2},
+    "pi/anth1": {"cold": 1},
+    "pi/think1": {"cold": 1},
+    "qwen-code/sub1": {"cold": 2, "rewrite": 1},
+}
+GOES_ON = {Kind.TOOL_ROUND_TRIP, Kind.MAIN_TURN}
+
+
+pytestmark = recorded.needed
+
+
+def explained(path):
+    """Each request of one session as the sidecar would explain it."""
+    book = Conversations()
+    for entry in merged([read(path)]):
+        layout = laid_out(entry)
+        if layout is not None:
+            who = Who(entry.client, named(entry.headers, entry.body or {}))
+            match = book.find(who, layout)
+            yield explain(match, layout)
+            book.saw(match, who, received=layout, sent=layout, notes={}, told={}, now=entry.at)
+
+
+@pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)
+def test_causes(path):
+    found = Counter(one.cause.value for one in explained(path) if costs(one) and one.cause)
+    assert found == CAUSES.get(recorded.name(path), {})
+
+
+@pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)
+def test_kinds(path):
+    found = Counter(one.kind.value for one in explained(path) if one.kind not in GOES_ON)
+    expected = KINDS.get(recorded.name(path))
+    if expected is None:  # one conversation, or one with a title before it
+        found.subtract({"rewrite": found["rewrite"], "side": found["side"]})
+        expected = {"cold": 1}
+    assert +found == expected
+
+
+def test_all_of_them_at_once_are_told_apart():
+    """Sessions of one client that ran the same task in many folders do not become one."""
+    report = examined([read(path) for path in recorded.sessions()])
+    apart = Counter()
+    for path in recorded.sessions():
+        apart.update(one.kind.value for one in explained(path))
+    together = Counter()
+    for session in report.sessions:
+        together.update(session.kinds)
+    assert together == apart
+    assert report.problems == []
