@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
 
-from slotkeeper.core.canonical.apply import Done, Outcome, canonical
+from slotkeeper.core.canonical.apply import Outcome, canonical
 from slotkeeper.core.canonical.modes import Choice
 from slotkeeper.core.canonical.registry import RULES
 from slotkeeper.core.canonical.rules import Mode
+from slotkeeper.core.canonical.shown import Change, changes
 from slotkeeper.core.conversations.book import Conversations
-from slotkeeper.core.conversations.causes import Explained, explain
+from slotkeeper.core.conversations.causes import Cause, Explained, explain, of_template
 from slotkeeper.core.conversations.divergence import length, parted
 from slotkeeper.core.conversations.record import Conversation, Match, Who
-from slotkeeper.core.requests.layout import Edit
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
@@ -29,6 +29,7 @@ from slotkeeper.wire.document import Doc
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.identity import named
 from slotkeeper.wire.layout import lay_out
+from slotkeeper.wire.layouts import Recent, seen
 from slotkeeper.wire.routes import Api
 
 KEPT: Final = 256  # requests whose changes can be asked for
@@ -46,12 +47,19 @@ class Taken:
     body: bytes | None  # the same, written; None: the bytes that came
     conversation: Conversation  # that it is the last request of by now
     explained: Explained
-    template: Explained  # the same, should its tokens part where its texts do not
-    done: tuple[Done, ...]
-    edits: tuple[Edit, ...]
+    template: Cause | None  # should its tokens part where its texts do not
     parent: Tokens | None  # the prompt that it goes on from, where that is known
     remains: bool  # what goes on parts as well
     lost: float  # characters of its own text, by its length, that stand behind where it parts, unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What is kept of a request for whoever asks why, in excerpts."""
+
+    request_id: str
+    explained: Explained
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +77,8 @@ class Rewriting:
 
     def __init__(self, choice: Choice, metrics: Metrics) -> None:
         self.conversations = Conversations()
-        self.recent: deque[Taken] = deque(maxlen=KEPT)
+        self.recent: deque[Changed] = deque(maxlen=KEPT)
+        self._before = Recent()
         self._choice = choice
         self._metrics = metrics
 
@@ -80,17 +89,20 @@ class Rewriting:
         self, api: Api, doc: Doc, *, request_id: str, client: str, headers: Mapping[str, str], now: float
     ) -> Taken | None:
         """The request as it goes on, and what is to be said of it; None for what is no chat."""
-        layout = lay_out(api, doc)
+        layout = lay_out(api, doc, self._before.like(api, client, doc))
         if layout is None:
             return None
+        self._before.add(api, client, doc, layout)
+        known = seen(api, doc, layout)
         who = Who(client=client, name=named(headers, doc))
         match = self.conversations.find(who, layout)
         modes = self._choice.for_client(headers.get("User-Agent", ""))
         outcome = canonical(
-            doc, layout, match, rules=RULES, modes=modes, lay_out=lambda body: lay_out(api, body)
+            doc, layout, match, rules=RULES, modes=modes, lay_out=lambda body: lay_out(api, body, known)
         )
         explained, parent = explain(match, layout), match.before or match.sibling or match.beside
-        template, tokens = explain(match, layout, earlier=True), parent.tokens if parent else None
+        template = of_template(parent.received) if parent else None
+        tokens = parent.tokens if parent else None
         remains = explained.divergence is not None and not _mended(match, outcome)
         conversation = self.conversations.saw(
             match,
@@ -110,13 +122,11 @@ class Rewriting:
             conversation=conversation,
             explained=explained,
             template=template,
-            done=outcome.done,
-            edits=outcome.edits,
             parent=tokens,
             remains=remains,
             lost=explained.divergence.lost / length(layout) if explained.divergence else 0.0,
         )
-        self.recent.append(taken)
+        self.recent.append(Changed(request_id, explained, changes(outcome.done)))
         return taken
 
     def answered(
@@ -153,7 +163,8 @@ def cost_of(taken: Taken, prompt: Tokens | None, figures: Figures, planted: int)
     if taken.remains:
         why, tokens = taken.explained, min(behind, round(taken.lost * len(prompt)))
     elif behind > OPENING:
-        why, tokens = taken.template, behind
+        why = replace(taken.explained, cause=taken.template, rule=None)
+        tokens = behind
     elif taken.explained.divergence is not None:  # and it was put right
         why, tokens = taken.explained, 0
     else:

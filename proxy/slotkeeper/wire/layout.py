@@ -12,6 +12,7 @@ from slotkeeper.core.requests.layout import Call, Layout, Message, Path, Role, S
 from slotkeeper.wire import layout_anthropic, layout_responses
 from slotkeeper.wire.document import Doc, NotOurs, rows, table, text
 from slotkeeper.wire.layout_parts import mark, options, section_of, strings, tools
+from slotkeeper.wire.layouts import Seen, listed
 from slotkeeper.wire.routes import Api
 
 __all__ = ["lay_out"]
@@ -26,28 +27,30 @@ _ROLES: Final = {
 _PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type, and where its string is
 
 
-def lay_out(api: Api, doc: Doc) -> Layout | None:
-    """The request in `doc`, sent to a route of `api`; None where we cannot read it, or it is no chat."""
+def lay_out(api: Api, doc: Doc, before: Seen | None = None) -> Layout | None:
+    """The request in `doc`, sent to a route of `api`; None where we cannot read it, or it is no chat.
+
+    Messages that are equal in `before` are taken from there.
+    """
     try:
         match api:
             case Api.CHAT:
-                return _chat(doc)
+                return _chat(doc, before)
             case Api.MESSAGES:
-                return layout_anthropic.lay_out(doc)
+                return layout_anthropic.lay_out(doc, before)
             case Api.RESPONSES:
-                return layout_responses.lay_out(doc)
+                return layout_responses.lay_out(doc, before)
             case _:
                 return None
     except NotOurs:
         return None
 
 
-def _chat(doc: Doc) -> Layout | None:
+def _chat(doc: Doc, before: Seen | None) -> Layout | None:
     given, offered = doc.get("messages"), tools(doc)
     if offered is None or not isinstance(given, list) or not all(isinstance(m, dict) for m in given):
         return None
-    messages = tuple(_message(message, ("messages", n)) for n, message in enumerate(given))
-    return Layout(messages, offered, options=options(doc))
+    return Layout(listed(given, "messages", _message, before), offered, options=options(doc))
 
 
 def _message(message: Doc, path: Path) -> Message:

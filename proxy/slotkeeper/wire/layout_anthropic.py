@@ -7,21 +7,22 @@ from typing import Any, Final
 from slotkeeper.core.requests.layout import Call, Layout, Message, Path, Role, Section, Text
 from slotkeeper.wire.document import Doc, pick, rows, text
 from slotkeeper.wire.layout_parts import mark, section_of, strings, tools
+from slotkeeper.wire.layouts import Seen, listed
 
 _ROLES: Final = {"assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _PARTS: Final = {"text": "text"}
 _OPTIONS: Final = ("chat_template_kwargs",)
 
 
-def lay_out(doc: Doc) -> Layout | None:
+def lay_out(doc: Doc, before: Seen | None = None) -> Layout | None:
     """A /v1/messages body; None where we cannot read it."""
     given, offered = doc.get("messages", ...), tools(doc)
     if offered is None or given is ...:
         return None
-    listed = given if isinstance(given, list) else []
-    if not all(isinstance(message, dict) for message in listed):
+    said = given if isinstance(given, list) else []
+    if not all(isinstance(message, dict) for message in said):
         return None
-    messages = tuple(_message(message, ("messages", n)) for n, message in enumerate(listed))
+    messages = listed(said, "messages", _message, before)
     return Layout(_system(doc) + messages, offered, options=pick(doc, _OPTIONS))
 
 

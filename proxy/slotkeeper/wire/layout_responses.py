@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from slotkeeper.core.requests.layout import Call, Layout, Message, Path, Role, Section, Text
-from slotkeeper.wire.document import Doc, rows, table, text
+from slotkeeper.wire.document import Doc, NotOurs, rows, table, text
 from slotkeeper.wire.layout_parts import mark, options, section_of, strings, tools
+from slotkeeper.wire.layouts import Seen, listed
 
 _ASKING: Final = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}
 _ASKED: Final = {"input_text": "text"}
@@ -17,7 +18,7 @@ _SAID: Final = {"output_text": "text", "input_text": "text", "refusal": "refusal
 _IMAGE: Final = "input_image"
 
 
-def lay_out(doc: Doc) -> Layout | None:
+def lay_out(doc: Doc, before: Seen | None = None) -> Layout | None:
     """A /v1/responses body; None where we cannot read it."""
     given, offered = doc.get("input"), tools(doc)
     if offered is None:
@@ -26,11 +27,7 @@ def lay_out(doc: Doc) -> Layout | None:
     if isinstance(given, str):
         messages.append(Message(Role.USER, ("input",), (Text(("input",), given, Section.USER),)))
     elif isinstance(given, list):
-        for n, item in enumerate(given):
-            message = _item(item, ("input", n))
-            if message is None:
-                return None
-            messages.append(message)
+        messages += listed(given, "input", _read, before)
     else:
         return None
     return Layout(tuple(messages), offered, options=_options(doc))
@@ -46,6 +43,13 @@ def _instructions(doc: Doc) -> tuple[Message, ...]:
 def _options(doc: Doc) -> Doc:
     effort = table(doc, "reasoning").get("effort")
     return options(doc) if effort is None else {**options(doc), "reasoning_effort": effort}
+
+
+def _read(item: Any, path: Path) -> Message:
+    message = _item(item, path)
+    if message is None:
+        raise NotOurs("input item")
+    return message
 
 
 def _item(item: Any, path: Path) -> Message | None:

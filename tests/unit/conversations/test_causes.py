@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 
 from slotkeeper.core.canonical.rules import RuleName
-from slotkeeper.core.conversations.causes import Cause, explain
+from slotkeeper.core.conversations.causes import Cause, explain, of_template
 from slotkeeper.core.conversations.divergence import EXCERPT, common_start, first_difference, length, parted
 from slotkeeper.core.conversations.kinds import Kind
 from slotkeeper.core.conversations.reasons import CAUSES
@@ -267,13 +267,9 @@ def test_where_the_tokens_part_earlier_it_was_the_template():
     desk = Desk()
     desk.sends(OLD)
     new = chat(system(), *HISTORY, *REST)
-    match = desk.book.find(ME, new)
-    assert explain(match, new).cause is None
-    assert explain(match, new, earlier=True).cause is Cause.TEMPLATE_STRIPS_REASONING
-    plain = Desk()
-    plain.sends(chat(system(), TASK))
-    match = plain.book.find(ME, new)
-    assert explain(match, new, earlier=True).cause is Cause.TEMPLATE_RERENDERS
+    assert explain(desk.book.find(ME, new), new).cause is None
+    assert of_template(OLD) is Cause.TEMPLATE_STRIPS_REASONING
+    assert of_template(chat(system(), TASK)) is Cause.TEMPLATE_RERENDERS
 
 
 def test_every_cause_has_words():

@@ -58,7 +58,7 @@ def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
     """Messages that are not as they were sent, and those about which something else was told since."""
     told = {which.partition(".")[0] for which in scene.before.told} if scene.before else set[str]()
     for where, message, first in pairs(scene):
-        if where in told or not _as_sent(message.texts, first.texts):
+        if where in told or not (message is first or _as_sent(message.texts, first.texts)):
             yield where, message, first
 
 

@@ -27,7 +27,7 @@ from slotkeeper.core.conversations.values import covering, value_cause
 from slotkeeper.core.requests.layout import NOWHERE, Layout, Message, Role, Section
 from slotkeeper.core.requests.loose import digest, same
 
-__all__ = ["Cause", "Explained", "explain"]
+__all__ = ["Cause", "Explained", "explain", "of_template"]
 
 NEAR: Final = 8  # messages: how far one may have been moved
 _VALUES: Final = frozenset(OF_FACT.values()) - {Cause.REMINDER_MOVED}
@@ -42,19 +42,14 @@ class Explained:
     rule: RuleName | None = None  # that puts it right; none can between two conversations
 
 
-def explain(match: Match, layout: Layout, *, earlier: bool = False) -> Explained:
-    """A new session is held against the latest of the same agent.
-
-    Earlier: the prompts' tokens part in front of where the texts do, so that it was the template.
-    """
+def explain(match: Match, layout: Layout) -> Explained:
+    """A new session is held against the latest of the same agent."""
     before = match.before or match.sibling or match.beside
     if before is None:
         return Explained(kind_at(layout, match, None))
     old = before.received
     divergence = parted(old, layout)
     kind = kind_at(layout, match, divergence)
-    if earlier:
-        return Explained(kind, divergence, _template(old))
     if divergence is None:
         return Explained(kind)
     if match.before is None:
@@ -76,8 +71,9 @@ def _rule(cause: Cause, divergence: Divergence, found: Rests | None) -> RuleName
     return CAUSES[cause].rule
 
 
-def _template(old: Layout) -> Cause:
-    reasons = any(m.reasoning and m.reasoning.text for m in old.messages)
+def of_template(before: Layout) -> Cause:
+    """Why prompts part whose texts go on: `before` is the earlier request."""
+    reasons = any(m.reasoning and m.reasoning.text for m in before.messages)
     return Cause.TEMPLATE_STRIPS_REASONING if reasons else Cause.TEMPLATE_RERENDERS
 
 

@@ -97,7 +97,7 @@ def json_text(value: Any) -> str:
 
 def same_text(old: Message, new: Message) -> bool:
     """Whether nothing differs that every template shows. How a text is cut into parts is not looked at."""
-    return (
+    return old is new or (
         old.role is new.role
         and (_texts(old) == _texts(new) or old.said == new.said)
         and _reasoned(old) == _reasoned(new)

@@ -29,7 +29,7 @@ def same(one: Message, other: Message) -> bool:
 
     How its text is parted is nothing, and so are blank lines: a fact may have stood between them.
     """
-    return _alike(one, other) or _form(one) == _form(other)
+    return one is other or _alike(one, other) or _form(one) == _form(other)
 
 
 def common(old: Layout, new: Layout) -> int:

@@ -1,0 +1,81 @@
+"""Requests laid out one after the other: a message that stood there before is the very same object.
+
+A client sends its whole history each time. What is equal to the last request's is not laid out again, and
+whoever compares the two sees at once that it is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from slotkeeper.core.requests.layout import Layout, Message, Path
+from slotkeeper.wire.document import Doc
+from slotkeeper.wire.routes import Api
+
+RECENT: Final = 16  # requests of all clients; several sessions of one agent are told apart
+_LISTS: Final = {Api.CHAT: "messages", Api.MESSAGES: "messages", Api.RESPONSES: "input"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A client's own list of messages, and what was made of each."""
+
+    raw: Sequence[Any]
+    messages: Sequence[Message]
+    strict: bool  # arguments are objects in them, and to Python 1, 1.0 and true are equal
+
+    def start(self, given: Sequence[Any]) -> int:
+        """How many messages are the same, from the first on."""
+        for at, (one, other) in enumerate(zip(self.raw, given, strict=False)):
+            if one is not other and (one != other or (self.strict and _written(one) != _written(other))):
+                return at
+        return min(len(self.raw), len(given))
+
+
+def seen(api: Api, doc: Doc, layout: Layout) -> Seen | None:
+    """What the next request may have in common with this one; None where nothing is worth keeping."""
+    raw = doc.get(_LISTS.get(api, ""))
+    if not isinstance(raw, list) or any(message.media for message in layout.messages):
+        return None
+    return Seen(raw, layout.messages[len(layout.messages) - len(raw) :], strict=api is Api.MESSAGES)
+
+
+def listed(
+    given: Sequence[Doc], key: str, make: Callable[[Doc, Path], Message], before: Seen | None
+) -> tuple[Message, ...]:
+    """The messages of a client's list under `key`. What `make` raises comes through."""
+    start = before.start(given) if before else 0
+    rest = (make(given[n], (key, n)) for n in range(start, len(given)))
+    return (*(before.messages[:start] if before else ()), *rest)
+
+
+class Recent:
+    """The last requests, whoever sent them."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[Api, str, Seen]] = deque(maxlen=RECENT)
+
+    def __repr__(self) -> str:
+        return f"<Recent {len(self._kept)} requests>"
+
+    def like(self, api: Api, client: str, doc: Doc) -> Seen | None:
+        """The one that has most in common with `doc`."""
+        given = doc.get(_LISTS.get(api, ""))
+        if not isinstance(given, list):
+            return None
+        mine = [kept for of, who, kept in self._kept if of is api and who == client]
+        return max(reversed(mine), key=lambda kept: kept.start(given), default=None)
+
+    def add(self, api: Api, client: str, doc: Doc, layout: Layout) -> None:
+        """Remember it."""
+        if kept := seen(api, doc, layout):
+            self._kept.append((api, client, kept))
+
+
+def _written(value: Any) -> bytes:
+    return orjson.dumps(value)

@@ -1,0 +1,122 @@
+"""What a request's changes cost, by the engine's figures, and what is kept of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slotkeeper.core.canonical.modes import Choice
+from slotkeeper.core.canonical.registry import DEFAULTS
+from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.conversations.reasons import Cause
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.rewriting import KEPT, Rewriting
+from slotkeeper.wire.draft import Figures
+from slotkeeper.wire.routes import Api
+
+SYSTEM = "You are an agent. " * 200 + "\n\nCurrent date: 2026-11-2{day}\n\n" + "Keep lines short. " * 200
+ASKED, SAID = {"role": "user", "content": "Which bolts are low?"}, {"role": "assistant", "content": "M4."}
+HEAD, DATE, TAIL = Tokens(range(1000)), Tokens([7]), Tokens(range(2000, 3000))
+
+
+def request(day: int, turns: int) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "system", "content": SYSTEM.format(day=day)}, *[ASKED, SAID] * turns, ASKED]
+    }
+
+
+def prompt(day: int, turns: int) -> Tokens:
+    return HEAD + Tokens([day]) + TAIL + Tokens(range(5000, 5000 + 100 * turns))
+
+
+class Desk:
+    """A client's requests, and the engine's answers."""
+
+    def __init__(self, *rules: str) -> None:
+        self.metrics = Metrics()
+        self.rewriting = Rewriting(Choice.of(rules, DEFAULTS), self.metrics)
+        self._count = 0
+
+    def asks(
+        self, doc: dict[str, Any], tokens: Tokens, *, cached: int, planted: int = 0, seconds: float = 1.0
+    ):
+        """What it cost, or None; and what went on."""
+        self._count += 1
+        taken = self.rewriting.take(
+            Api.CHAT, doc, request_id=f"r{self._count}", client="anna", headers={}, now=float(self._count)
+        )
+        computed = len(tokens) - cached
+        figures = Figures(computed=computed, cached=cached, prefill_ms=seconds * 1000)
+        return taken, self.rewriting.answered(taken, None, tokens, figures, planted=planted)
+
+    def counted(self, cause: Cause) -> float:
+        return self.metrics.registry.get_sample_value(
+            "slotkeeper_repeated_tokens_total", {"cause": cause.value}
+        )
+
+
+def test_a_change_costs_what_had_to_be_computed_again_though_nothing_in_it_changed():
+    desk = Desk()
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, cost = desk.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
+    assert taken.body is None
+    assert (cost.why.kind, cost.why.cause, cost.first_token) == (Kind.REWRITE, Cause.DATE, 1000)
+    assert 800 < cost.tokens <= 1001
+    assert cost.seconds == pytest.approx(cost.tokens * 2.2 / 1101)
+    assert desk.counted(Cause.DATE) == cost.tokens
+
+
+def test_what_was_planted_was_computed_as_well():
+    desk = Desk()
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    _, cost = desk.asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
+    assert cost.tokens > 800
+
+
+def test_what_another_slot_had_is_not_counted():
+    desk = Desk()
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    _, cost = desk.asks(request(2, 1), prompt(2, 1), cached=2001)
+    assert cost.tokens == 100
+
+
+def test_what_was_put_right_costs_nothing():
+    desk = Desk("date=fix")
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, cost = desk.asks(request(2, 1), prompt(1, 1), cached=2001)
+    assert taken.body is not None
+    assert (cost.why.cause, cost.tokens) == (Cause.DATE, 0)
+    assert desk.counted(Cause.DATE) == 0
+
+
+def test_where_the_text_goes_on_and_the_tokens_do_not_it_was_the_template():
+    desk = Desk()
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    _, cost = desk.asks(request(1, 1), prompt(2, 1), cached=1000)
+    assert (cost.why.cause, cost.why.rule) == (Cause.TEMPLATE_RERENDERS, None)
+    assert cost.tokens == 1001
+
+
+def test_where_nothing_parts_nothing_is_said():
+    desk = Desk()
+    assert desk.asks(request(1, 0), prompt(1, 0), cached=0)[1] is None
+    assert desk.asks(request(1, 1), prompt(1, 1), cached=2000)[1] is None
+
+
+def test_what_is_no_chat_is_left_alone():
+    taken = Desk().rewriting.take(
+        Api.COMPLETION, {"prompt": "x"}, request_id="r", client="anna", headers={}, now=0.0
+    )
+    assert taken is None
+
+
+def test_the_last_changes_are_kept_in_excerpts():
+    desk = Desk("date=fix")
+    for number in range(KEPT + 2):
+        desk.asks(request(1 + number % 2, number), prompt(1, 0), cached=0)
+    assert len(desk.rewriting.recent) == KEPT
+    last = next(found for found in reversed(desk.rewriting.recent) if found.changes)
+    assert all(len(change.before) < 200 for change in last.changes)
+    assert "2026-11-2" in last.changes[0].before
