@@ -12,6 +12,7 @@ from benchmarks import (
     prompt_tree,
     restart,
     retention,
+    rewriting,
     scenarios,
 )
 from benchmarks.figures import console
@@ -25,6 +26,7 @@ PROGRAMS = (
     large_files,
     retention,
     idle_work,
+    rewriting,
     scenarios,
     boundaries,
 )

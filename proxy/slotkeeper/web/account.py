@@ -14,7 +14,7 @@ from typing import Final
 import aiohttp
 
 from slotkeeper.core.effects import Forward
-from slotkeeper.core.events import Finished, Gone, NextKnown, Rendered, ReplyKnown
+from slotkeeper.core.events import Finished, Gone, Rendered
 from slotkeeper.core.structure import Boundary
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId
@@ -24,6 +24,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.structure import boundaries_of
+from slotkeeper.web.learning import Heard, learn
 from slotkeeper.wire.answer import Answer, AnswerReader, Figures
 from slotkeeper.wire.document import Doc
 from slotkeeper.wire.request import Ask, NotOurs, load, read
@@ -228,46 +229,22 @@ class Account:
             link.tokenizer.distrust(f"counted {len(self.prompt)} tokens where the engine counted {counted}")
 
     async def _learn_reply(self, answer: Answer, link: EngineLink) -> None:
-        """Find the ids of the reply, as it was sampled and as the next turn will begin with it."""
-        driver, ask, reply = self._driver, self.ask, answer.reply
         try:
             await self.rendered.wait()
-            if ask is None or self.prompt is None or reply is None:
+            if self.ask is None or self.prompt is None or answer.reply is None:
                 return
-            await self._as_sampled(link, ask, self.prompt, reply, answer.figures.generated or 0)
-            if driver.looks_ahead:
-                await self._as_sent_back(link, ask, reply)
-        finally:
-            driver.learning.discard(self.key)
-
-    async def _as_sampled(
-        self, link: EngineLink, ask: Ask, prompt: Tokens, reply: Doc, generated: int
-    ) -> None:
-        driver = self._driver
-        try:
-            tokens = await render.with_reply(link, ask, prompt, reply, generated=generated, auth=self._auth)
-        except render.FAILURES as error:
-            log.debug("reply_not_rendered", request_id=self.id, error=str(error))
-            return
-        if tokens is not None:
-            driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
-
-    async def _as_sent_back(self, link: EngineLink, ask: Ask, reply: Doc) -> None:
-        driver = self._driver
-        try:
-            begins = await driver.next_turns.prefix(
-                link,
-                ask,
-                reply,
+            heard = Heard(
+                request=self.key,
                 client=self.client,
                 auth=self._auth,
-                moment=lambda: driver.idle_moment(self.key),
+                ask=self.ask,
+                prompt=self.prompt,
+                reply=answer.reply,
+                generated=answer.figures.generated or 0,
             )
-        except (*render.FAILURES, NotOurs) as error:
-            log.debug("next_turn_not_rendered", request_id=self.id, error=str(error))
-            return
-        if begins is not None:
-            driver.post(NextKnown(at=driver.now(), request=self.key, tokens=begins))
+            await learn(self._driver, link, heard)
+        finally:
+            self._driver.learning.discard(self.key)
 
     def _log(self, answer: Answer, forward: Forward, status: int) -> None:
         figures = answer.figures

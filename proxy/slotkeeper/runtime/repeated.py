@@ -1,0 +1,99 @@
+"""What it cost that a prompt did not go on where the one before it ended, by the engine's figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slotkeeper.core.canonical.apply import Outcome
+from slotkeeper.core.conversations.causes import Cause, Explained, explain, of_template
+from slotkeeper.core.conversations.divergence import length, parted
+from slotkeeper.core.conversations.record import Match
+from slotkeeper.core.requests.layout import Layout
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.observe.log import get_logger
+from slotkeeper.wire.draft import Figures
+
+OPENING: Final = 16  # tokens, at most, that a template puts behind the messages to open a reply
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What is said of a request when it comes; its cost follows with the answer."""
+
+    explained: Explained
+    template: Cause | None  # should its tokens part where its texts do not
+    parent: Tokens | None  # the prompt that it goes on from, where that is known
+    remains: bool  # what goes on parts as well
+    lost: float  # characters of its own text, by its length, that stand behind where it parts, unchanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What it cost that a prompt did not go on where the one before it ended."""
+
+    why: Explained
+    first_token: int  # at which they part
+    tokens: int  # computed again, though nothing in them had changed
+    seconds: float | None
+
+
+def judge(match: Match, layout: Layout, outcome: Outcome) -> Judgement:
+    """Before it is entered in the book of conversations, which forgets what stood there."""
+    explained, before = explain(match, layout), match.before or match.sibling or match.beside
+    divergence = explained.divergence
+    return Judgement(
+        explained=explained,
+        template=of_template(before.received) if before else None,
+        parent=before.tokens if before else None,
+        remains=divergence is not None and not _mended(match, outcome),
+        lost=divergence.lost / length(layout) if divergence else 0.0,
+    )
+
+
+def _mended(match: Match, outcome: Outcome) -> bool:
+    """Whether what goes on continues what went on before."""
+    before = match.before
+    return bool(outcome.edits) and before is not None and parted(before.sent, outcome.layout) is None
+
+
+def cost_of(judged: Judgement, prompt: Tokens | None, figures: Figures, planted: int) -> Cost | None:
+    """By the engine's figures; None where nothing parted, or where prompts or figures are not known."""
+    parent, computed = judged.parent, figures.computed
+    if parent is None or prompt is None or computed is None:
+        return None
+    common = prompt.lcp(parent)
+    behind = len(parent) - common
+    if judged.remains:
+        why, tokens = judged.explained, min(behind, round(judged.lost * len(prompt)))
+    elif behind > OPENING:
+        why = replace(judged.explained, cause=judged.template, rule=None)
+        tokens = behind
+    elif judged.explained.divergence is not None:  # and it was put right
+        why, tokens = judged.explained, 0
+    else:
+        return None
+    tokens = max(0, min(tokens, computed + planted, len(prompt) - common))
+    per_token = figures.prefill_ms / 1000 / computed if figures.prefill_ms and computed else None
+    seconds = None if per_token is None else tokens * per_token
+    return Cost(why=why, first_token=common, tokens=tokens, seconds=seconds)
+
+
+def report(cost: Cost, *, request_id: str, fixed: bool) -> None:
+    """Say it in the log, without any text of the prompt."""
+    why, place = cost.why, cost.why.divergence
+    log.info(
+        "prefix_changed",
+        request_id=request_id,
+        kind=why.kind.value,
+        cause=why.cause.value if why.cause else None,
+        section=place.section.value if place else None,
+        message=place.message if place else None,
+        first_token=cost.first_token,
+        tokens=cost.tokens,
+        seconds=round(cost.seconds, 4) if cost.seconds is not None else None,
+        rule=why.rule.value if why.rule else None,
+        fixed=fixed,
+    )
