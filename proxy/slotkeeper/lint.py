@@ -241,4 +241,4 @@ def advice(findings: Sequence[Finding]) -> Iterator[str]:
         if found.rule and found.mode is not Mode.FIX:
             saved[found.rule] += found.tokens
     for rule, tokens in saved.most_common():
-        yield f"`slotkeeper serve --rule {rule}=fix` would have saved about {tokens:,} of these tokens."
+        yield f"`slotkeeper serve --rules {rule}=fix` would have saved about {tokens:,} of these tokens."

@@ -107,7 +107,7 @@ def test_for_people_it_says_what_where_how_dear_and_what_helps(trace, linted):
     assert "system of message 0" in words
     assert "date (observe)" in words
     assert "Today's date: 2026-11-22" in out
-    assert "--rule date=fix" in out
+    assert "--rules date=fix" in out
 
 
 def test_the_dearest_comes_first_and_the_same_habit_is_one_line(trace):

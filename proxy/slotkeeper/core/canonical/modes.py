@@ -1,4 +1,4 @@
-"""Which rule is in which mode, for which client: `--rule NAME=MODE[@CLIENT]`."""
+"""Which rule is in which mode, for which client: `--rules NAME=MODE[@CLIENT]`."""
 
 from __future__ import annotations
 
