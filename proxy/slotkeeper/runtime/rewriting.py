@@ -68,13 +68,24 @@ class Rewriting:
         return f"<Rewriting {self.conversations!r}, {len(self.recent)} recent>"
 
     def take(
-        self, api: Api, doc: Doc, *, request_id: str, client: str, headers: Mapping[str, str], now: float
+        self,
+        api: Api,
+        doc: Doc,
+        *,
+        request_id: str,
+        client: str,
+        headers: Mapping[str, str],
+        size: int,
+        now: float,
     ) -> Taken | None:
-        """The request as it goes on, and what is to be said of it; None for what is no chat."""
+        """The request as it goes on, and what is to be said of it; None for what is no chat.
+
+        `size` bytes are its body, at `now` seconds.
+        """
         layout = lay_out(api, doc, self._before.like(api, client, doc))
         if layout is None:
             return None
-        self._before.add(api, client, doc, layout)
+        self._before.add(api, client, doc, layout, size)
         known = seen(api, doc, layout)
         who = Who(client=client, name=named(headers, doc))
         match = self.conversations.find(who, layout)

@@ -77,7 +77,7 @@ class Account:
         """The body that goes on. One that we cannot read goes through as it came."""
         try:
             doc = load(body)
-            if rewriting and (taken := self._take(rewriting, doc)) and taken.body:
+            if rewriting and (taken := self._take(rewriting, doc, len(body))) and taken.body:
                 doc, body = taken.doc, taken.body
             self.ask = read(self._api, doc)
         except NotOurs as why:
@@ -88,7 +88,7 @@ class Account:
         self._metrics.spent("parse", self._driver.now() - self.arrived)
         return body
 
-    def _take(self, rewriting: Rewriting, doc: Doc) -> Taken | None:
+    def _take(self, rewriting: Rewriting, doc: Doc, size: int) -> Taken | None:
         """Whose conversation it goes on, and what is put right in it. If that fails, it goes as it came."""
         try:
             self._taken = rewriting.take(
@@ -97,6 +97,7 @@ class Account:
                 request_id=self.id,
                 client=self.client,
                 headers=self._headers,
+                size=size,
                 now=self.arrived,
             )
             self._rewriting = rewriting

@@ -18,6 +18,7 @@ from slotkeeper.wire.document import Doc
 from slotkeeper.wire.routes import Api
 
 RECENT: Final = 16  # requests of all clients; several sessions of one agent are told apart
+LIMIT: Final = 32 << 20  # bytes of their bodies
 _LISTS: Final = {Api.CHAT: "messages", Api.MESSAGES: "messages", Api.RESPONSES: "input"}
 
 
@@ -57,8 +58,10 @@ def listed(
 class Recent:
     """The last requests, whoever sent them."""
 
-    def __init__(self) -> None:
-        self._kept: deque[tuple[Api, str, Seen]] = deque(maxlen=RECENT)
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._kept: deque[tuple[Api, str, Seen, int]] = deque()
+        self._limit = limit
+        self._size = 0
 
     def __repr__(self) -> str:
         return f"<Recent {len(self._kept)} requests>"
@@ -68,13 +71,18 @@ class Recent:
         given = doc.get(_LISTS.get(api, ""))
         if not isinstance(given, list):
             return None
-        mine = [kept for of, who, kept in self._kept if of is api and who == client]
+        mine = [kept for of, who, kept, _ in self._kept if of is api and who == client]
         return max(reversed(mine), key=lambda kept: kept.start(given), default=None)
 
-    def add(self, api: Api, client: str, doc: Doc, layout: Layout) -> None:
-        """Remember it."""
-        if kept := seen(api, doc, layout):
-            self._kept.append((api, client, kept))
+    def add(self, api: Api, client: str, doc: Doc, layout: Layout, size: int) -> None:
+        """Remember it; `size` bytes are its body."""
+        kept = seen(api, doc, layout)
+        if kept is None or size > self._limit:
+            return
+        self._kept.append((api, client, kept, size))
+        self._size += size
+        while self._size > self._limit or len(self._kept) > RECENT:
+            self._size -= self._kept.popleft()[-1]
 
 
 def _written(value: Any) -> bytes:

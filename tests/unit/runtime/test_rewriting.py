@@ -45,7 +45,13 @@ class Desk:
         """What it cost, or None; and what went on."""
         self._count += 1
         taken = self.rewriting.take(
-            Api.CHAT, doc, request_id=f"r{self._count}", client="anna", headers={}, now=float(self._count)
+            Api.CHAT,
+            doc,
+            request_id=f"r{self._count}",
+            client="anna",
+            headers={},
+            size=1000,
+            now=float(self._count),
         )
         computed = len(tokens) - cached
         figures = Figures(computed=computed, cached=cached, prefill_ms=seconds * 1000)
@@ -107,7 +113,7 @@ def test_where_nothing_parts_nothing_is_said():
 
 def test_what_is_no_chat_is_left_alone():
     taken = Desk().rewriting.take(
-        Api.COMPLETION, {"prompt": "x"}, request_id="r", client="anna", headers={}, now=0.0
+        Api.COMPLETION, {"prompt": "x"}, request_id="r", client="anna", headers={}, size=10, now=0.0
     )
     assert taken is None
 

@@ -54,7 +54,7 @@ def test_the_one_that_has_most_in_common_is_found_but_never_another_clients():
     recent = Recent()
     short, long = {"messages": [ASKED]}, {"messages": [ASKED, SAID, ASKED]}
     for doc in (long, short):
-        recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc))
+        recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
     assert recent.like(Api.CHAT, "anna", {"messages": [ASKED, SAID]}).raw is long["messages"]
     assert recent.like(Api.CHAT, "bert", long) is None
     assert recent.like(Api.MESSAGES, "anna", long) is None
@@ -64,10 +64,22 @@ def test_the_one_that_has_most_in_common_is_found_but_never_another_clients():
 def test_only_the_last_ones_are_kept_and_none_with_images():
     recent, doc = Recent(), {"messages": [ASKED]}
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}
-    recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc))
+    recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
     for _ in range(RECENT):
-        recent.add(Api.CHAT, "bert", {"messages": [picture]}, lay_out(Api.CHAT, {"messages": [picture]}))
+        recent.add(Api.CHAT, "bert", {"messages": [picture]}, lay_out(Api.CHAT, {"messages": [picture]}), 10)
     assert recent.like(Api.CHAT, "anna", doc)
     for _ in range(RECENT):
-        recent.add(Api.CHAT, "bert", doc, lay_out(Api.CHAT, doc))
+        recent.add(Api.CHAT, "bert", doc, lay_out(Api.CHAT, doc), 10)
     assert recent.like(Api.CHAT, "anna", doc) is None
+
+
+def test_their_bodies_are_bounded_together_and_one_that_is_too_large_is_not_kept():
+    recent, doc = Recent(limit=100), {"messages": [ASKED]}
+    layout = lay_out(Api.CHAT, doc)
+    recent.add(Api.CHAT, "anna", doc, layout, 60)
+    recent.add(Api.CHAT, "bert", doc, layout, 101)
+    assert recent.like(Api.CHAT, "anna", doc)
+    assert recent.like(Api.CHAT, "bert", doc) is None
+    recent.add(Api.CHAT, "bert", doc, layout, 60)
+    assert recent.like(Api.CHAT, "anna", doc) is None
+    assert recent.like(Api.CHAT, "bert", doc)
