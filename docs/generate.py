@@ -18,13 +18,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.config import SECRETS, Settings, in_words
+from slotkeeper.config import SECRETS, Settings
 from slotkeeper.core.canonical.registry import RULES
 from slotkeeper.core.conversations.kinds import Kind
 from slotkeeper.core.conversations.reasons import CAUSES
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.units import in_words
 
 DOCS: Final = Path(__file__).parent
 MANY: Final = 6  # values of a label are listed up to this number

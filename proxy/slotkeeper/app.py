@@ -10,7 +10,8 @@ from typing import Final
 
 from aiohttp import web
 
-from slotkeeper.config import Address, Settings
+from slotkeeper.address import Address
+from slotkeeper.config import Settings
 from slotkeeper.core.canonical.modes import Choice
 from slotkeeper.core.canonical.registry import DEFAULTS
 from slotkeeper.core.limits import Limits

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.config import Loaded, Settings, UsageError, in_words, load, shown
+from slotkeeper.config import Loaded, Settings, UsageError, load, shown
+from slotkeeper.units import in_words
 
 METAVARS: Final = {
     "upstream": "URL",

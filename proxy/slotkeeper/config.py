@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -22,7 +21,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from slotkeeper.address import Address
 from slotkeeper.core.canonical.modes import Setting
+from slotkeeper.units import in_words
 
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token")
@@ -30,29 +31,6 @@ SECRETS: Final = ("engine_api_key", "admin_token")
 
 class UsageError(Exception):
     """The settings are wrong; the message says which and what to do. Exit code 2."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def loopback(self) -> bool:
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"{text!r} is not HOST:PORT")
-        return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - ":8080" means every address
 
 
 class Settings(BaseSettings):
@@ -271,31 +249,3 @@ def shown(loaded: Loaded) -> list[tuple[str, str, str]]:
         (name, in_words(getattr(loaded.settings, name)), loaded.origins[name])
         for name in Settings.model_fields
     ]
-
-
-def in_words(value: Any) -> str:
-    """A value as a person would set it, "" for none."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case ByteSize():
-            return _size(value)
-        case tuple():
-            return ", ".join(value)
-        case _:
-            return str(value)
-
-
-_UNITS: Final = {
-    f"{prefix}{tail}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for tail, base in (("iB", 1024), ("B", 1000))
-}
-
-
-def _size(count: int) -> str:
-    """In the unit that makes it shortest and leaves nothing over: read again, it is the same number."""
-    exact = [f"{count // unit}{name}" for name, unit in _UNITS.items() if count and not count % unit]
-    return min([*exact, str(count)], key=len)

@@ -10,7 +10,8 @@ from typing import Any, Final, Protocol
 import httpx
 import orjson
 
-from slotkeeper.config import Address, UsageError, load
+from slotkeeper.address import Address
+from slotkeeper.config import UsageError, load
 from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.store import names
 from slotkeeper.store.store import Store

@@ -20,8 +20,8 @@ AT_MOST = 1.02  # times the oracle of what the client sent
 
 # With what was planted: where a text parts for the first time in its middle there is no checkpoint yet. Short
 # sessions, and one that writes its files anew in each request, cannot make up for that.
-WITH_PLANTS = {"aider/main1": 1.10, "claude-code/trace-0100": 1.12, "claude-code/trace-0300": 1.12}
-ANYBODY_WITH_PLANTS = 1.04
+WITH_PLANTS = {"aider/main1": 1.12, "claude-code/trace-0100": 1.12, "claude-code/trace-0300": 1.12}
+ANYBODY_WITH_PLANTS = 1.06
 
 
 @recorded.needed

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize, TypeAdapter
 
-from slotkeeper.config import SECRETS, Address, Settings, UsageError, in_words, load, shown
+from slotkeeper.address import Address
+from slotkeeper.config import SECRETS, Settings, UsageError, load, shown
+from slotkeeper.units import in_words
 
 # name -> (text as a variable, in a file, as a flag), three values that differ
 VALUES: dict[str, tuple[str, str, str]] = {
