@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.core.requests.loose import common, digest, same
+from slotkeeper.core.requests.loose import REMEMBERED, common, digest, same
 from slotkeeper.wire.layout import lay_out
 from slotkeeper.wire.routes import Api
 
@@ -146,3 +146,11 @@ def test_common_messages_are_those_with_equal_digests(old, new):
     a, b = ([digest(message) for message in layout.messages] for layout in (one, other))
     assert a[:count] == b[:count]
     assert count == min(len(a), len(b)) or a[count] != b[count]
+
+
+def test_a_digest_is_remembered_for_the_very_message_only():
+    """Their number is bounded, and the address of one that is gone may be another's."""
+    firsts = [digest(of(user(f"Question {number}.")).messages[0]) for number in range(2 * REMEMBERED)]
+    assert len(set(firsts)) == 2 * REMEMBERED
+    again = [digest(of(user(f"Question {number}.")).messages[0]) for number in range(2 * REMEMBERED)]
+    assert again == firsts

@@ -12,6 +12,9 @@ from slotkeeper.core.requests.facts import bare
 from slotkeeper.core.requests.layout import Call, Layout, Message, Role, Section
 
 DIGEST_BYTES: Final = 16
+REMEMBERED: Final = 64
+# By identity, since the very same messages come again (wire.layouts) and equal ones take as long to compare.
+_DIGESTS: Final[dict[int, tuple[Message, bytes]]] = {}
 _EXACT: Final = 2**53  # from here on not every whole number is a float
 
 
@@ -47,7 +50,17 @@ def common(old: Layout, new: Layout) -> int:
 
 
 def digest(message: Message) -> bytes:
-    """Equal for messages that are the same."""
+    """Equal for messages that are the same. Remembered for the last ones, as clients send them again."""
+    known = _DIGESTS.pop(id(message), None)
+    if known is None or known[0] is not message:
+        known = message, _digest(message)
+    _DIGESTS[id(message)] = known
+    if len(_DIGESTS) > REMEMBERED:
+        del _DIGESTS[next(iter(_DIGESTS))]
+    return known[1]
+
+
+def _digest(message: Message) -> bytes:
     form = _form(message)
     hashed = blake2b(digest_size=DIGEST_BYTES)
     pieces = [form.role.encode(), _bytes(form.said), *form.media]
