@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from slotkeeper.core.canonical.stable import without_stamp
 from slotkeeper.wire.document import Doc, NotOurs, Shape, compact, pick, rows, table, text
 from slotkeeper.wire.openai import carries_media
 
-_BILLING: Final = "x-anthropic-billing-header:"
-_STAMP: Final = "cch="
-_STAMP_LENGTH: Final = 5
 _CHOICES: Final = {"auto": "auto", "any": "required", "tool": "required"}
 
 
@@ -30,20 +28,6 @@ def shape(doc: Doc) -> Shape:
     if choice is not None:
         chat["tool_choice"] = choice
     return Shape(chat=chat, lead=len(lead), media=carries_media(messages))
-
-
-def without_stamp(system: str) -> str:
-    """A system text whose billing header has `cch=fffff;`, as the engine makes it.
-
-    Claude Code stamps each request anew there, at the very start of the prompt.
-    """
-    if not system.startswith(_BILLING):
-        return system
-    at = system.find(_STAMP, len(_BILLING))
-    start, end = at + len(_STAMP), at + len(_STAMP) + _STAMP_LENGTH
-    if at < 0 or system[end : end + 1] != ";":
-        return system
-    return system[:start] + "f" * _STAMP_LENGTH + system[end:]
 
 
 def _system(system: Any) -> list[Doc]:

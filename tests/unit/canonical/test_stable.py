@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.core.canonical.stable import BillingNonce, Reasoning, TrailingWhitespace, without_stamp
-from slotkeeper.wire import anthropic
+from slotkeeper.core.canonical.stable import BillingNonce, Reasoning, TrailingWhitespace
 from slotkeeper.wire.routes import Api
 from unit.canonical.scenes import put_right
 
@@ -83,13 +82,6 @@ def test_what_is_no_such_stamp_stays(text):
 def test_what_a_user_wrote_is_no_stamp():
     now = {"messages": [system(PROMPT), {"role": "user", "content": HEADER.format("a1b2c")}]}
     assert put_right(BillingNonce(), now) is now
-
-
-@pytest.mark.parametrize(
-    "text", [HEADER.format("a1b2c"), HEADER.format("x" * 6), HEADER, PROMPT, HEADER[:40]]
-)
-def test_the_engine_makes_the_same_of_it(text):
-    assert without_stamp(text) == anthropic.without_stamp(text)
 
 
 # -- white space ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 import pytest
 
-from slotkeeper.wire.anthropic import shape, without_stamp
+from slotkeeper.core.canonical.stable import without_stamp
+from slotkeeper.wire.anthropic import shape
 from slotkeeper.wire.document import NotOurs
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1; cch="
