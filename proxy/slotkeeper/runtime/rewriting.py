@@ -28,7 +28,7 @@ from slotkeeper.wire.document import Doc
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.identity import named
 from slotkeeper.wire.layout import lay_out
-from slotkeeper.wire.layouts import Recent, seen
+from slotkeeper.wire.layouts import Recent
 from slotkeeper.wire.routes import Api
 
 KEPT: Final = 256  # requests whose changes can be asked for
@@ -85,8 +85,7 @@ class Rewriting:
         layout = lay_out(api, doc, self._before.like(api, client, doc))
         if layout is None:
             return None
-        self._before.add(api, client, doc, layout, size)
-        known = seen(api, doc, layout)
+        known = self._before.add(api, client, doc, layout, size)
         who = Who(client=client, name=named(headers, doc))
         match = self.conversations.find(who, layout)
         modes = self._choice.for_client(headers.get("User-Agent", ""))

@@ -236,6 +236,7 @@ class Account:
                 return
             heard = Heard(
                 request=self.key,
+                request_id=self.id,
                 client=self.client,
                 auth=self._auth,
                 ask=self.ask,

@@ -23,6 +23,7 @@ class Heard:
     """A request whose answer has ended well."""
 
     request: RequestId
+    request_id: str  # the client's name for it
     client: str
     auth: Mapping[str, str]
     ask: Ask
@@ -44,7 +45,7 @@ async def _as_sampled(driver: Driver, link: EngineLink, heard: Heard) -> None:
             link, heard.ask, heard.prompt, heard.reply, generated=heard.generated, auth=heard.auth
         )
     except render.FAILURES as error:
-        log.debug("reply_not_rendered", request=heard.request, error=str(error))
+        log.debug("reply_not_rendered", request_id=heard.request_id, error=str(error))
         return
     if tokens is not None:
         driver.post(ReplyKnown(at=driver.now(), request=heard.request, tokens=tokens))
@@ -61,7 +62,7 @@ async def _as_sent_back(driver: Driver, link: EngineLink, heard: Heard) -> None:
             moment=lambda: driver.idle_moment(heard.request),
         )
     except (*render.FAILURES, NotOurs) as error:
-        log.debug("next_turn_not_rendered", request=heard.request, error=str(error))
+        log.debug("next_turn_not_rendered", request_id=heard.request_id, error=str(error))
         return
     if begins is not None:
         driver.post(NextKnown(at=driver.now(), request=heard.request, tokens=begins))

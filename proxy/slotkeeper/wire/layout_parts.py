@@ -11,12 +11,11 @@ import orjson
 from slotkeeper.core.requests.layout import Path, Role, Section, Text
 from slotkeeper.wire.document import Doc, NotOurs
 from slotkeeper.wire.openai import HEAD
+from slotkeeper.wire.outline import renders
 
 _MARK_BYTES: Final = 16
-# Of what stands before the messages: the tools have their own place, `model` chooses the engine, and the
-# rest decides how the answer is sampled or read.
-_SILENT: Final = frozenset({"model", "tools", "grammar", "parallel_tool_calls", "reasoning_format"})
-_OPTIONS: Final = tuple(key for key in HEAD if key not in _SILENT)
+# The tools have their own place, and `model` chooses the engine.
+_OPTIONS: Final = tuple(key for key in HEAD if key not in {"model", "tools"})
 _SECTIONS: Final = {
     Role.SYSTEM: Section.SYSTEM,
     Role.USER: Section.USER,
@@ -56,11 +55,7 @@ def tools(doc: Doc) -> tuple[Doc, ...] | None:
 
 def options(doc: Doc) -> Doc:
     """What else an OpenAI body says to the template. An agent's `tool_choice` only does as `none`."""
-    return {
-        key: doc[key]
-        for key in _OPTIONS
-        if doc.get(key) is not None and (key != "tool_choice" or doc[key] == "none")
-    }
+    return {key: doc[key] for key in _OPTIONS if doc.get(key) is not None and renders(key, doc[key])}
 
 
 def mark(part: Doc) -> bytes:

@@ -74,15 +74,16 @@ class Recent:
         mine = [kept for of, who, kept, _ in self._kept if of is api and who == client]
         return max(reversed(mine), key=lambda kept: kept.start(given), default=None)
 
-    def add(self, api: Api, client: str, doc: Doc, layout: Layout, size: int) -> None:
-        """Remember it; `size` bytes are its body."""
+    def add(self, api: Api, client: str, doc: Doc, layout: Layout, size: int) -> Seen | None:
+        """Remember it, unless its body of `size` bytes is too large; what there is to remember."""
         kept = seen(api, doc, layout)
         if kept is None or size > self._limit:
-            return
+            return kept
         self._kept.append((api, client, kept, size))
         self._size += size
         while self._size > self._limit or len(self._kept) > RECENT:
             self._size -= self._kept.popleft()[-1]
+        return kept
 
 
 def _written(value: Any) -> bytes:

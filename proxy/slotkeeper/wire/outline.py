@@ -27,7 +27,7 @@ def outline(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
     messages can be seen when their tools differ.
     """
     messages = chat["messages"]
-    before = {key: value for key, value in pick(chat, HEAD).items() if _renders(key, value)}
+    before = {key: value for key, value in pick(chat, HEAD).items() if renders(key, value)}
     digests = [_chain(b"", [before, [_spoken(message) for message in messages[:lead]]])]
     digest = b""
     for message in messages[lead:]:
@@ -36,7 +36,7 @@ def outline(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
     return tuple(digests)
 
 
-def _renders(key: str, value: Any) -> bool:
+def renders(key: str, value: Any) -> bool:
     """Whether it can change the prompt. An agent's `tool_choice` comes and goes: only `none` hides tools."""
     return key not in _SAMPLING or (key == "tool_choice" and value == "none")
 

@@ -83,7 +83,7 @@ def test_the_block_with_which_a_session_begins_is_told_whole_when_it_changes():
 
 # -- Claude Code -------------------------------------------------------------------------------------------
 
-TODO = reminder("Your todo list is empty. Do not mention this to the user.")
+EMPTY_LIST = reminder("Your todo list is empty. Do not mention this to the user.")
 USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "read", "input": {}}]}
 
 
@@ -102,26 +102,32 @@ def result(*texts: str) -> Doc:
 
 def test_one_beside_a_result_stays_there_when_it_moves_on():
     session = Session([Reminders()], Api.MESSAGES)
-    session.send(claude(says("Fix the cart."), USE, result(TODO)))
+    session.send(claude(says("Fix the cart."), USE, result(EMPTY_LIST)))
     later = {"role": "assistant", "content": [part("Done.")]}
-    after = session.send(claude(says("Fix the cart."), USE, result(), later, says("Next.", TODO))).doc
-    assert after["messages"] == [says("Fix the cart."), USE, result(TODO), later, says("Next.", TODO)]
+    after = session.send(claude(says("Fix the cart."), USE, result(), later, says("Next.", EMPTY_LIST))).doc
+    assert after["messages"] == [
+        says("Fix the cart."),
+        USE,
+        result(EMPTY_LIST),
+        later,
+        says("Next.", EMPTY_LIST),
+    ]
 
 
 def test_one_inside_a_text_goes_back_into_it():
     session = Session([Reminders()], Api.MESSAGES)
-    session.send(claude(says(f"{TODO}\nFix the cart.")))
+    session.send(claude(says(f"{EMPTY_LIST}\nFix the cart.")))
     later = {"role": "assistant", "content": [part("Done.")]}
     after = session.send(claude(says("Fix the cart."), later, says("Next."))).doc
-    assert after["messages"] == [says(f"{TODO}\nFix the cart."), later, says("Next.")]
+    assert after["messages"] == [says(f"{EMPTY_LIST}\nFix the cart."), later, says("Next.")]
 
 
 def test_a_new_one_that_stands_elsewhere_is_not_told_again():
     session = Session([Reminders()], Api.MESSAGES)
     session.send(claude(says("Fix the cart.")))
     later = {"role": "assistant", "content": [part("Done.")]}
-    after = session.send(claude(says(TODO, "Fix the cart."), later, says("Next.", TODO))).doc
-    assert after["messages"] == [says("Fix the cart."), later, says("Next.", TODO)]
+    after = session.send(claude(says(EMPTY_LIST, "Fix the cart."), later, says("Next.", EMPTY_LIST))).doc
+    assert after["messages"] == [says("Fix the cart."), later, says("Next.", EMPTY_LIST)]
 
 
 def test_files_of_instructions_that_change_are_told_whole():
@@ -143,7 +149,7 @@ def test_a_count_beside_one_that_is_dropped_is_told_once():
 
     later = {"role": "assistant", "content": [part("Done.")]}
     session = Session([Countdown(), Reminders()], Api.MESSAGES)
-    session.send(claude(warned(190, f"{TODO}\n")))
+    session.send(claude(warned(190, f"{EMPTY_LIST}\n")))
     first, told = session.before.sent.messages[1].texts[0].text, []
     turns: tuple[Doc, ...] = ()
     for left in (150, 120):
@@ -176,12 +182,12 @@ def edits(now: Doc, sent: Doc) -> list[Edit]:
 
 def test_the_newest_message_is_the_client_s_own():
     first = qwen()
-    now = qwen(*turn(f"Next.\n{TODO}"))
+    now = qwen(*turn(f"Next.\n{EMPTY_LIST}"))
     assert edits(now, first) == []
 
 
 def test_a_message_that_a_user_rewrites_is_not_put_back():
-    first = qwen(*turn(f"{TODO}\nGo left."))
+    first = qwen(*turn(f"{EMPTY_LIST}\nGo left."))
     now = qwen(*turn("Go right."))
     assert edits(now, first) == []
 
@@ -201,7 +207,7 @@ def test_a_block_that_would_end_the_note_stays_where_it_is():
         block = "<environment_context>{}</environment_context>"
         session = Session([Reminders()])
         session.send(qwen(*asked(block.format("bash"))))
-        now = qwen(*asked(block.format(context), TODO))
+        now = qwen(*asked(block.format(context), EMPTY_LIST))
         return bool(session.send(now).doc["messages"][3] == now["messages"][3])
 
     assert not left("zsh")

@@ -15,7 +15,7 @@ from slotkeeper.wire.routes import Api
 
 SYSTEM = (
     "You are an agent that edits code.\n\n"
-    "<env>\n  Working directory: /home/dev/work\n  Platform: linux\n  Today's date: Sat Nov 21 2026\n</env>\n"
+    "<env>\n  Working directory: /home/dev/shop\n  Platform: linux\n  Today's date: Sat Nov 21 2026\n</env>\n"
     + "Rules of the house. "
     * 80
 )

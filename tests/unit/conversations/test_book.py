@@ -94,7 +94,7 @@ def test_the_very_same_request_again_is_a_retry_of_it():
 def test_the_same_task_in_another_folder_is_no_retry():
     desk = Desk()
     desk.sends(FIRST, NOBODY)
-    elsewhere = chat(system(SYSTEM.replace("/home/dev/work", "/home/dev/play")), TASK)
+    elsewhere = chat(system(SYSTEM.replace("/home/dev/shop", "/home/dev/play")), TASK)
     assert desk.book.find(NOBODY, elsewhere).before is None
 
 
@@ -174,7 +174,7 @@ def test_nor_does_it_on_the_next_day():
 
 def test_a_context_message_before_the_task_is_no_first_message():
     desk = Desk()
-    context = user("<environment_context>\n  <cwd>/home/dev/work</cwd>\n</environment_context>")
+    context = user("<environment_context>\n  <cwd>/home/dev/shop</cwd>\n</environment_context>")
     desk.sends(chat(system(), context, TASK, *ROUND), NOBODY)
     desk.sends(chat(system(), context, TASK, *ROUND), ME)
     assert desk.book.find(NOBODY, chat(system(), context, user("Something else."))).before is None

@@ -69,7 +69,7 @@ def edited_system(old, new):
     [
         (edited_system("Sat Nov 21", "Sun Nov 22"), Cause.DATE, RuleName.DATE),
         (
-            edited_system("Working directory: /home/dev/work", "Working directory: /srv/a"),
+            edited_system("Working directory: /home/dev/shop", "Working directory: /srv/a"),
             Cause.CWD,
             RuleName.CWD,
         ),
@@ -164,8 +164,8 @@ def test_why(new, cause, rule):
             Cause.CLOCK,
         ),
         (
-            "Instructions from: /home/dev/work/AGENTS.md\nUse tabs.",
-            "Instructions from: /home/dev/work/AGENTS.md\nUse tabs.\nUse the csv module.",
+            "Instructions from: /home/dev/shop/AGENTS.md\nUse tabs.",
+            "Instructions from: /home/dev/shop/AGENTS.md\nUse tabs.\nUse the csv module.",
             Cause.MEMORY_FILE,
         ),
         (

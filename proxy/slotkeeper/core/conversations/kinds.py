@@ -32,13 +32,11 @@ class Kind(StrEnum):
     BRANCH = "branch"  # goes back to an earlier message and on from there
 
 
-def kind_of(layout: Layout, match: Match) -> Kind:
-    """Every request has one; what a client's own words say of it comes first."""
-    return kind_at(layout, match, parted(match.before.received, layout) if match.before else None)
-
-
 def kind_at(layout: Layout, match: Match, divergence: Divergence | None) -> Kind:
-    """The same, where it is known in which place it parts from the one before it."""
+    """Every request has one; what a client's own words say of it comes first.
+
+    The divergence is where it parts from the one before it.
+    """
     if by_words := _by_words(layout, match):
         return by_words
     before = match.before
