@@ -33,6 +33,7 @@ lock:  ## write the lock files anew, after a change of dependencies
 	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet uv==0.13.8
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
+	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra otel pyproject.toml requirements/build.in -o requirements/image.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
 
 $(VENVS)/%/ready: requirements/%.lock pyproject.toml

@@ -11,7 +11,6 @@ from typing import Final
 from aiohttp import web
 
 from slotkeeper.address import Address
-from slotkeeper.config import Settings
 from slotkeeper.core.canonical.modes import Choice
 from slotkeeper.core.canonical.registry import DEFAULTS
 from slotkeeper.core.limits import Limits
@@ -23,6 +22,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
 from slotkeeper.web.data import DataPort

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.config import Loaded, Settings, UsageError, load, shown
+from slotkeeper.config import Loaded, UsageError, load, shown
+from slotkeeper.settings import Settings
 from slotkeeper.units import in_words
 
 METAVARS: Final = {
@@ -15,9 +16,14 @@ METAVARS: Final = {
     "rules": "NAME=MODE[@CLIENT]",
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
-    **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "max_body_bytes"), "SIZE"),
+    "otlp_endpoint": "URL",
+    "why_requests": "N",
+    "record": "DIR",
+    **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "record_bytes", "max_body_bytes"), "SIZE"),
     **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
 }
+ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)"
+ADMIN_TOKEN: Final = "of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help
 SNAPSHOTS: Final = """\
 List the snapshots of a sidecar, read each anew to see that its bytes are those that
 were kept, or remove some. A running sidecar is asked on its admin port; where none
@@ -99,18 +105,12 @@ def add_snapshots(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="which (default: all)")
     parser.add_argument("--all", action="store_true", help="all of them; `rm` without an ID wants this word")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--admin",
-        metavar="URL",
-        help="the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)",
-    )
+    where.add_argument("--admin", metavar="URL", help=ADMIN)
     where.add_argument(
         "--slot-dir", type=Path, metavar="DIR", help="the folder itself, while no sidecar runs"
     )
     parser.add_argument("--cold-dir", type=Path, metavar="DIR", help="beside --slot-dir: its second tier")
-    parser.add_argument(
-        "--admin-token", metavar="TOKEN", help="of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"
-    )
+    parser.add_argument("--admin-token", metavar="TOKEN", help=ADMIN_TOKEN)
     parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables and sentences")
 
 

@@ -26,6 +26,7 @@ from slotkeeper.arguments import (
 from slotkeeper.config import UsageError
 from slotkeeper.observe.log import configure
 from slotkeeper.recordings import add_lint, add_replay
+from slotkeeper.watching import add_health, add_top, add_why
 
 EPILOG: Final = """\
 Every flag is also a variable (SLOTKEEPER_LISTEN=...), or a line in the file of --config (listen = "...").
@@ -88,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     _demo(commands)
     _doctor(commands)
     _snapshots(commands)
+    add_why(commands, run_loop)
+    add_top(commands, run_loop)
+    add_health(commands, run_loop)
     add_replay(commands, run_loop)
     add_lint(commands)
     return parser

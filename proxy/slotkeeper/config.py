@@ -1,7 +1,4 @@
-"""Settings: one table of what can be set, and where each value came from.
-
-Flag > environment (`SLOTKEEPER_*`, secrets also as `SLOTKEEPER_*_FILE`) > TOML file > default.
-"""
+"""Where settings come from: flag > environment (`SLOTKEEPER_*`, secrets also `*_FILE`) > TOML > default."""
 
 from __future__ import annotations
 
@@ -9,188 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any
 
-from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from slotkeeper.address import Address
-from slotkeeper.core.canonical.modes import Setting
+from slotkeeper.settings import PREFIX, SECRETS, Settings
 from slotkeeper.units import in_words
-
-PREFIX: Final = "SLOTKEEPER_"
-SECRETS: Final = ("engine_api_key", "admin_token")
 
 
 class UsageError(Exception):
     """The settings are wrong; the message says which and what to do. Exit code 2."""
-
-
-class Settings(BaseSettings):
-    """Everything that `serve` can be told."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=PREFIX, arbitrary_types_allowed=True
-    )
-
-    upstream: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=("http://127.0.0.1:8081",),
-        description="URL of a llama-server; give it several times for several engines with the same model",
-    )
-    listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
-    admin_listen: str = Field(default="127.0.0.1:9090", description="metrics, probes and state, HOST:PORT")
-    slot_dir: Path | None = Field(
-        default=None,
-        description=(
-            "keep snapshots of slots here: the folder that the engine has as --slot-save-path, as this "
-            "machine sees it; a local disk, or a tmpfs where there is memory for it (then with --cold-dir)"
-        ),
-    )
-    cold_dir: Path | None = Field(
-        default=None,
-        description=(
-            "where snapshots go that have no room in the slot folder: a larger or slower disk, or one that "
-            "outlives a tmpfs; only Slotkeeper needs to see it"
-        ),
-    )
-    hot_bytes: ByteSize = Field(
-        default=ByteSize(16 * 2**30),
-        ge=0,
-        description="room for snapshots in the slot folder; those worth least move to the cold folder, or go",
-    )
-    cold_bytes: ByteSize = Field(
-        default=ByteSize(128 * 2**30), ge=0, description="room for snapshots in the cold folder"
-    )
-    hourly_bytes: ByteSize = Field(
-        default=ByteSize(64 * 2**30),
-        ge=0,
-        description=(
-            "how much may be written in an hour for conversations that pause and for what several begin "
-            "with, since disks wear out; what is saved before it would be lost is not counted"
-        ),
-    )
-    save_pause: float = Field(
-        default=0.25,
-        ge=0,
-        description="seconds without a request until a conversation is saved; longer where a save is slow",
-    )
-    save_timeout: float = Field(
-        default=60.0, ge=0, description="seconds that saving may take when the sidecar is stopped"
-    )
-    idle_tokens: int = Field(
-        default=1_000_000,
-        ge=0,
-        description=(
-            "prompt tokens that may be computed in an hour while nobody waits, so that the next turn finds "
-            "its prefix ready; 0 turns that off"
-        ),
-    )
-    keep_alive: float = Field(
-        default=10.0,
-        gt=0,
-        description=(
-            "seconds of silence after which a client that streams hears an SSE comment, while its request "
-            "waits for a slot, is being prepared, or has its prompt computed"
-        ),
-    )
-    rules: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(),
-        description=(
-            "what to do about clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a "
-            "rule or `all`, and behind an @ a pattern for the User-Agent of those it is for; the last that "
-            "fits counts (docs/rules.md)"
-        ),
-    )
-    probe: bool = Field(
-        default=True,
-        description=(
-            "try out an engine that nobody has used yet with a few tokens, to learn what its slot files "
-            "carry; else the first snapshot tells"
-        ),
-    )
-    engine_api_key: SecretStr | None = Field(
-        default=None, description="the engine's --api-key, for our own control calls"
-    )
-    admin_token: SecretStr | None = Field(
-        default=None, description="bearer token of the admin port; needed unless it listens on loopback"
-    )
-    api_prefix: str = Field(default="", description="the engine's --api-prefix")
-    max_body_bytes: ByteSize = Field(
-        default=ByteSize(256 * 2**20), gt=0, description="larger request bodies are refused with 413"
-    )
-    drain_delay: float = Field(
-        default=2.0,
-        ge=0,
-        description="seconds between SIGTERM (readyz turns 503) and the end of accepting",
-    )
-    drain_timeout: float = Field(
-        default=300.0, ge=0, description="seconds that running answers get to finish after that"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="debug, info, warning or error"
-    )
-    log_format: Literal["auto", "json", "console"] = Field(
-        default="auto", description="json, console, or auto: console on a terminal"
-    )
-
-    @field_validator("upstream", "rules", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
-    @field_validator("upstream")
-    @classmethod
-    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        urls = tuple(url.rstrip("/") for url in value if url)
-        for url in urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is not a URL; write http://HOST:PORT")
-        if not urls or len(set(urls)) != len(urls):
-            raise ValueError("name at least one engine, and each only once")
-        return urls
-
-    @field_validator("rules")
-    @classmethod
-    def _rules(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            Setting.parse(text)
-        return value
-
-    @field_validator("listen", "admin_listen")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        return str(Address.parse(value))
-
-    @field_validator(*SECRETS)
-    @classmethod
-    def _unset(cls, value: SecretStr | None) -> SecretStr | None:
-        return value if value and value.get_secret_value() else None  # an empty variable is no secret
-
-    @model_validator(mode="after")
-    def _guarded(self) -> Settings:
-        if not Address.parse(self.admin_listen).loopback and self.admin_token is None:
-            raise ValueError(
-                "the admin port is reachable from outside: set --admin-token, or listen on 127.0.0.1"
-            )
-        return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # `load` merges the others itself, to know where each value came from
 
 
 @dataclass(frozen=True, slots=True)

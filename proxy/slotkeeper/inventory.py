@@ -10,19 +10,15 @@ from typing import Any, Final, Protocol
 import httpx
 import orjson
 
-from slotkeeper.address import Address
-from slotkeeper.config import UsageError, load
+from slotkeeper.asking import ANSWER_SECONDS, AdminPort, AskedError, admin_port, refusal
+from slotkeeper.config import UsageError
 from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.store import names
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble
 from slotkeeper.web.snapshots import overview, verified
 
-ANSWER_SECONDS: Final = 10.0  # for a list or a removal; verifying takes as long as reading does
-
-
-class AskedError(Exception):
-    """It cannot be done, and the text says why. Exit code 1."""
+ELSEWHERE: Final = "Name its admin port by --admin, or its folder by --slot-dir."
 
 
 class Inventory(Protocol):
@@ -41,17 +37,18 @@ class Inventory(Protocol):
 
 
 class Running:
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
+    def __init__(self, port: AdminPort) -> None:
+        self._port = port
 
     async def overview(self) -> dict[str, Any]:
-        return dict(await self._asked("GET", "/api/snapshots"))
+        return dict(await self._port.get("/api/snapshots"))
 
     async def verify(self, ids: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
         patient = httpx.Timeout(ANSWER_SECONDS, read=None)
+        body = {"ids": list(ids)} if ids else None
         try:
-            async with self._client.stream(
-                "POST", "/api/snapshots/verify", json={"ids": list(ids)} if ids else None, timeout=patient
+            async with self._port.client.stream(
+                "POST", "/api/snapshots/verify", json=body, timeout=patient
             ) as answer:
                 if not answer.is_success:
                     await answer.aread()
@@ -59,52 +56,16 @@ class Running:
                 async for line in answer.aiter_lines():
                     yield orjson.loads(line)
         except httpx.HTTPError as error:
-            raise self._unreached(error) from error
+            raise self._port.unreached(error) from error
 
     async def remove(self, snapshot: str) -> None:
-        await self._asked("DELETE", f"/api/snapshots/{snapshot}")
-
-    async def _asked(self, method: str, path: str) -> Any:
-        try:
-            answer = await self._client.request(method, path)
-        except httpx.HTTPError as error:
-            raise self._unreached(error) from error
-        if not answer.is_success:
-            raise refusal(answer)
-        return answer.json()
-
-    def _unreached(self, error: httpx.HTTPError) -> AskedError:
-        base = str(self._client.base_url).rstrip("/")
-        if isinstance(error, httpx.ConnectError):
-            return AskedError(
-                f"no sidecar answers at {base}. Name its admin port by --admin, or its folder by --slot-dir."
-            )
-        return AskedError(f"{base} broke off: {error or type(error).__name__}")
-
-
-def refusal(answer: httpx.Response) -> AskedError:
-    try:
-        said = str(answer.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        return AskedError(f"{answer.url} says {answer.status_code}: is that the admin port of a sidecar?")
-    hint = " Give it with --admin-token." if answer.status_code == httpx.codes.UNAUTHORIZED else ""
-    return AskedError(f"{said}.{hint}" if hint else said)
+        await self._port.asked("DELETE", f"/api/snapshots/{snapshot}")
 
 
 @asynccontextmanager
 async def running(url: str | None, token: str | None) -> AsyncIterator[Running]:
-    """Of what is not given, what the sidecar's own variables say (SLOTKEEPER_ADMIN_LISTEN, _TOKEN)."""
-    settings = load({"admin_token": token} if token else {}).settings
-    if url is None:
-        address = Address.parse(settings.admin_listen)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - asked, not bound
-        url = f"http://{Address(host, address.port)}"
-    elif not url.startswith(("http://", "https://")):
-        raise UsageError(f"--admin: {url!r} is not a URL; write http://HOST:PORT")
-    key = settings.admin_token
-    headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=ANSWER_SECONDS) as client:
-        yield Running(client)
+    async with admin_port(url, token, ELSEWHERE) as port:
+        yield Running(port)
 
 
 # -- of a folder, while no sidecar runs ----------------------------------------------------------------

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from slotkeeper.asking import AskedError
 from slotkeeper.config import UsageError
-from slotkeeper.inventory import AskedError, Inventory
+from slotkeeper.inventory import Inventory
 from slotkeeper.web.snapshots import Verdict
 
 PREFIX: Final = "slotkeeper-"  # of every id: not shown

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from slotkeeper.app import serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
-from slotkeeper.config import Settings, UsageError
+from slotkeeper.config import UsageError
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import Health
 from slotkeeper.engine.flags import EngineFlags, FlagError, given
@@ -24,6 +24,7 @@ from slotkeeper.engine.process import EngineDiedError, EngineProcess
 from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, private_folder, recommended
 from slotkeeper.engine.supervisor import Supervisor
 from slotkeeper.observe.log import get_logger
+from slotkeeper.settings import Settings
 from slotkeeper.vocab.gguf import GgufError, read_header
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}

@@ -11,8 +11,8 @@ from chaos.fake_engine import FakeEngine
 from chaos.raw import until
 from engine.conftest import build, engine, engine_factory, pytest_generate_tests
 from slotkeeper.app import Sidecar, running
-from slotkeeper.config import Settings
 from slotkeeper.observe.log import configure
+from slotkeeper.settings import Settings
 
 __all__ = ["build", "engine", "engine_factory", "pytest_generate_tests"]
 

@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from slotkeeper.app import Sidecar, running
-from slotkeeper.config import Settings
 from slotkeeper.engine.launch import free_port
+from slotkeeper.settings import Settings
 
 ONE = ["-t", "1"]
 CHAT = "/v1/chat/completions"

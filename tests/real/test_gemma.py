@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from slotkeeper.app import Sidecar, running
-from slotkeeper.config import Settings
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.settings import Settings
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

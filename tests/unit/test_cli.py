@@ -12,9 +12,9 @@ import structlog
 
 from slotkeeper import __version__
 from slotkeeper.cli import main
-from slotkeeper.config import Settings
+from slotkeeper.settings import Settings
 
-COMMANDS = ("serve", "up", "demo", "doctor", "snapshots", "replay", "lint")
+COMMANDS = ("serve", "up", "demo", "doctor", "why", "top", "health", "snapshots", "replay", "lint")
 NOBODY = "http://127.0.0.1:1"  # a port at which nobody listens
 
 

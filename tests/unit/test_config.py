@@ -8,7 +8,8 @@ import pytest
 from pydantic import ByteSize, TypeAdapter
 
 from slotkeeper.address import Address
-from slotkeeper.config import SECRETS, Settings, UsageError, load, shown
+from slotkeeper.config import UsageError, load, shown
+from slotkeeper.settings import SECRETS, Settings
 from slotkeeper.units import in_words
 
 # name -> (text as a variable, in a file, as a flag), three values that differ
@@ -35,6 +36,11 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "save_timeout": ("11", "12", "13"),
     "rules": ("date=fix", '["all=off"]', "git_status=fix@qwen*"),
     "probe": ("0", "false", "false"),
+    "why_requests": ("20", "21", "22"),
+    "why_text": ("1", "true", "true"),
+    "record": ("/env", '"/file"', "/flag"),
+    "record_bytes": ("1KiB", '"2MiB"', "3GiB"),
+    "otlp_endpoint": ("http://env:4318", '"http://file:4318"', "http://flag:4318"),
 }
 
 

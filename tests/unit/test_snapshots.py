@@ -12,9 +12,11 @@ import pytest
 from rich.console import Console
 
 from slotkeeper.app import running as sidecar
-from slotkeeper.config import Settings, UsageError
+from slotkeeper.asking import AskedError, refusal
+from slotkeeper.config import UsageError
 from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.inventory import AskedError, folder, refusal, running
+from slotkeeper.inventory import folder, running
+from slotkeeper.settings import Settings
 from slotkeeper.snapshots import age, chosen, size, snapshots
 from slotkeeper.store.kept import Kept
 from unit.store.saving import keep, names_in, opened

@@ -1,0 +1,108 @@
+"""The commands that look at a running sidecar: `why`, `top` and `health`."""
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help stays quick
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from slotkeeper.arguments import ADMIN, ADMIN_TOKEN, positive
+
+RunLoop = Callable[[Awaitable[Any]], Any]
+
+WHY: Final = """\
+Say why a request computed what it computed: where it went and what that beat, how long each
+stage took, what its client had changed, which tokens were computed twice, and what to do about
+it. Without an ID: the last requests, one a line.
+"""
+WHY_EPILOG: Final = """\
+slotkeeper why
+slotkeeper why 4be1a0c2
+slotkeeper why --repeated --json | jq .cause
+An ID is the X-Request-Id of an answer, or at least its last 4 letters; `last` is the newest.
+Excerpts of prompts are shown only if the sidecar runs with --why-text.
+"""
+
+
+def add_why(commands: Any, run_loop: RunLoop) -> None:
+    parser = commands.add_parser(
+        "why",
+        help="why a request was computed anew, and what to do about it",
+        description=WHY,
+        epilog=WHY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "id", nargs="?", metavar="ID", help="which request (default: a list of the last ones)"
+    )
+    parser.add_argument(
+        "--last", type=positive, default=20, metavar="N", help="how many to list (default: %(default)s)"
+    )
+    parser.add_argument("--repeated", action="store_true", help="list only those that computed tokens twice")
+    parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables and sentences")
+    _where(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.why import why
+
+        return int(
+            run_loop(
+                why(
+                    args.id,
+                    admin=args.admin,
+                    token=args.admin_token,
+                    last=args.last,
+                    repeated=args.repeated,
+                    as_json=args.json,
+                )
+            )
+        )
+
+    parser.set_defaults(run=run)
+
+
+def add_top(commands: Any, run_loop: RunLoop) -> None:
+    parser = commands.add_parser(
+        "top",
+        help="slots, conversations and the hit rate of a running sidecar, live",
+        description="Show what slots hold, what hits, and what is computed, until Ctrl-C is pressed.",
+        epilog="slotkeeper top --admin http://127.0.0.1:9090",
+    )
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (default: %(default)s)"
+    )
+    parser.add_argument("--once", action="store_true", help="print it once and end")
+    _where(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.top import top
+
+        return int(run_loop(top(admin=args.admin, token=args.admin_token, every=args.every, once=args.once)))
+
+    parser.set_defaults(run=run)
+
+
+def add_health(commands: Any, run_loop: RunLoop) -> None:
+    parser = commands.add_parser(
+        "health",
+        help="whether a running sidecar is ready; for container health checks",
+        description="Ask a running sidecar whether it is ready. Exit code 0 if so, else 1.",
+        epilog="slotkeeper health --admin http://127.0.0.1:9090",
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="only whether it lives, whatever its engines and its draining do"
+    )
+    parser.add_argument("--admin", metavar="URL", help=ADMIN)
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.health import health
+
+        return int(run_loop(health(admin=args.admin, live=args.live)))
+
+    parser.set_defaults(run=run)
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--admin", metavar="URL", help=ADMIN)
+    parser.add_argument("--admin-token", metavar="TOKEN", help=ADMIN_TOKEN)
