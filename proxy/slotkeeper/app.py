@@ -18,6 +18,7 @@ from slotkeeper.core.types import EngineId
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.why.journal import Journal
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
@@ -55,9 +56,10 @@ class Sidecar:
         self.metrics = Metrics()
         store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
         limits = limits_in(settings)
-        self.rewriting = Rewriting(Choice.of(settings.rules, DEFAULTS), self.metrics)
-        self.driver = Driver(links, self.metrics, store=store, limits=limits)
-        self.admin = AdminPort(self.driver, self.metrics, token, limits)
+        self.rewriting = Rewriting(Choice.of(settings.rules, DEFAULTS), self.metrics, text=settings.why_text)
+        journal = Journal(settings.why_requests)
+        self.driver = Driver(links, self.metrics, store=store, limits=limits, journal=journal)
+        self.admin = AdminPort(self.driver, self.metrics, token, limits, why_text=settings.why_text)
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
@@ -94,12 +96,15 @@ class Sidecar:
 
     async def drain(self, *, delay: float) -> None:
         """Stop being ready, wait `delay`, stop accepting, let running answers finish."""
-        self.admin.draining = True
+        self.admin.drain()
         log.info("draining", delay=delay, timeout=self.settings.drain_timeout)
         await asyncio.sleep(delay)
         if self._data is not None:
             await self._data.cleanup()
-        await self.driver.save_all(self.settings.save_timeout)
+        settings = self.settings
+        await self.driver.save_all(
+            settings.save_timeout, evacuate=settings.evacuate and settings.cold_dir is not None
+        )
 
     async def close(self) -> None:
         for runner in self._runners:

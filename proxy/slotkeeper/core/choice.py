@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Final
 
 from slotkeeper.core.checkpoints import checkpoints_last
@@ -28,6 +29,7 @@ from slotkeeper.core.types import Reason, SlotId
 TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
 UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known
+BEATEN: Final = 5  # plans kept beside the best, for whoever asks why it won
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
 
 
@@ -43,6 +45,7 @@ class Plan:
     steps: tuple[Step, ...] = ()  # to be done in the slot first
     price: float = 0.0
     wait: bool = False  # the best place will be free in a moment
+    beaten: tuple[Plan, ...] = ()  # the next best, cheapest first
 
 
 def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: float) -> Plan | None:
@@ -92,7 +95,8 @@ def cheapest(
     offers = _pinned if pinnable else _unpinnable
     want = Want(prompt, outline, now, shelf)
     plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
-    return min(plans, key=lambda plan: (plan.price, plan.table.load, plan.slot), default=None)
+    best = nsmallest(1 + BEATEN, plans, key=lambda plan: (plan.price, plan.table.load, plan.slot))
+    return replace(best[0], beaten=tuple(best[1:])) if best else None
 
 
 def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float, shelf: Shelf) -> Plan | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slotkeeper.core.losses import Lost
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import EngineId, Place, Reason, RequestId
@@ -143,6 +144,10 @@ class Report:
     oracle: int | None  # tokens a perfect cache would have computed
     exact: bool | None  # whether our count of prompt tokens was the engine's; None: no figure to compare
     planted: int  # tokens computed by our own prefills for it
+    lost: Lost | None = None  # computed beyond the oracle
+    saved_seconds: float | None = (
+        None  # that computing the cached ones would have taken, at the engine's rate
+    )
 
 
 Effect = Plant | Stop | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Report

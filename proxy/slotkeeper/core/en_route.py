@@ -30,7 +30,12 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...]) -
     found = state.tree.branches(prompt)
     said = in_replies((branch.at for branch in found), prompt, boundaries, markers) if found else ()
     asked = tuple(branch for branch in found if branch.at not in said)
-    return Structure(boundaries=boundaries, branches=asked, known=state.tree.longest(prompt))
+    return Structure(
+        boundaries=boundaries,
+        branches=asked,
+        known=state.tree.longest(prompt),
+        known_at=state.tree.passed_at(prompt),
+    )
 
 
 def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:

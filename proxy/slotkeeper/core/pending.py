@@ -9,6 +9,7 @@ from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Report
 from slotkeeper.core.events import Arrived, Finished
 from slotkeeper.core.held import Held, reuse
+from slotkeeper.core.losses import Answered, Lost, lost
 from slotkeeper.core.planting import NO_STRUCTURE, Structure
 from slotkeeper.core.steps import Step
 from slotkeeper.core.tokens import Tokens
@@ -62,7 +63,7 @@ class Pending:
         done, plan = self.finished, self.plan
         if done is None or plan is None or not self.rendered:
             return None
-        tokens, cached = done.prompt_tokens, done.cached
+        tokens, cached, oracle = done.prompt_tokens, done.cached, self._oracle(done)
         exact = None if self.prompt is None or tokens is None else len(self.prompt) == tokens
         return Report(
             request=self.arrived.request,
@@ -71,19 +72,44 @@ class Pending:
             prompt_tokens=tokens,
             cached=cached,
             predicted=self.predicted,
-            oracle=self._oracle(tokens, cached),
+            oracle=oracle,
             exact=exact,
             planted=self.planted,
+            lost=self._lost(done, plan, oracle),
+            saved_seconds=self._saved_seconds(done, plan),
         )
 
-    def _oracle(self, tokens: int | None, cached: int | None) -> int | None:
+    def _oracle(self, done: Finished) -> int | None:
         """What a perfect cache would have computed: at least one token, and never more than was computed.
 
         What our own plants put there for this request was not known before it came.
         """
+        tokens = done.prompt_tokens
         if tokens is None or self.prompt is None:
             return None
-        return max(1, tokens - max(self.structure.known, (cached or 0) - self.planted))
+        return max(1, tokens - max(self.structure.known, (done.cached or 0) - self.planted))
+
+    def _lost(self, done: Finished, plan: Plan, oracle: int | None) -> Lost | None:
+        """What was planted for it was computed for it."""
+        if oracle is None or done.cached is None or done.prompt_tokens is None or self.prompt is None:
+            return None
+        found = self.structure
+        answered = Answered(
+            reason=plan.reason,
+            prompt=self.prompt,
+            cached=max(0, done.cached - self.planted),
+            predicted=None if self.predicted is None else max(0, self.predicted - self.planted),
+            base=plan.look.base if plan.look else self.base,
+            known=found.known,
+            restarted=found.known_at < plan.table.reset_at,
+        )
+        return lost(answered, done.prompt_tokens - done.cached + self.planted - oracle)
+
+    def _saved_seconds(self, done: Finished, plan: Plan) -> float | None:
+        if done.cached is None or done.prompt_tokens is None:
+            return None
+        rate = plan.table.rates.shown(done.prompt_tokens - done.cached, done.prefill_seconds)
+        return done.cached / rate if rate else None
 
     def remember(self, tree: PromptTree, now: float) -> None:
         if self.prompt is not None:

@@ -51,6 +51,7 @@ from slotkeeper.core.pending import Pending
 from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.state import State
 from slotkeeper.core.table import EngineTable
+from slotkeeper.core.tree import PromptTree
 from slotkeeper.core.types import EngineId, RequestId
 
 EARLY: Final = 0.01  # seconds by which a clock may wake us too soon
@@ -84,6 +85,10 @@ class Placement:
     @property
     def shelf(self) -> Shelf:
         return self._state.shelf
+
+    @property
+    def tree(self) -> PromptTree:
+        return self._state.tree
 
     @property
     def serving(self) -> bool:

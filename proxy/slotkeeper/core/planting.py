@@ -60,6 +60,7 @@ class Structure:
     boundaries: tuple[Boundary, ...] = ()
     branches: tuple[Branch, ...] = ()
     known: int = 0  # tokens of it that were computed before
+    known_at: float = 0.0  # when they last were, in seconds
 
     @property
     def head(self) -> int:

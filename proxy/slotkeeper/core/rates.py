@@ -34,6 +34,12 @@ class Rates:
         if seconds and tokens >= LEAST_TOKENS:
             self._learn("prefill", tokens / seconds)
 
+    def shown(self, tokens: int, seconds: float | None) -> float | None:
+        """Tokens a second in this prefill, or in earlier ones; None as long as there was none."""
+        if seconds and tokens >= LEAST_TOKENS:
+            return tokens / seconds
+        return self.prefill if "prefill" in self.measured else None
+
     def restored(self, size: int, seconds: float) -> None:
         if seconds > 0 and size >= LEAST_BYTES:
             self._learn("read", size / seconds)

@@ -30,6 +30,19 @@ class Branch:
     used: float = 0.0  # when one last did, or came nearly as far
 
 
+@dataclass(frozen=True, slots=True)
+class Twig:
+    """An edge, as those who look on see it."""
+
+    id: int  # as long as it is there
+    parent: int | None
+    begin: int  # tokens before it
+    end: int
+    ways: int  # continuations seen behind it
+    passed: int
+    used: float
+
+
 class _Node:
     """The place where an edge ends."""
 
@@ -75,10 +88,19 @@ class PromptTree:
     def __repr__(self) -> str:
         return f"<PromptTree {self.tokens} tokens, {self.warm} warm, {len(self._leaves)} leaves>"
 
+    @property
+    def leaves(self) -> int:
+        return len(self._leaves)
+
     def longest(self, prompt: Tokens) -> int:
         """Length of the longest prefix of `prompt` that was ever added, in tokens; see `edges`."""
         path = self._look(prompt)
         return path[-1][1] + path[-1][2] if path else 0
+
+    def passed_at(self, prompt: Tokens) -> float:
+        """When a sequence with that prefix last came by, in seconds; 0 where none did."""
+        path = self._look(prompt)
+        return path[-1][0].used if path else 0.0
 
     def branches(self, prompt: Tokens) -> list[Branch]:
         """Where sequences have parted on this prompt's way, and where it parts itself; ascending.
@@ -95,6 +117,32 @@ class PromptTree:
                 ways = node.ways + (prompt[end] not in node.children)
                 found.append(Branch(end, ways, node.passed, node.used))
         return found
+
+    def outline(self, most: int) -> list[Twig]:
+        """The edges passed most recently, parents before their children; about `most` of them."""
+        wanted: set[_Node] = set()
+        for leaf in reversed(self._leaves):
+            if len(wanted) >= most:
+                break
+            node: _Node | None = leaf
+            while node is not None and node is not self._root and node not in wanted:
+                wanted.add(node)
+                node = node.parent
+        found, ahead = [], [(self._root, 0)]
+        while ahead:
+            parent, begin = ahead.pop()
+            for node in parent.children.values():
+                if node in wanted:
+                    end = begin + len(node.edge)
+                    above = id(parent) if begin else None
+                    found.append(Twig(id(node), above, begin, end, node.ways, node.passed, node.used))
+                    ahead.append((node, end))
+        return found
+
+    def twig(self, sequence: Tokens) -> int | None:
+        """The `Twig.id` of the edge in which a sequence ends, or parts from all that is known."""
+        path = self._path(sequence)
+        return id(path[-1][0]) if path else None
 
     def add(self, sequence: Tokens, now: float = 0.0) -> None:
         """Remember a sequence that an engine holds or held."""

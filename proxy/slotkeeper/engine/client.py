@@ -129,6 +129,12 @@ class EngineClient:
         answer = await self._http.json("POST", "/tokenize", limits=TEXT, headers=headers, body=body)
         return list(answer["tokens"])
 
+    async def detokenize(self, ids: Sequence[int], *, headers: Headers | None = None) -> str:
+        """The text of these tokens."""
+        body = {"tokens": list(ids)}
+        answer = await self._http.json("POST", "/detokenize", limits=TEXT, headers=headers, body=body)
+        return str(answer["content"])
+
     async def prefill(
         self,
         ids: Sequence[int],

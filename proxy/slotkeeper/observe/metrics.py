@@ -1,9 +1,15 @@
-"""The figures of docs/reference.md. A hit is what the engine says it reused, never our own wish."""
+"""The figures of docs/reference.md. A hit is what the engine says it reused, never our own wish.
+
+Every label has few values, and all are known from the start. Where a figure tells of one request, its id
+goes along as an exemplar, which a scraper gets that asks for OpenMetrics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from types import MappingProxyType
+from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily
@@ -13,18 +19,50 @@ from slotkeeper import __version__
 from slotkeeper.core.canonical.rules import RuleName
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.effects import Purpose, Report
+from slotkeeper.core.events import Loading
+from slotkeeper.core.losses import Loss
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId, Reason
+from slotkeeper.observe.history import Figures, History
+from slotkeeper.store.trouble import Trouble
 from slotkeeper.wire.routes import Api
+
+Fallback = Literal[
+    "effect",
+    "exchange",
+    "explain",
+    "files",
+    "journal",
+    "parse",
+    "placement",
+    "plant",
+    "read",
+    "render",
+    "rewrite",
+    "task",
+]
+Stage = Literal["parse", "render"]
 
 PREFILL: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FILES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 OWN: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 ERRORS: Final = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-OPERATIONS: Final = ("save", "restore", "demote", "drop")
 OUTCOMES: Final = ("ok", "client_error", "upstream_error", "client_gone", "broken")
+FOLDER: Final = tuple(trouble.value for trouble in Trouble if trouble is not Trouble.SLOW)  # never raised
+OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "open": ("ok", *FOLDER),
+        "save": ("ok", "refused", "lost", "torn", "unfit", "missing", "snapshot", "halted", "value", *FOLDER),
+        "restore": ("ok", *(loading.value for loading in Loading if loading is not Loading.DONE)),
+        "demote": ("ok", "failed"),
+        "drop": ("ok", "failed"),
+        "prove": ("failed",),
+    }
+)
+EXEMPLAR_RUNES: Final = 128  # name and value together (OpenMetrics, "Exemplars")
+EXEMPLAR: Final = "request_id"
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -34,6 +72,7 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
+        self.history = History()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"slotkeeper_{name}", text, labels, registry=registry)
@@ -77,6 +116,15 @@ class Metrics:
         self.repeated = counter(
             "repeated_tokens_total", "Prompt tokens computed again, by what the client had changed.", "cause"
         )
+        self.saved_seconds = counter(
+            "prefill_saved_seconds_total",
+            "Prefill time that cached tokens would have cost, at the engine's own rate.",
+        )
+        self.lost_tokens = counter(
+            "lost_tokens_total",
+            "Prompt tokens computed although they had been computed before, by why no cache had them.",
+            "reason",
+        )
         self._up = Gauge("slotkeeper_engine_up", "Whether the engine answers.", ["engine"], registry=registry)
         Info("slotkeeper_build", "The sidecar's own version.", registry=registry).info(
             {"version": __version__}
@@ -91,6 +139,7 @@ class Metrics:
 
     def planted(self, purpose: Purpose, computed: int) -> None:
         self.prefill_tokens.labels(purpose="idle" if purpose.idle else "plant").inc(computed)
+        self.history.add(Figures(idle=computed) if purpose.idle else Figures(planted=computed))
 
     def snapshot_operation(self, op: str, outcome: str, seconds: float | None = None) -> None:
         """`seconds` only where it went well: how long it took in all."""
@@ -98,19 +147,23 @@ class Metrics:
         if seconds is not None:
             self.operation_seconds.labels(op=op).observe(seconds)
 
-    def spent(self, stage: str, seconds: float) -> None:
+    def spent(self, stage: Stage, seconds: float) -> None:
         self.overhead.labels(stage=stage).observe(seconds)
 
-    def waited(self, seconds: float) -> None:
-        self.queue_wait.observe(seconds)
+    def waited(self, seconds: float, request_id: str = "") -> None:
+        self.queue_wait.observe(seconds, exemplar(request_id))
 
-    def fallback(self, reason: str) -> None:
+    def first_token_after(self, seconds: float, request_id: str) -> None:
+        self.first_token.observe(seconds, exemplar(request_id))
+
+    def fallback(self, reason: Fallback) -> None:
         self.fallbacks.labels(reason=reason).inc()
 
     def rewritten(self, rule: RuleName, *, fixed: bool) -> None:
         self.rewrites.labels(rule=rule.value, action="fixed" if fixed else "observed").inc()
 
     def lost(self, cause: Cause, tokens: int) -> None:
+        self.history.add(Figures(repeated=tokens))
         self.repeated.labels(cause=cause.value).inc(tokens)
 
     def engine_up(self, engine: EngineId, *, up: bool) -> None:
@@ -121,34 +174,64 @@ class Metrics:
         if report.prompt_tokens is None or report.cached is None:
             return
         computed = report.prompt_tokens - report.cached
+        known_as = exemplar(report.request.partition(":")[2])
+        self._remember(report, computed)
         self.prompt_tokens.labels(source="cached").inc(report.cached)
-        self.prompt_tokens.labels(source="computed").inc(computed)
+        self.prompt_tokens.labels(source="computed").inc(computed, known_as)
         self.prefill_tokens.labels(purpose="client").inc(computed)
         if report.oracle is not None:
             self.oracle_tokens.inc(report.oracle)
         if report.predicted is not None:
-            self.prediction_error.observe(abs(report.predicted - report.cached))
+            self.prediction_error.observe(abs(report.predicted - report.cached), known_as)
         if report.exact is False:
             self.inexact.inc()
+        if report.lost is not None:
+            self.lost_tokens.labels(reason=report.lost.why.value).inc(report.lost.tokens, known_as)
+        if report.saved_seconds is not None:
+            self.saved_seconds.inc(report.saved_seconds)
+
+    def _remember(self, report: Report, computed: int) -> None:
+        self.history.add(
+            Figures(
+                requests=1,
+                prompt_tokens=report.prompt_tokens or 0,
+                cached=report.cached or 0,
+                computed=computed,
+                oracle=report.oracle if report.oracle is not None else computed,
+                repeated=report.lost.tokens if report.lost else 0,
+                saved_seconds=report.saved_seconds or 0.0,
+            )
+        )
 
     def _touch_all(self) -> None:
         """Zeros are facts too: make every series exist from the start."""
-        for reason in Reason:
-            self.decisions.labels(reason=reason.value)
-        for source in ("cached", "computed"):
-            self.prompt_tokens.labels(source=source)
-        for purpose in ("client", "plant", "idle"):
-            self.prefill_tokens.labels(purpose=purpose)
-        for rule in RuleName:
-            for action in ("fixed", "observed"):
-                self.rewrites.labels(rule=rule.value, action=action)
-        for cause in Cause:
-            self.repeated.labels(cause=cause.value)
-        for op in OPERATIONS:
-            self.operations.labels(op=op, outcome="ok")
-        for route in Api:
-            for outcome in OUTCOMES:
-                self.requests.labels(route=route.value, outcome=outcome)
+        known: tuple[tuple[Counter | Histogram, Iterable[str]], ...] = (
+            (self.decisions, Reason),
+            (self.prompt_tokens, ("cached", "computed")),
+            (self.prefill_tokens, ("client", "plant", "idle")),
+            (self.lost_tokens, Loss),
+            (self.repeated, Cause),
+            (self.fallbacks, get_args(Fallback)),
+            (self.overhead, get_args(Stage)),
+            (self.operation_seconds, ("save", "restore")),
+        )
+        for metric, values in known:
+            for value in values:
+                metric.labels(value)
+        for rule, action in product(RuleName, ("fixed", "observed")):
+            self.rewrites.labels(rule, action)
+        for route, outcome in product(Api, OUTCOMES):
+            self.requests.labels(route, outcome)
+        for op, outcomes in OPERATIONS.items():
+            for outcome in outcomes:
+                self.operations.labels(op, outcome)
+
+
+def exemplar(request_id: str) -> dict[str, str] | None:
+    """None for an id that is too long: cut off, it would be somebody else's."""
+    if not request_id or len(EXEMPLAR) + len(request_id) > EXEMPLAR_RUNES:
+        return None
+    return {EXEMPLAR: request_id}
 
 
 class _Slots(Collector):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -27,8 +27,9 @@ from slotkeeper.core.events import (
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason, RequestId
-from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.why.journal import Journal
 from slotkeeper.runtime.hands import Hands
 from slotkeeper.runtime.lifeline import lifeline
 from slotkeeper.runtime.link import EngineLink
@@ -55,10 +56,12 @@ class Driver:
         *,
         store: Store | None = None,
         limits: Limits | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        """Without a `store` there are no snapshots."""
+        """Without a `store` there are no snapshots, without a `journal` nobody can ask why."""
         self.links = links
         self.metrics = metrics
+        self.journal = journal or Journal(0)
         self.tasks = Tasks(self._task_failed)
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
         self.hands = Hands(links, metrics, self.tasks, self.post, self.snapshots, lost=self._engine_lost)
@@ -114,11 +117,12 @@ class Driver:
                 async with asyncio.timeout(SWEEP_PATIENCE):
                     await self.snapshots.tried.wait()
         for link in self.links.values():
+            self.metrics.engine_up(link.engine, up=False)
             self.tasks.start(link.watch(self._engine_up, self._engine_lost))
             self.tasks.start(lifeline(link.engine, link.doubt))
 
-    async def save_all(self, seconds: float) -> None:
-        """Save what is worth it before we go, while no requests come any more."""
+    async def save_all(self, seconds: float, *, evacuate: bool = False) -> None:
+        """Save what is worth it before we go, while no requests come any more; then, if so, leave the hot tier."""
         if self.snapshots is None:
             return
         self._closing = True
@@ -126,6 +130,8 @@ class Driver:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._saved.wait()
+                if evacuate:
+                    await self.snapshots.evacuate()
 
     async def close(self) -> None:
         await self.tasks.close()
@@ -175,20 +181,30 @@ class Driver:
     def _step(self, event: Event) -> None:
         if isinstance(event, Gone):
             self._forget(event.request)
+        begun = self.now()
         try:
             effects = self.placement.on(event)
         except Exception:
             # Fail open: a bug of ours must not hold a request back that the engine would answer.
-            log.exception("placement_failed", cause=type(event).__name__)
+            log.exception("placement_failed", request_id=_asker(event), cause=type(event).__name__)
             self.metrics.fallback("placement")
-            self._release_all(renew=not isinstance(event, EngineUp | Shelved))
+            released = self._release_all(renew=not isinstance(event, EngineUp | Shelved))
+            self._note(event, released, begun)
             return
+        self._note(event, effects, begun)
         for effect in effects:
             try:
                 self._perform(effect)
             except Exception:
-                log.exception("effect_failed", effect=type(effect).__name__)
+                log.exception("effect_failed", request_id=_asker(effect), effect=type(effect).__name__)
                 self.metrics.fallback("effect")
+
+    def _note(self, event: Event, effects: Sequence[Effect], begun: float) -> None:
+        try:
+            self.journal.saw(event, effects, begun, self.now(), self.placement.pending)
+        except Exception:
+            log.exception("journal_failed")
+            self.metrics.fallback("journal")
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -210,7 +226,7 @@ class Driver:
             grant.cancel()
         self.hands.let_go(request)
 
-    def _release_all(self, *, renew: bool) -> None:
+    def _release_all(self, *, renew: bool) -> list[Effect]:
         """Everybody who waits goes through unpinned; a fresh core looks before it gives out a slot.
 
         Without `renew` it is not even told of engines and files, because it was that which failed.
@@ -224,13 +240,14 @@ class Driver:
             if link.traits and link.up:
                 up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=False)
                 self._events.append(up)
-        engine = self.front.engine
+        engine, released = self.front.engine, list[Effect]()
         for request, grant in waiting.items():
             if not grant.done():
-                grant.set_result(
-                    Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN, pin=False)
-                )
+                go = Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN, pin=False)
+                grant.set_result(go)
+                released.append(go)
                 self.metrics.decision(Reason.FAIL_OPEN)
+        return released
 
     def _engine_up(self, link: EngineLink) -> None:
         if link.traits:
@@ -252,3 +269,8 @@ class Driver:
     def _task_failed(self, error: BaseException) -> None:
         log.error("task_failed", exc_info=error)
         self.metrics.fallback("task")
+
+
+def _asker(of: Event | Effect) -> str:
+    """The id of the request that an event or an effect is about, for the log."""
+    return id_of(getattr(of, "request", RequestId("")))

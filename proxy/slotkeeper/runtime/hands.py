@@ -33,7 +33,7 @@ from slotkeeper.core.events import (
 )
 from slotkeeper.core.types import EngineId, RequestId
 from slotkeeper.engine.client import EngineGoneError
-from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.log import get_logger, id_of, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.snapshots import Snapshots
@@ -111,10 +111,9 @@ class Hands:
             )
             computed, seconds = result.computed, result.seconds
             count(computed)
-            place, purpose = str(plant.place), plant.purpose.value
-            log.debug("planted", place=place, purpose=purpose, tokens=len(plant.tokens), computed=computed)
+            log.debug("planted", **_about(plant), tokens=len(plant.tokens), computed=computed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it
-            log.warning("plant_failed", purpose=plant.purpose.value, place=str(plant.place), error=str(error))
+            log.warning("plant_failed", **_about(plant), error=sayable(error))
             self._metrics.fallback("plant")
         self._plants.pop(plant.request, None)
         self._post(Planted(at=time.monotonic(), request=plant.request, computed=computed, seconds=seconds))
@@ -132,7 +131,8 @@ class Hands:
                 case Erase():
                     ended = await snapshots.erase(link, step)
         except Exception:  # whatever it is, somebody may be waiting for an answer
-            log.exception("step_failed", step=type(step).__name__, place=str(step.place))
+            name, place = type(step).__name__, str(step.place)
+            log.exception("step_failed", request_id=id_of(step.request), step=name, place=place)
             self._metrics.fallback("files")
             ended = _failed(step)
         self._post(ended)
@@ -163,6 +163,12 @@ class Hands:
             return
         link.slots_shown()
         self._post(Observed(at=time.monotonic(), asked=asked, engine=look.engine, slots=slots))
+
+
+def _about(plant: Plant) -> dict[str, str]:
+    """For the log."""
+    purpose, place = plant.purpose.value, str(plant.place)
+    return {"request_id": id_of(plant.request), "purpose": purpose, "place": place}
 
 
 def _failed(step: Save | Restore | Erase) -> Event:

@@ -12,9 +12,13 @@ from slotkeeper.core.conversations.record import Match
 from slotkeeper.core.requests.layout import Layout
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.why.record import Parting
 from slotkeeper.wire.draft import Figures
 
 OPENING: Final = 16  # tokens, at most, that a template puts behind the messages to open a reply
+OF_TEMPLATE: Final = frozenset({Cause.TEMPLATE_STRIPS_REASONING, Cause.TEMPLATE_RERENDERS})
+LEAD: Final = 24  # tokens shown before the place where prompts part
+BEHIND: Final = 24
 
 log = get_logger(__name__)
 
@@ -96,4 +100,29 @@ def report(cost: Cost, *, request_id: str, fixed: bool) -> None:
         seconds=round(cost.seconds, 4) if cost.seconds is not None else None,
         rule=why.rule.value if why.rule else None,
         fixed=fixed,
+    )
+
+
+def parting(
+    cost: Cost, cause: Cause, prompt: Tokens | None, parent: Tokens | None, *, fixed: bool, text: bool
+) -> Parting:
+    """The same for whoever asks why; with the tokens around the place if `text` may be kept."""
+    first, place = cost.first_token, None if cause in OF_TEMPLATE else cost.why.divergence
+    since, until = max(0, first - LEAD), first + BEHIND
+    was, now = (
+        tuple(side.cut(since, min(until, len(side))).ids()) if text and side is not None else ()
+        for side in (parent, prompt)
+    )
+    return Parting(
+        cause=cause,
+        section=place.section if place else None,
+        message=place.message if place else None,
+        token=first,
+        tokens=cost.tokens,
+        seconds=cost.seconds,
+        rule=cost.why.rule,
+        fixed=fixed,
+        was=was,
+        now=now,
+        lead=first - since,
     )

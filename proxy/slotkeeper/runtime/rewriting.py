@@ -1,15 +1,12 @@
 """Requests on their way in: whose conversation each goes on, what its client changed, what is put right.
 
-All decisions are made in `core.conversations` and `core.canonical`; here their figures are counted and
-what was found is kept for whoever asks why.
+All decisions are made in `core.conversations` and `core.canonical`; here their figures are counted.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import orjson
 
@@ -19,28 +16,17 @@ from slotkeeper.core.canonical.registry import RULES
 from slotkeeper.core.canonical.rules import Mode
 from slotkeeper.core.canonical.shown import Change, changes
 from slotkeeper.core.conversations.book import Conversations
-from slotkeeper.core.conversations.causes import Explained
 from slotkeeper.core.conversations.record import Conversation, Who
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.repeated import Cost, Judgement, cost_of, judge, report
+from slotkeeper.observe.why.record import Parting
+from slotkeeper.runtime.repeated import Judgement, cost_of, judge, parting, report
 from slotkeeper.wire.document import Doc
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.identity import named
 from slotkeeper.wire.layout import lay_out
 from slotkeeper.wire.layouts import Recent
 from slotkeeper.wire.routes import Api
-
-KEPT: Final = 256  # requests whose changes can be asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """What is kept of a request for whoever asks why, in excerpts."""
-
-    request_id: str
-    explained: Explained
-    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +38,22 @@ class Taken:
     body: bytes | None  # the same, written; None: the bytes that came
     conversation: Conversation  # that it is the last request of by now
     judged: Judgement
+    changes: tuple[Change, ...]
 
 
 class Rewriting:
     """Knows conversations, and applies the rules to what goes on in them."""
 
-    def __init__(self, choice: Choice, metrics: Metrics) -> None:
+    def __init__(self, choice: Choice, metrics: Metrics, *, text: bool = False) -> None:
+        """`text`: whether excerpts of prompts may be kept for whoever asks why."""
         self.conversations = Conversations()
-        self.recent: deque[Changed] = deque(maxlen=KEPT)
+        self._text = text
         self._before = Recent()
         self._choice = choice
         self._metrics = metrics
 
     def __repr__(self) -> str:
-        return f"<Rewriting {self.conversations!r}, {len(self.recent)} recent>"
+        return f"<Rewriting {self.conversations!r}>"
 
     def take(
         self,
@@ -105,22 +93,23 @@ class Rewriting:
         )
         for done in outcome.done:
             self._metrics.rewritten(done.rule, fixed=done.mode is Mode.FIX)
-        self.recent.append(Changed(request_id, judged.explained, changes(outcome.done)))
-        return Taken(request_id, outcome.doc, body, conversation, judged)
+        shown = changes(outcome.done, text=self._text)
+        return Taken(request_id, outcome.doc, body, conversation, judged, shown)
 
     def answered(
         self, taken: Taken, reply: Doc | None, prompt: Tokens | None, figures: Figures, *, planted: int
-    ) -> Cost | None:
+    ) -> Parting | None:
         """The answer is over: keep what it says, and tell what the request's changes have cost.
 
         `planted` tokens were computed for it before it went on.
         """
         if reply is not None:
             self.conversations.replied(taken.conversation, reply)
-        cost = cost_of(taken.judged, prompt, figures, planted)
+        judged, fixed = taken.judged, taken.body is not None
+        cost = cost_of(judged, prompt, figures, planted)
         taken.conversation.tokens = prompt or taken.conversation.tokens
         if cost is None or cost.why.cause is None:
             return None
         self._metrics.lost(cost.why.cause, cost.tokens)
-        report(cost, request_id=taken.request_id, fixed=taken.body is not None)
-        return cost
+        report(cost, request_id=taken.request_id, fixed=fixed)
+        return parting(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=self._text)

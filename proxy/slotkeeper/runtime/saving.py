@@ -12,7 +12,7 @@ from slotkeeper.core.events import Event, Filed, Saved
 from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
-from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.editing import Editing
 from slotkeeper.runtime.link import EngineLink
@@ -52,20 +52,20 @@ class Saver:
         self._works = works
 
     async def save(self, link: EngineLink, traits: EngineTraits, save: Save, later: Later) -> Saved:
-        started, place = time.monotonic(), save.place
+        started, place, asker = time.monotonic(), save.place, id_of(save.request)
         failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
         try:
             name = await self._store.temporary(save.size)
         except StoreError as error:
             self._metrics.snapshot_operation("save", error.trouble.value)
-            log.warning("not_saved", place=str(place), error=str(error))
+            log.warning("not_saved", request_id=asker, place=str(place), error=str(error))
             return failed
         try:
             result = await link.client.save(place.slot, name, headers=link.auth)
         except (EngineError, EngineGoneError) as error:
             await self._discard(name)
             self._metrics.snapshot_operation("save", "refused" if isinstance(error, EngineError) else "lost")
-            log.warning("not_saved", place=str(place), error=str(error))
+            log.warning("not_saved", request_id=asker, place=str(place), error=str(error))
             return failed
         if not save.moment.waited_for:
             return await self._keep(link, traits, save, Written(name, result, started))
@@ -78,7 +78,7 @@ class Saver:
         try:
             saved = await self._keep(link, traits, save, file)
         except Exception:  # whatever it is, somebody may be waiting for the file
-            log.exception("not_filed", place=str(save.place))
+            log.exception("not_filed", request_id=id_of(save.request), place=str(save.place))
             self._metrics.fallback("files")
         self._post(
             Filed(
@@ -106,15 +106,17 @@ class Saver:
         try:
             kept = await self._store.keep(file.name, facts, save.others)
         except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
-            self._metrics.snapshot_operation("save", type(error).__name__.removesuffix("Error").lower())
-            log.warning("not_kept", place=str(save.place), error=str(error))
             lasting = isinstance(error, StoreError)  # else it is this state alone
+            self._metrics.snapshot_operation("save", _outcome(error))
+            asker, place = id_of(save.request), str(save.place)
+            log.warning("not_kept", request_id=asker, place=place, error=str(error))
             return Saved(at=time.monotonic(), request=save.request, snapshot=None, lasting=lasting)
         self._metrics.snapshot_operation("save", "ok", time.monotonic() - file.started)
         self._works()
         link.saw_layout(kept.manifest.layout)
         log.info(
             "snapshot_saved",
+            request_id=id_of(save.request),
             snapshot=kept.id,
             place=str(save.place),
             moment=save.moment.value,
@@ -137,3 +139,10 @@ class Saver:
             await self._store.discard(name)
         except (StoreError, HaltedError) as error:  # the next start sweeps it
             log.debug("not_discarded", error=str(error))
+
+
+def _outcome(error: Exception) -> str:
+    """As `slotkeeper_snapshot_operations_total` has it."""
+    if isinstance(error, StoreError):
+        return error.trouble.value
+    return type(error).__name__.removesuffix("Error").lower()

@@ -12,7 +12,7 @@ from slotkeeper.core.effects import Drop, Erase, Prove, Restore, Save
 from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, Shelved
 from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.engine.client import EngineError, EngineGoneError
-from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.saving import Later, Saver, known
@@ -43,6 +43,7 @@ class Snapshots:
             try:
                 opened = await self.store.open()
             except StoreError as error:
+                self._ended("open", error.trouble.value)
                 if str(error) != said:
                     said = str(error)
                     log.warning("no_snapshots", trouble=error.trouble.value, error=said)
@@ -51,6 +52,7 @@ class Snapshots:
                 continue
             self.ready = True
             self.tried.set()
+            self._ended("open", "ok")
             for note in opened.notes:
                 log.info("snapshots_swept", note=note)
             log.info("snapshots_found", count=len(opened.kept))
@@ -73,7 +75,7 @@ class Snapshots:
         try:
             name = await self.store.offer(wanted.id, fingerprint, link.layout)
         except (SnapshotError, StoreError, HaltedError) as error:
-            log.warning("not_offered", snapshot=wanted.id, error=str(error))
+            log.warning("not_offered", **_about(restore), error=str(error))
             if not isinstance(error, SnapshotError):
                 self._unread.add(wanted.id)
             return self._restored(restore, Loading.UNFIT)
@@ -88,19 +90,18 @@ class Snapshots:
         try:
             result = await link.client.restore(restore.place.slot, name, headers=link.auth)
         except EngineError as error:
-            log.warning("restore_refused", snapshot=wanted.id, place=str(restore.place), error=str(error))
+            log.warning("restore_refused", **_about(restore), error=str(error))
             return self._restored(restore, Loading.REFUSED)
         except EngineGoneError as error:
-            log.warning("restore_lost", snapshot=wanted.id, place=str(restore.place), error=str(error))
+            log.warning("restore_lost", **_about(restore), error=str(error))
             return self._restored(restore, Loading.LOST)
         if result.tokens != len(wanted.tokens):  # then it is not what we think, whatever it is
-            log.warning("restored_otherwise", snapshot=wanted.id, tokens=result.tokens)
+            log.warning("restored_otherwise", **_about(restore), tokens=result.tokens)
             return self._restored(restore, Loading.REFUSED)
         self._ended("restore", "ok", time.monotonic() - started)
         log.info(
             "snapshot_restored",
-            snapshot=wanted.id,
-            place=str(restore.place),
+            **_about(restore),
             tokens=result.tokens,
             seconds=round(time.monotonic() - started, 4),
         )
@@ -116,7 +117,8 @@ class Snapshots:
         try:
             await link.client.erase(erase.place.slot, headers=link.auth)
         except (EngineError, EngineGoneError) as error:
-            log.warning("not_erased", place=str(erase.place), error=str(error))
+            asker, place = id_of(erase.request), str(erase.place)
+            log.warning("not_erased", request_id=asker, place=place, error=str(error))
             return Erased(at=time.monotonic(), request=erase.request, ok=False)
         return Erased(at=time.monotonic(), request=erase.request, ok=True)
 
@@ -140,6 +142,19 @@ class Snapshots:
         else:
             self._ended(op, "ok")
             log.info("snapshot_dropped", snapshot=drop.snapshot, to_cold=drop.to_cold)
+
+    async def evacuate(self) -> None:
+        """Move all to the cold tier, what was used last in front: time, or room, may not last for all."""
+        for kept in sorted(self.store.listing(), key=lambda kept: kept.use.used, reverse=True):
+            try:
+                await self.store.demote(kept.id)
+            except SnapshotError as error:
+                self._failed("demote", kept.id, error)
+            except (StoreError, HaltedError) as error:
+                return self._failed("demote", kept.id, error)
+            else:
+                self._ended("demote", "ok")
+        return None
 
     async def prove(self, prove: Prove) -> None:
         try:
@@ -172,3 +187,9 @@ class Snapshots:
 
     def _ended(self, op: str, outcome: str, seconds: float | None = None) -> None:
         self._metrics.snapshot_operation(op, outcome, seconds)
+
+
+def _about(restore: Restore) -> dict[str, str]:
+    """For the log."""
+    snapshot, place = restore.snapshot.id, str(restore.place)
+    return {"request_id": id_of(restore.request), "snapshot": snapshot, "place": place}

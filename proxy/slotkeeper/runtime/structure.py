@@ -11,7 +11,7 @@ from typing import Final
 
 from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
 from slotkeeper.core.tokens import Tokens
-from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import FAILURES
 from slotkeeper.wire.document import Doc, text
@@ -34,7 +34,7 @@ async def boundaries_of(
         try:
             rendered = await _rendered(link, ask.chat, prompt, markers, auth)
         except FAILURES as error:
-            log.debug("boundaries_not_rendered", error=str(error))
+            log.debug("boundaries_not_rendered", error=sayable(error))
     return boundaries(prompt, markers, rendered)
 
 

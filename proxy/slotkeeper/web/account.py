@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,14 +20,16 @@ from slotkeeper.core.structure import Boundary
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId
 from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.why.record import Record, Stage
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.rewriting import Rewriting, Taken
+from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.structure import boundaries_of
+from slotkeeper.web.explaining import Explaining
 from slotkeeper.web.learning import Heard, learn
+from slotkeeper.wire import headers as names
 from slotkeeper.wire.answer import Answer, AnswerReader, Figures
-from slotkeeper.wire.document import Doc
 from slotkeeper.wire.request import Ask, NotOurs, load, read
 from slotkeeper.wire.routes import Api
 
@@ -49,16 +52,18 @@ class Account:
         request_id: str,
         auth: dict[str, str],
         headers: Mapping[str, str],
+        *,
+        client: str,
+        conversation: str | None,
     ) -> None:
+        """`client`: which program of whom, as far as they can be told apart; `conversation`: its own name."""
         self._driver = driver
         self._metrics = driver.metrics
         self._api = api
         self._auth = auth
         self._headers = headers
-        self._rewriting: Rewriting | None = None
-        self._taken: Taken | None = None  # what was found of it when it came
+        self._explaining: Explaining | None = None
         self._reader: AnswerReader | None = None
-        self._first_token: float | None = None
         self._open = False  # the driver waits to hear how it ended
         self._unrendered: Ask | None = None  # its tokens are promised to the driver, but not looked for yet
         self.id = request_id
@@ -67,49 +72,46 @@ class Account:
         self.prompt: Tokens | None = None
         self.rendered = asyncio.Event()
         self.arrived = driver.now()
-        self.client = ""  # which program of whom, as far as they can be told apart
-        self.conversation: str | None = None  # as the client names it, for the log
         self.outcome = "broken"
+        self.record = Record(
+            request_id=request_id,
+            route=api.value,
+            came=time.time(),
+            at=self.arrived,
+            client=client,
+            named=conversation,
+            trace_parent=headers.get(names.TRACE_PARENT),
+        )
+        driver.journal.came(self.record)
 
     # -- its prompt --------------------------------------------------------------------------------
 
     def parse(self, body: bytes, rewriting: Rewriting | None = None) -> bytes:
         """The body that goes on. One that we cannot read goes through as it came."""
+        self.record.body_bytes = len(body)
         try:
             doc = load(body)
-            if rewriting and (taken := self._take(rewriting, doc, len(body))) and taken.body:
-                doc, body = taken.doc, taken.body
+            if rewriting:
+                self._explaining = Explaining(rewriting, self._metrics, self.record)
+                taken = self._explaining.take(self._api, doc, headers=self._headers)
+                if taken and taken.body:
+                    doc, body = taken.doc, taken.body
             self.ask = read(self._api, doc)
         except NotOurs as why:
             log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)
         except Exception:
             log.exception("parse_failed", request_id=self.id)
             self._metrics.fallback("parse")
-        self._metrics.spent("parse", self._driver.now() - self.arrived)
+        now = self._driver.now()
+        self._metrics.spent("parse", now - self.arrived)
+        self.record.add(Stage.PARSE, self.arrived, now)
         return body
-
-    def _take(self, rewriting: Rewriting, doc: Doc, size: int) -> Taken | None:
-        """Whose conversation it goes on, and what is put right in it. If that fails, it goes as it came."""
-        try:
-            self._taken = rewriting.take(
-                self._api,
-                doc,
-                request_id=self.id,
-                client=self.client,
-                headers=self._headers,
-                size=size,
-                now=self.arrived,
-            )
-            self._rewriting = rewriting
-        except Exception:
-            log.exception("rewrite_failed", request_id=self.id)
-            self._metrics.fallback("rewrite")
-        return self._taken
 
     def open(self) -> bool:
         """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(_numbers)}:{self.id}")  # a client may send one id twice
         self._open = True
+        self._driver.journal.follow(self.key, self.record)
         self.rendered = asyncio.Event()
         ask = self.ask
         self._unrendered = ask if ask and (ask.chat is not None or ask.prompt is not None) else None
@@ -151,8 +153,8 @@ class Account:
             return
         try:
             self._reader.feed(chunk)
-            if self._first_token is None and self._reader.first_token():
-                self._first_token = self._driver.now() - self.arrived
+            if self.record.first_token is None and self._reader.first_token():
+                self.record.first_token = self._driver.now() - self.arrived
         except Exception:
             log.exception("answer_not_read", request_id=self.id)
             self._metrics.fallback("read")
@@ -168,6 +170,7 @@ class Account:
         planted = pending.planted if pending else 0
         self.outcome = "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"
         self._open = False
+        self._note(figures, status)
         driver.post(
             Finished(
                 at=driver.now(),
@@ -180,28 +183,16 @@ class Account:
             )
         )
         self.render()
-        if self._first_token is not None:
-            self._metrics.first_token.observe(self._first_token)
+        if self.record.first_token is not None:
+            self._metrics.first_token_after(self.record.first_token, self.id)
         self._log(answer, forward, status)
         self._check_count(figures.prompt_tokens, link)
-        if status < 400:
-            self._explain(answer, planted)
+        if status < 400 and self._explaining:
+            self._explaining.answered(answer, self.prompt, planted=planted)
         known = self.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             driver.learning.add(self.key)
             driver.tasks.start(self._learn_reply(answer, link))
-
-    def _explain(self, answer: Answer, planted: int) -> None:
-        """What the request's own changes have cost."""
-        if self._taken is None or self._rewriting is None:
-            return
-        try:
-            reply = answer.reply if answer.complete else None
-            figures = answer.figures
-            self._rewriting.answered(self._taken, reply, self.prompt, figures, planted=planted)
-        except Exception:
-            log.exception("explanation_failed", request_id=self.id)
-            self._metrics.fallback("explain")
 
     def gone(self) -> None:
         """The client left or the answer broke off, unless it has ended."""
@@ -211,7 +202,16 @@ class Account:
 
     def close(self) -> None:
         self.gone()
+        self.record.outcome = self.outcome
+        self.record.seconds = self._driver.now() - self.arrived
+        self._driver.journal.ended(self.record)
         self._metrics.requests.labels(route=self._api.value, outcome=self.outcome).inc()
+
+    def _note(self, figures: Figures, status: int) -> None:
+        """What the engine says of it, in the record."""
+        record = self.record
+        record.status, record.generated = status, figures.generated
+        record.prompt_tokens, record.cached = figures.prompt_tokens, figures.cached
 
     def _read(self) -> Answer:
         try:
@@ -237,7 +237,7 @@ class Account:
             heard = Heard(
                 request=self.key,
                 request_id=self.id,
-                client=self.client,
+                client=self.record.client,
                 auth=self._auth,
                 ask=self.ask,
                 prompt=self.prompt,
@@ -249,7 +249,7 @@ class Account:
             self._driver.learning.discard(self.key)
 
     def _log(self, answer: Answer, forward: Forward, status: int) -> None:
-        figures = answer.figures
+        figures, first = answer.figures, self.record.first_token
         log.info(
             "request",
             request_id=self.id,
@@ -263,7 +263,7 @@ class Account:
             generated=figures.generated,
             complete=answer.complete,
             error=answer.error,
-            conversation=self.conversation,
+            conversation=self.record.named,
             seconds=round(self._driver.now() - self.arrived, 4),
-            first_token_seconds=round(self._first_token, 4) if self._first_token is not None else None,
+            first_token_seconds=None if first is None else round(first, 4),
         )

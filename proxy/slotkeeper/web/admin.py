@@ -1,34 +1,38 @@
-"""The admin port: is it alive, is it ready, what does it count, what do slots and snapshots hold."""
+"""The admin port: is it alive, is it ready, what does it count, what did it do and why."""
 
 from __future__ import annotations
 
 import hmac
-from typing import Any
 
-import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from slotkeeper import __version__
 from slotkeeper.core.limits import Limits
-from slotkeeper.core.table import EngineTable
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.web.requests import RequestRoutes
 from slotkeeper.web.snapshots import SnapshotRoutes
+from slotkeeper.web.state import StateRoutes
 
 OPEN: frozenset[str] = frozenset({"/livez", "/readyz", "/healthz"})  # probes carry no token
 
 
 class AdminPort:
-    def __init__(self, driver: Driver, metrics: Metrics, token: str | None, limits: Limits) -> None:
+    def __init__(
+        self, driver: Driver, metrics: Metrics, token: str | None, limits: Limits, *, why_text: bool = False
+    ) -> None:
         """`limits` are the budgets of the snapshots, which are shown with them."""
         self._snapshots = SnapshotRoutes(driver, limits)
+        self._state = StateRoutes(driver, metrics.history, limits, why_text=why_text)
         self._driver = driver
         self._metrics = metrics
         self._token = token
-        self.draining = False
+
+    def drain(self) -> None:
+        """Not ready any more, and never again."""
+        self._state.draining = True
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -36,8 +40,8 @@ class AdminPort:
         app.router.add_get("/healthz", self._live)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", make_aiohttp_handler(self._metrics.registry))
-        app.router.add_get("/api/state", self._state)
-        app.router.add_routes(self._snapshots.routes())
+        for part in (self._state, RequestRoutes(self._driver), self._snapshots):
+            app.router.add_routes(part.routes())
         return app
 
     @web.middleware
@@ -53,39 +57,9 @@ class AdminPort:
         return web.Response(text="ok\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
-        if self.draining:
+        if self._state.draining:
             return web.Response(status=503, text="draining\n")
         # Also an engine that we cannot probe (--no-slots, a key that we lack) is served: unpinned.
         if not any(link.health is Health.OK for link in self._driver.links.values()):
             return web.Response(status=503, text="no engine is up\n")
         return web.Response(text="ready\n")
-
-    async def _state(self, _: web.Request) -> web.Response:
-        placement = self._driver.placement
-        state = {
-            "version": __version__,
-            "draining": self.draining,
-            "queued": placement.queued,
-            "engines": [self._engine(table) for table in placement.tables.values()],
-        }
-        return web.Response(body=orjson.dumps(state), content_type="application/json")
-
-    def _engine(self, table: EngineTable) -> dict[str, Any]:
-        link = self._driver.links[table.engine]
-        return {
-            "engine": table.engine,
-            "up": table.up,
-            "health": link.health.value,
-            "memory": table.traits.memory.value,
-            "context_tokens": table.traits.n_ctx,
-            "slots": [
-                {
-                    "slot": slot,
-                    "state": state.value,
-                    "held_tokens": held.total if (held := table.shadow.slots[slot]) else 0,
-                    "checkpoints": [c.at for c in held.checkpoints] if held else [],
-                }
-                for slot, state in enumerate(table.states)
-            ],
-            "ram_cache_entries_tokens": [entry.total for entry in table.shadow.ram],
-        }

@@ -124,7 +124,8 @@ class DataPort:
         return response
 
     def _failed(self, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
-        log.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
+        say = log.info if isinstance(fault, ClientFault) else log.warning
+        say("request_failed", request_id=known_as, status=fault.status, error=fault.message)
         headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
         if fault.retry_after is not None:
             headers["Retry-After"] = str(fault.retry_after)

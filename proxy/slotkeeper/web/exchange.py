@@ -60,9 +60,15 @@ class Exchange:
         self._api = api
         self._body = body
         self._auth = {name: request.headers[name] for name in AUTH if name in request.headers}
-        self._account = Account(gate.driver, api, request_id, self._auth, request.headers)
-        self._account.client = f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}"
-        self._account.conversation = safe_id(request.headers.get(names.CONVERSATION), str) or None
+        self._account = Account(
+            gate.driver,
+            api,
+            request_id,
+            self._auth,
+            request.headers,
+            client=f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}",
+            conversation=safe_id(request.headers.get(names.CONVERSATION), str) or None,
+        )
         self._forward: Forward | None = None  # where it is sent, once that is decided
         tasks, labels = gate.driver.tasks, self._labels
         self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
@@ -122,7 +128,7 @@ class Exchange:
         forward = await driver.admit(arrival)
         if forward.reason is not Reason.BRIEF:  # whose tokens can wait until its answer is over
             account.render()
-        self._gate.metrics.waited(driver.now() - account.arrived)
+        self._gate.metrics.waited(driver.now() - account.arrived, account.id)
         return forward
 
     def _arrival(self, *, renders: bool) -> Arrived:

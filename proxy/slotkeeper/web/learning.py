@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slotkeeper.core.events import NextKnown, ReplyKnown
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId
-from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
@@ -45,7 +45,7 @@ async def _as_sampled(driver: Driver, link: EngineLink, heard: Heard) -> None:
             link, heard.ask, heard.prompt, heard.reply, generated=heard.generated, auth=heard.auth
         )
     except render.FAILURES as error:
-        log.debug("reply_not_rendered", request_id=heard.request_id, error=str(error))
+        log.debug("reply_not_rendered", request_id=heard.request_id, error=sayable(error))
         return
     if tokens is not None:
         driver.post(ReplyKnown(at=driver.now(), request=heard.request, tokens=tokens))
@@ -62,7 +62,7 @@ async def _as_sent_back(driver: Driver, link: EngineLink, heard: Heard) -> None:
             moment=lambda: driver.idle_moment(heard.request),
         )
     except (*render.FAILURES, NotOurs) as error:
-        log.debug("next_turn_not_rendered", request_id=heard.request_id, error=str(error))
+        log.debug("next_turn_not_rendered", request_id=heard.request_id, error=sayable(error))
         return
     if begins is not None:
         driver.post(NextKnown(at=driver.now(), request=heard.request, tokens=begins))

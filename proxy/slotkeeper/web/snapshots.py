@@ -20,6 +20,7 @@ from slotkeeper.store import names
 from slotkeeper.store.kept import Kept, snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
+from slotkeeper.web.documents import answer, refused
 
 OFF: Final = "there are no snapshots here: start the sidecar with --slot-dir"
 LAST_SECOND: Final = 253402300799.0  # of the year 9999: RFC 3339 has no later one
@@ -53,7 +54,7 @@ class SnapshotRoutes:
         document = overview(self._snapshots().store, self._limits)
         for entry in document["snapshots"]:
             entry["engines"] = self._engines(entry["fingerprint"])
-        return web.Response(body=orjson.dumps(document), content_type="application/json")
+        return answer(document)
 
     async def _verify(self, request: web.Request) -> web.StreamResponse:
         """One line of JSON for each, as soon as it was read: gigabytes take their time.
@@ -64,7 +65,7 @@ class SnapshotRoutes:
         wanted = _named(await request.read())
         known = {kept.id for kept in store.listing()}
         if unknown := [id_ for id_ in wanted or () if id_ not in known]:
-            raise _refused(web.HTTPNotFound, f"there is no snapshot {unknown[0]}")
+            raise refused(web.HTTPNotFound, f"there is no snapshot {unknown[0]}")
         answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await answer.prepare(request)
         for id_ in wanted or sorted(known):
@@ -78,23 +79,23 @@ class SnapshotRoutes:
     async def _remove(self, request: web.Request) -> web.Response:
         snapshots, id_ = self._usable(), _checked(request.match_info["id"])
         if id_ not in {kept.id for kept in snapshots.store.listing()}:
-            raise _refused(web.HTTPNotFound, f"there is no snapshot {id_}")
+            raise refused(web.HTTPNotFound, f"there is no snapshot {id_}")
         try:
             await snapshots.forget(id_)
         except StoreError as error:
-            raise _refused(web.HTTPServiceUnavailable, str(error)) from error
-        return web.json_response({"removed": id_})
+            raise refused(web.HTTPServiceUnavailable, str(error)) from error
+        return answer({"removed": id_})
 
     def _snapshots(self) -> Snapshots:
         if self._driver.snapshots is None:
-            raise _refused(web.HTTPNotFound, OFF)
+            raise refused(web.HTTPNotFound, OFF)
         return self._driver.snapshots
 
     def _usable(self) -> Snapshots:
         snapshots = self._snapshots()
         if not snapshots.ready:
             why = snapshots.store.trouble or "The slot folder is still being read"
-            raise _refused(web.HTTPServiceUnavailable, str(why))
+            raise refused(web.HTTPServiceUnavailable, str(why))
         return snapshots
 
     def _engines(self, fingerprint: str) -> list[str]:
@@ -191,15 +192,11 @@ def _named(body: bytes) -> Sequence[SnapshotId]:
         asked = None
     ids = asked.get("ids") if isinstance(asked, dict) else None
     if not ids or not isinstance(ids, list):
-        raise _refused(web.HTTPBadRequest, 'the body must be {"ids": ["...", ...]}, or empty')
+        raise refused(web.HTTPBadRequest, 'the body must be {"ids": ["...", ...]}, or empty')
     return list(map(_checked, ids))
 
 
 def _checked(word: Any) -> SnapshotId:
     if not isinstance(word, str) or not names.ours(word + names.SLOT):
-        raise _refused(web.HTTPBadRequest, f"{word!r} is no id of a snapshot")
+        raise refused(web.HTTPBadRequest, f"{word!r} is no id of a snapshot")
     return SnapshotId(word)
-
-
-def _refused(kind: type[web.HTTPError], why: str) -> web.HTTPError:
-    return kind(text=orjson.dumps({"error": why}).decode(), content_type="application/json")

@@ -13,6 +13,8 @@ PREDICTED: Final = "X-Slotkeeper-Predicted"  # tokens that we expect the engine 
 CONVERSATION: Final = "X-Slotkeeper-Conversation"  # a client's hint
 BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": straight through, unpinned
 
+TRACE_PARENT: Final = "traceparent"  # W3C Trace Context
+
 # RFC 9110 section 7.6.1, and proxy-connection, which is not in it but which clients send.
 HOP_BY_HOP: Final = frozenset(
     {

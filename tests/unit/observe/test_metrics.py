@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Final
+from typing import Final, get_args
 
 import pytest
 from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper import __version__
 from slotkeeper.core.effects import Purpose, Report
+from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId, Reason, RequestId
-from slotkeeper.observe.metrics import OUTCOMES, Metrics
+from slotkeeper.observe.metrics import OPERATIONS, OUTCOMES, Fallback, Metrics
 from slotkeeper.wire.routes import Api
 
 # What was promised: name -> labels. A dashboard breaks when one of these changes.
@@ -43,6 +46,8 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_inexact_prompts_total": set(),
     "slotkeeper_repeated_tokens_total": {"cause"},
     "slotkeeper_queued_requests": set(),
+    "slotkeeper_lost_tokens_total": {"reason"},
+    "slotkeeper_prefill_saved_seconds_total": set(),
 }
 UNITS: Final = ("_seconds", "_bytes", "_tokens")
 ABBREVIATED: Final = re.compile(
@@ -72,11 +77,8 @@ def metrics() -> Metrics:
 @pytest.fixture
 def used(metrics) -> Metrics:
     """Every series exists."""
-    metrics.fallback("render")
-    metrics.spent("parse", 0.001)
     metrics.engine_up(EngineId("http://e"), up=True)
     metrics.report(REPORT)
-    metrics.snapshot_operation("save", "ok", 0.1)
     return metrics
 
 
@@ -147,6 +149,34 @@ def test_what_has_not_happened_yet_is_zero_and_not_absent(metrics):
         assert value(metrics, "slots", state=state.value) == 0
 
 
+def test_nothing_of_ours_has_failed_yet(metrics):
+    for reason in get_args(Fallback):
+        assert value(metrics, "fallbacks_total", reason=reason) == 0
+    for loss in Loss:
+        assert value(metrics, "lost_tokens_total", reason=loss.value) == 0
+    for op, outcomes in OPERATIONS.items():
+        for outcome in outcomes:
+            assert value(metrics, "snapshot_operations_total", op=op, outcome=outcome) == 0
+
+
+def test_counting_anything_makes_no_new_series(metrics):
+    """So labels are bounded, and the first of a kind is an increase that Prometheus sees."""
+
+    def series():
+        return {(s.name, *s.labels.items()) for family in metrics.registry.collect() for s in family.samples}
+
+    before = series()
+    metrics.report(replace(REPORT, lost=Lost(Loss.OVERWRITTEN, 20), saved_seconds=2.5))
+    metrics.fallback("render")
+    metrics.spent("parse", 0.001)
+    metrics.waited(1, "r")
+    metrics.first_token_after(1, "r")
+    metrics.snapshot_operation("save", "ok", 0.1)
+    metrics.snapshot_operation("restore", "refused")
+    metrics.planted(Purpose.PLANT, 50)
+    assert series() == before
+
+
 # -- one report ----------------------------------------------------------------------------------------
 
 
@@ -193,6 +223,63 @@ def test_our_own_prefills_are_never_counted_as_a_clients(metrics, purpose):
     assert value(metrics, "prefill_tokens_total", purpose="idle" if purpose.idle else "plant") == 50
     assert value(metrics, "prefill_tokens_total", purpose="client") == 0
     assert value(metrics, "prompt_tokens_total", source="computed") == 0
+
+
+def test_what_was_lost_and_what_was_saved_is_counted(metrics):
+    metrics.report(replace(REPORT, lost=Lost(Loss.OVERWRITTEN, 20), saved_seconds=2.5))
+    assert value(metrics, "lost_tokens_total", reason="overwritten") == 20
+    assert value(metrics, "prefill_saved_seconds_total") == 2.5
+
+
+# -- exemplars -----------------------------------------------------------------------------------------
+
+
+def exemplars(metrics) -> dict[str, set[str]]:
+    """Family -> the ids of requests that are named there, as a scraper of OpenMetrics reads them."""
+    text = openmetrics.generate_latest(metrics.registry).decode()
+    named: dict[str, set[str]] = {}
+    for family in openmetrics_families(text):
+        for sample in family.samples:
+            if sample.exemplar:
+                named.setdefault(family.name, set()).add(sample.exemplar.labels["request_id"])
+    return named
+
+
+@pytest.fixture
+def counted():
+    """Metrics in which one request was counted, whose client named it so."""
+
+    def count(request_id: str) -> Metrics:
+        metrics = Metrics()
+        lost = Lost(Loss.OVERWRITTEN, 20)
+        metrics.report(replace(REPORT, request=RequestId(f"7:{request_id}"), lost=lost))
+        metrics.waited(1, request_id)
+        metrics.first_token_after(1, request_id)
+        return metrics
+
+    return count
+
+
+def test_figures_of_one_request_name_it(counted):
+    assert exemplars(counted("a:b")) == {
+        "slotkeeper_prompt_tokens": {"a:b"},
+        "slotkeeper_prediction_error_tokens": {"a:b"},
+        "slotkeeper_time_to_first_token_seconds": {"a:b"},
+        "slotkeeper_queue_wait_seconds": {"a:b"},
+        "slotkeeper_lost_tokens": {"a:b"},
+    }
+
+
+def test_only_who_asks_for_openmetrics_gets_them(counted):
+    assert "request_id" not in generate_latest(counted("a").registry).decode()
+
+
+@pytest.mark.parametrize(("length", "named"), [(118, True), (119, False), (128, False)])
+def test_an_id_that_is_too_long_is_left_out_and_still_counted(counted, length, named):
+    metrics = counted("i" * length)  # 128 runes in all, and the label's name has 10
+    assert exemplars(metrics) == ({} if not named else exemplars(counted("i" * 118)))
+    assert value(metrics, "queue_wait_seconds_count") == 1
+    assert value(metrics, "prompt_tokens_total", source="computed") == 100
 
 
 # -- gauges --------------------------------------------------------------------------------------------

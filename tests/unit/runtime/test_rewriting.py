@@ -1,4 +1,4 @@
-"""What a request's changes cost, by the engine's figures, and what is kept of them."""
+"""What a request's changes parting, by the engine's figures, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import pytest
 
 from slotkeeper.core.canonical.modes import Choice
 from slotkeeper.core.canonical.registry import DEFAULTS
+from slotkeeper.core.canonical.rules import RuleName
 from slotkeeper.core.conversations.kinds import Kind
 from slotkeeper.core.conversations.reasons import Cause
+from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.rewriting import KEPT, Rewriting
+from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.routes import Api
 
@@ -34,15 +36,15 @@ def prompt(day: int, turns: int) -> Tokens:
 class Desk:
     """A client's requests, and the engine's answers."""
 
-    def __init__(self, *rules: str) -> None:
+    def __init__(self, *rules: str, text: bool = False) -> None:
         self.metrics = Metrics()
-        self.rewriting = Rewriting(Choice.of(rules, DEFAULTS), self.metrics)
+        self.rewriting = Rewriting(Choice.of(rules, DEFAULTS), self.metrics, text=text)
         self._count = 0
 
     def asks(
         self, doc: dict[str, Any], tokens: Tokens, *, cached: int, planted: int = 0, seconds: float = 1.0
     ):
-        """What it cost, or None; and what went on."""
+        """What it parting, or None; and what went on."""
         self._count += 1
         taken = self.rewriting.take(
             Api.CHAT,
@@ -66,43 +68,44 @@ class Desk:
 def test_a_change_costs_what_had_to_be_computed_again_though_nothing_in_it_changed():
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, cost = desk.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
+    taken, parting = desk.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
     assert taken.body is None
-    assert (cost.why.kind, cost.why.cause, cost.first_token) == (Kind.REWRITE, Cause.DATE, 1000)
-    assert 800 < cost.tokens <= 1001
-    assert cost.seconds == pytest.approx(cost.tokens * 2.2 / 1101)
-    assert desk.counted(Cause.DATE) == cost.tokens
+    assert taken.judged.explained.kind is Kind.REWRITE
+    assert (parting.cause, parting.token) == (Cause.DATE, 1000)
+    assert 800 < parting.tokens <= 1001
+    assert parting.seconds == pytest.approx(parting.tokens * 2.2 / 1101)
+    assert desk.counted(Cause.DATE) == parting.tokens
 
 
 def test_what_was_planted_was_computed_as_well():
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, cost = desk.asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
-    assert cost.tokens > 800
+    _, parting = desk.asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
+    assert parting.tokens > 800
 
 
 def test_what_another_slot_had_is_not_counted():
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, cost = desk.asks(request(2, 1), prompt(2, 1), cached=2001)
-    assert cost.tokens == 100
+    _, parting = desk.asks(request(2, 1), prompt(2, 1), cached=2001)
+    assert parting.tokens == 100
 
 
 def test_what_was_put_right_costs_nothing():
     desk = Desk("date=fix")
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, cost = desk.asks(request(2, 1), prompt(1, 1), cached=2001)
+    taken, parting = desk.asks(request(2, 1), prompt(1, 1), cached=2001)
     assert taken.body is not None
-    assert (cost.why.cause, cost.tokens) == (Cause.DATE, 0)
+    assert (parting.cause, parting.tokens) == (Cause.DATE, 0)
     assert desk.counted(Cause.DATE) == 0
 
 
 def test_where_the_text_goes_on_and_the_tokens_do_not_it_was_the_template():
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, cost = desk.asks(request(1, 1), prompt(2, 1), cached=1000)
-    assert (cost.why.cause, cost.why.rule) == (Cause.TEMPLATE_RERENDERS, None)
-    assert cost.tokens == 1001
+    _, parting = desk.asks(request(1, 1), prompt(2, 1), cached=1000)
+    assert (parting.cause, parting.rule) == (Cause.TEMPLATE_RERENDERS, None)
+    assert parting.tokens == 1001
 
 
 def test_where_nothing_parts_nothing_is_said():
@@ -118,11 +121,30 @@ def test_what_is_no_chat_is_left_alone():
     assert taken is None
 
 
-def test_the_last_changes_are_kept_in_excerpts():
+def test_what_rules_changed_is_told_in_excerpts_where_text_may_be_kept():
+    desk = Desk("date=fix", text=True)
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, parting = desk.asks(request(2, 1), prompt(1, 1), cached=2000)
+    change = taken.changes[0]
+    assert len(change.before) < 200
+    assert ("2026-11-22" in change.before, "2026-11-21" in change.after) == (True, True)
+    assert parting.fixed
+
+
+def test_the_tokens_around_the_parting_are_kept_where_text_may_be():
+    for text in (True, False):
+        desk = Desk(text=text)
+        desk.asks(request(1, 0), prompt(1, 0), cached=0)
+        parting = desk.asks(request(2, 1), prompt(2, 1), cached=1000)[1]
+        assert (parting.token, parting.section) == (1000, Section.SYSTEM)
+        assert (parting.was[parting.lead :][:1], parting.now[parting.lead :][:1]) == (
+            ((1,), (2,)) if text else ((), ())
+        )
+
+
+def test_without_leave_no_text_of_a_change_is_kept():
     desk = Desk("date=fix")
-    for number in range(KEPT + 2):
-        desk.asks(request(1 + number % 2, number), prompt(1, 0), cached=0)
-    assert len(desk.rewriting.recent) == KEPT
-    last = next(found for found in reversed(desk.rewriting.recent) if found.changes)
-    assert all(len(change.before) < 200 for change in last.changes)
-    assert "2026-11-2" in last.changes[0].before
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, _ = desk.asks(request(2, 1), prompt(1, 1), cached=2000)
+    change = taken.changes[0]
+    assert (change.rule, change.before, change.after) == (RuleName.DATE, "", "")

@@ -23,20 +23,22 @@ class Change:
     rule: RuleName | None  # None: a note that tells again what was told before
     mode: Mode
     path: str
-    before: str
+    before: str  # "" where no text may be kept
     after: str
 
 
-def changes(done: tuple[Done, ...]) -> tuple[Change, ...]:
-    """Those of all rules, shortened."""
-    return tuple(shown(edit, one.rule, one.mode) for one in done for edit in one.edits)
+def changes(done: tuple[Done, ...], *, text: bool) -> tuple[Change, ...]:
+    """Those of all rules, shortened, or without their `text`."""
+    return tuple(shown(edit, one.rule, one.mode, text=text) for one in done for edit in one.edits)
 
 
-def shown(edit: Edit, rule: RuleName | None, mode: Mode) -> Change:
+def shown(edit: Edit, rule: RuleName | None, mode: Mode, *, text: bool = True) -> Change:
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in edit.path).lstrip(".")
+    if not text:
+        return Change(rule, mode, path, "", "")
     before, after = _words(edit.before), _words(edit.after)
     start = common_start(before, after)
     end = common_start(before[start:][::-1], after[start:][::-1])
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in edit.path).lstrip(".")
     return Change(rule, mode, path, _cut(before, start, end), _cut(after, start, end))
 
 

@@ -1,0 +1,134 @@
+"""What is kept of one request for whoever asks why. Times are seconds since it came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from slotkeeper.core.canonical.rules import RuleName
+from slotkeeper.core.canonical.shown import Change
+from slotkeeper.core.conversations.causes import Cause
+from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.losses import Lost
+from slotkeeper.core.requests.layout import Section
+from slotkeeper.core.types import Reason
+
+RUNNING: Final = "running"  # the outcome of what has not ended
+
+
+class Stage(StrEnum):
+    """What a request spends its time with."""
+
+    PARSE = "parse"  # reading the body, finding what its client changed, putting that right
+    QUEUE = "queue"  # in our line, until its place is decided
+    RENDER = "render"  # finding its tokens, beside the line
+    DECIDE = "decide"  # comparing places
+    SAVE = "save"  # what the slot held, before it is overwritten, or a beginning that others share
+    RESTORE = "restore"  # a file into the slot
+    ERASE = "erase"
+    PLANT = "plant"  # computing up to a boundary, so that the engine keeps a checkpoint there
+    FORWARD = "forward"  # until the engine's head came: it has begun
+    PREFILL = "prefill"  # until the first token
+    GENERATE = "generate"  # until the end
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    stage: Stage
+    begin: float
+    end: float
+    tokens: int | None = None  # that it was about
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way in which a request could have been served."""
+
+    reason: Reason
+    engine: str
+    slot: int | None
+    reuse: int | None  # tokens that the engine would not compute; None: not looked at
+    price: float  # in tokens of prefill: to compute now, for files, and what will be missed later
+    steps: tuple[str, ...] = ()  # that would be taken in the slot first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Where it went, and what that beat. Tokens and seconds are estimates of the moment."""
+
+    chosen: Option
+    beaten: tuple[Option, ...] = ()  # cheapest first; none where nothing else was looked at
+    rate: float = 0.0  # tokens of prefill a second
+    held: int = 0  # tokens in the state that it goes on from
+    common: int | None = None  # of them the same as the prompt's first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Where its prompt parts from the one that it goes on from, and what that cost."""
+
+    cause: Cause
+    section: Section | None  # None: its texts go on, but the template renders them otherwise
+    message: int | None  # its index among the request's messages
+    token: int  # the first that differs, counted from 0
+    tokens: int  # computed again, though nothing in them had changed
+    seconds: float | None
+    rule: RuleName | None  # that puts it right
+    fixed: bool  # it did
+    was: tuple[int, ...] = ()  # token ids around the place, where text may be kept
+    now: tuple[int, ...] = ()
+    lead: int = 0  # how many of them stand before it
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Record:
+    """One request. Whoever learns something of it writes it here; nothing waits for this."""
+
+    request_id: str
+    route: str
+    came: float  # seconds since the epoch
+    at: float  # the same moment on the driver's clock
+    client: str = ""  # a digest
+    named: str | None = None  # what the client calls its conversation
+    trace_parent: str | None = None
+    body_bytes: int = 0
+    conversation: int | None = None
+    kind: Kind | None = None
+    spans: list[Span] = field(default_factory=list)
+    decision: Decision | None = None
+    parting: Parting | None = None
+    changes: tuple[Change, ...] = ()
+    engine: str | None = None  # where it was sent in the end
+    slot: int | None = None
+    prompt_tokens: int | None = None
+    cached: int | None = None
+    generated: int | None = None
+    predicted: int | None = None
+    oracle: int | None = None
+    planted: int = 0  # tokens
+    lost: Lost | None = None
+    saved_seconds: float | None = None
+    first_token: float | None = None  # seconds
+    seconds: float | None = None
+    outcome: str = RUNNING
+    status: int | None = None
+
+    def add(
+        self, stage: Stage, begin: float, end: float, *, tokens: int | None = None, note: str = ""
+    ) -> None:
+        """A span between two moments of the driver's clock."""
+        self.spans.append(Span(stage, begin - self.at, end - self.at, tokens, note))
+
+    @property
+    def computed(self) -> int | None:
+        """Prompt tokens that the engine evaluated for the request itself."""
+        if self.prompt_tokens is None or self.cached is None:
+            return None
+        return self.prompt_tokens - self.cached
+
+    @property
+    def repeated(self) -> int:
+        """Tokens computed twice: lost by the cache, or unchanged behind what the client had changed."""
+        return (self.lost.tokens if self.lost else 0) + (self.parting.tokens if self.parting else 0)

@@ -1,0 +1,117 @@
+"""Records as documents of the admin port: `/api/requests` and `/api/requests/{id}`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from slotkeeper.core.canonical.shown import Change
+from slotkeeper.observe.why.record import Decision, Option, Parting, Record, Span
+from slotkeeper.observe.why.words import place, sentences, verdict
+
+Document = dict[str, Any]
+
+
+def summary(record: Record) -> Document:
+    """One line of a list. Tokens are the engine's counts; times are seconds."""
+    parting, lost, decision = record.parting, record.lost, record.decision
+    return {
+        "id": record.request_id,
+        "came": datetime.fromtimestamp(record.came, UTC).isoformat(timespec="milliseconds"),
+        "route": record.route,
+        "outcome": record.outcome,
+        "status": record.status,
+        "client": record.client,
+        "conversation": record.conversation,
+        "named": record.named,
+        "kind": record.kind.value if record.kind else None,
+        "engine": record.engine,
+        "slot": record.slot,
+        "decision": decision.chosen.reason.value if decision else None,
+        "prompt_tokens": record.prompt_tokens,
+        "cached": record.cached,
+        "computed": record.computed,
+        "oracle": record.oracle,
+        "predicted": record.predicted,
+        "planted": record.planted,
+        "generated": record.generated,
+        "repeated": record.repeated,
+        "seconds": record.seconds,
+        "first_token_seconds": record.first_token,
+        "saved_seconds": record.saved_seconds,
+        "cause": parting.cause.value if parting else None,
+        "section": parting.section.value if parting and parting.section else None,
+        "where": place(parting) if parting else None,
+        "lost": lost.why.value if lost else None,
+        "verdict": verdict(record),
+    }
+
+
+def detail(record: Record) -> Document:
+    """All that is known of one request."""
+    return summary(record) | {
+        "body_bytes": record.body_bytes,
+        "explanation": sentences(record),
+        "timeline": [_span(span) for span in sorted(record.spans, key=lambda span: span.begin)],
+        "choice": _choice(record.decision) if record.decision else None,
+        "parting": _parting(record.parting) if record.parting else None,
+        "lost_tokens": record.lost.tokens if record.lost else 0,
+        "changes": [_change(change) for change in record.changes],
+    }
+
+
+def _span(span: Span) -> Document:
+    return {
+        "stage": span.stage.value,
+        "begin": round(span.begin, 6),
+        "end": round(span.end, 6),
+        "tokens": span.tokens,
+        "note": span.note,
+    }
+
+
+def _choice(decision: Decision) -> Document:
+    return {
+        "chosen": _option(decision.chosen, decision.rate),
+        "beaten": [_option(option, decision.rate) for option in decision.beaten],
+        "held_tokens": decision.held,
+        "common_tokens": decision.common,
+    }
+
+
+def _option(option: Option, rate: float) -> Document:
+    return {
+        "decision": option.reason.value,
+        "engine": option.engine,
+        "slot": option.slot,
+        "reuse_tokens": option.reuse,
+        "price_tokens": round(option.price, 1),
+        "price_seconds": round(option.price / rate, 4) if rate else None,
+        "steps": list(option.steps),
+    }
+
+
+def _parting(parting: Parting) -> Document:
+    """Its text is put in by whoever can turn ids into text."""
+    return {
+        "cause": parting.cause.value,
+        "section": parting.section.value if parting.section else None,
+        "message": parting.message,
+        "where": place(parting),
+        "token": parting.token,
+        "repeated_tokens": parting.tokens,
+        "seconds": parting.seconds,
+        "rule": parting.rule.value if parting.rule else None,
+        "fixed": parting.fixed,
+        "text": None,
+    }
+
+
+def _change(change: Change) -> Document:
+    return {
+        "rule": change.rule.value if change.rule else None,
+        "mode": change.mode.value,
+        "path": change.path,
+        "before": change.before,
+        "after": change.after,
+    }

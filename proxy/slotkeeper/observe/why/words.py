@@ -1,0 +1,146 @@
+"""One request's account in sentences, for people at a terminal and in a browser alike. No prompt text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from slotkeeper.core.conversations.causes import Cause
+from slotkeeper.core.conversations.reasons import CAUSES, NEW_SESSION
+from slotkeeper.core.losses import Loss
+from slotkeeper.core.requests.layout import Section
+from slotkeeper.core.types import Reason
+from slotkeeper.observe.why.record import RUNNING, Decision, Parting, Record
+
+FEW: Final = 16  # tokens that nobody has to ask about: what opens a reply, or the last one of a prompt
+
+PLACES: Final[Mapping[Section, str]] = MappingProxyType(
+    {
+        Section.OPTIONS: "options of the template",
+        Section.TOOLS: "tools",
+        Section.SYSTEM: "system text",
+        Section.USER: "user message",
+        Section.REPLY: "reply",
+        Section.REASONING: "reasoning",
+        Section.CALL: "tool call",
+        Section.RESULT: "tool result",
+    }
+)
+WENT: Final[Mapping[Reason, str]] = MappingProxyType(
+    {
+        Reason.CONTINUES: "its messages go on from those in the slot",
+        Reason.PREFIX: "the slot had the longest usable beginning of it",
+        Reason.RAM_CACHE: "the engine had its beginning in the RAM cache",
+        Reason.SNAPSHOT: "its beginning was restored from a file",
+        Reason.COLD: "nothing usable was anywhere; this slot lost least by it",
+        Reason.CLIENT_CHOSE: "the client named the slot",
+        Reason.ENGINE_CHOSE: "the engine chose the slot, because naming one would have lost more",
+        Reason.STEERED: "its beginning was put where the engine would look for it",
+        Reason.UNPINNABLE: "nobody can choose a slot on this route",
+        Reason.BRIEF: "it is so short that the slot which loses least is best",
+        Reason.UNRENDERED: "its tokens were not known, so the slot that loses least was taken",
+        Reason.BYPASS: "the client asked for no help",
+        Reason.FAIL_OPEN: "something of ours broke, so it went through as it came; the log says what",
+    }
+)
+LOST: Final[Mapping[Loss, str]] = MappingProxyType(
+    {
+        Loss.CHECKPOINT: (
+            "the slot held them, but this model's state can be cut only where a checkpoint stands, and none "
+            "stood there. More checkpoints (--ctx-checkpoints) or a --slot-dir help"
+        ),
+        Loss.OVERWRITTEN: (
+            "no free slot and no file had them any more. More slots (-np) or a --slot-dir with more room help"
+        ),
+        Loss.RESTARTED: "the engine was started anew, and no file had them. A --slot-dir helps",
+        Loss.MISPREDICTED: "the engine used less of its slot than it should have. Please report this",
+        Loss.UNPLACED: "the request was placed without a look at its tokens",
+        Loss.BYPASSED: "the client asked for no help (X-Slotkeeper-Bypass)",
+    }
+)
+
+
+def sentences(record: Record) -> list[str]:
+    """What happened and why, the most important first; what to do comes last."""
+    if record.outcome == RUNNING:
+        return ["It has not ended yet.", *_went(record.decision)]
+    return [*_computed(record), *_parted(record.parting), *_lost(record), *_went(record.decision)]
+
+
+def verdict(record: Record) -> str:
+    """The same in a few words, for a line of a list."""
+    parting, lost = record.parting, record.lost
+    changed = parting.tokens if parting else 0
+    if lost and lost.tokens > max(FEW, changed):
+        return f"cache: {lost.why.value}"
+    if parting and changed > FEW:
+        return f"{place(parting)}: {CAUSES[parting.cause].what}"
+    return "" if record.computed is None else "nothing twice"
+
+
+def place(parting: Parting) -> str:
+    """The section, and the message's number where there is one."""
+    if parting.section is None:
+        return "template"
+    name = PLACES[parting.section]
+    return name if parting.message is None else f"{name} (message {parting.message + 1})"
+
+
+def _computed(record: Record) -> Iterator[str]:
+    tokens, computed = record.prompt_tokens, record.computed
+    if tokens is None or computed is None:
+        yield "The engine gave no count of tokens."
+        return
+    said = f"The engine computed {computed:,} of {tokens:,} prompt tokens"
+    if record.planted:
+        said += f", and {record.planted:,} before that, which we wanted for it"
+    yield f"{said}; the least possible was {record.oracle:,}." if record.oracle is not None else f"{said}."
+    if record.predicted is not None and record.cached is not None and record.predicted != record.cached:
+        yield f"It reused {record.cached:,}; {record.predicted:,} were foretold."
+    if record.repeated <= FEW and record.oracle is not None:
+        yield "Nothing was computed twice."
+
+
+def _parted(parting: Parting | None) -> Iterator[str]:
+    if parting is None:
+        return
+    what = CAUSES[parting.cause].what
+    where = f"token {parting.token:,}" + (f", in the {place(parting)}" if parting.section else "")
+    if parting.cause in NEW_SESSION:
+        yield f"It is {what}: it parts from the one before at {where}."
+        return
+    yield f"It parts from the request before it at {where}: {what} (cause {parting.cause.value})."
+    if parting.fixed and parting.tokens <= FEW:
+        yield f"Rule {parting.rule.value if parting.rule else '?'} put that right: it cost nothing."
+    elif parting.tokens > FEW:
+        time = f", {parting.seconds:.1f} s" if parting.seconds is not None else ""
+        yield f"{parting.tokens:,} tokens behind it had not changed and were computed again{time}."
+        yield from _advice(parting)
+
+
+def _advice(parting: Parting) -> Iterator[str]:
+    if parting.rule and not parting.fixed:
+        yield f"To put that right: --rules {parting.rule.value}=fix."
+    elif parting.cause is Cause.TEMPLATE_STRIPS_REASONING:
+        yield "No rule can put that right: the model's template leaves it out, whatever is sent."
+
+
+def _lost(record: Record) -> Iterator[str]:
+    if record.lost and record.lost.tokens > FEW:
+        how = LOST[record.lost.why]
+        yield f"{record.lost.tokens:,} tokens had been computed before and were again: {how}."
+
+
+def _went(decision: Decision | None) -> Iterator[str]:
+    if decision is None:
+        return
+    chosen = decision.chosen
+    where = f"slot {chosen.slot}" if chosen.slot is not None else "the engine's own choice"
+    steps = f", after {' and '.join(chosen.steps)}" if chosen.steps else ""
+    yield f"It went to {where}{steps} ({chosen.reason.value}): {WENT[chosen.reason]}."
+    if decision.beaten:
+        second = decision.beaten[0]
+        other = f"slot {second.slot}" if second.slot is not None else "the engine's own choice"
+        more = second.price - chosen.price
+        yield f"The next best was {other} ({second.reason.value}), at the price of {more:,.0f} more tokens."

@@ -1,0 +1,60 @@
+"""What the client of one request had changed: put right when it comes, told when its answer is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.why.record import Record
+from slotkeeper.runtime.rewriting import Rewriting, Taken
+from slotkeeper.wire.answer import Answer
+from slotkeeper.wire.document import Doc
+from slotkeeper.wire.routes import Api
+
+log = get_logger(__name__)
+
+
+class Explaining:
+    """Writes what it finds in the request's record. If that fails, the request goes as it came."""
+
+    def __init__(self, rewriting: Rewriting, metrics: Metrics, record: Record) -> None:
+        self._rewriting = rewriting
+        self._metrics = metrics
+        self._record = record
+        self._taken: Taken | None = None
+
+    def take(self, api: Api, doc: Doc, *, headers: Mapping[str, str]) -> Taken | None:
+        """The request as it goes on; None for what is no chat, or what failed."""
+        record = self._record
+        try:
+            taken = self._taken = self._rewriting.take(
+                api,
+                doc,
+                request_id=record.request_id,
+                client=record.client,
+                headers=headers,
+                size=record.body_bytes,
+                now=record.at,
+            )
+        except Exception:
+            log.exception("rewrite_failed", request_id=record.request_id)
+            self._metrics.fallback("rewrite")
+            return None
+        if taken:
+            record.conversation = taken.conversation.number
+            record.kind, record.changes = taken.judged.explained.kind, taken.changes
+        return taken
+
+    def answered(self, answer: Answer, prompt: Tokens | None, *, planted: int) -> None:
+        """What the request's own changes have cost. `planted` tokens were computed before it went on."""
+        if self._taken is None:
+            return
+        try:
+            reply = answer.reply if answer.complete else None
+            parting = self._rewriting.answered(self._taken, reply, prompt, answer.figures, planted=planted)
+            self._record.parting = parting
+        except Exception:
+            log.exception("explanation_failed", request_id=self._record.request_id)
+            self._metrics.fallback("explain")
