@@ -61,7 +61,7 @@ class Driver:
         """Without a `store` there are no snapshots, without a `journal` nobody can ask why."""
         self.links = links
         self.metrics = metrics
-        self.journal = journal or Journal(0)
+        self.journal = Journal(0) if journal is None else journal
         self.tasks = Tasks(self._task_failed)
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
         self.hands = Hands(links, metrics, self.tasks, self.post, self.snapshots, lost=self._engine_lost)

@@ -45,12 +45,13 @@ STAGES: Final[dict[type, Stage]] = {
 class _Live:
     """A request under way: its record, and since when it does what it does."""
 
-    __slots__ = ("plan", "record", "rendering", "since", "step")
+    __slots__ = ("head", "plan", "record", "rendering", "since", "step")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.since = record.at  # it waits for a place, or was sent
         self.rendering = record.at
+        self.head: float | None = None  # when the engine's answer began
         self.step: tuple[_Effort, float] | None = None
         self.plan: Plan | None = None
 
@@ -119,8 +120,7 @@ def _event(live: _Live, event: Event) -> None:
             tokens = len(event.prompt) if event.prompt is not None else None
             record.add(Stage.RENDER, live.rendering, event.at, tokens=tokens)
         case Started():
-            record.add(Stage.FORWARD, live.since, event.at)
-            live.since = event.at
+            live.head = event.at
         case Planted() | Saved() | Restored() | Erased() if live.step is not None:
             effort, begun = live.step
             computed = event.computed if isinstance(event, Planted) else _tokens(effort)
@@ -128,17 +128,24 @@ def _event(live: _Live, event: Event) -> None:
             live.step, live.since = None, event.at
         case Finished():
             _answered(live, event)
+        case Gone() if live.head is not None:
+            record.add(Stage.FORWARD, live.since, live.head)
+            record.add(Stage.GENERATE, live.head, event.at)
         case _:
             pass
 
 
 def _answered(live: _Live, event: Finished) -> None:
-    """Without a stream nobody saw the first token, but the engine says how long its prefill took."""
-    record, prefilled = live.record, live.since + (event.prefill_seconds or 0.0)
-    first = prefilled if record.first_token is None else record.at + record.first_token
-    first = min(max(first, live.since), event.at)
-    record.add(Stage.PREFILL, live.since, first)
-    record.add(Stage.GENERATE, first, event.at, tokens=event.generated)
+    """Where all came at once nobody saw the first token, but the engine says how long its prefill took."""
+    record, end, prefill = live.record, event.at, event.prefill_seconds or 0.0
+    head = live.head if live.head is not None else end
+    first = end if record.first_token is None else record.at + record.first_token
+    if end - head < prefill:
+        head, first = live.since, live.since + prefill
+    first = min(max(first, head), end)
+    record.add(Stage.FORWARD, live.since, head)
+    record.add(Stage.PREFILL, head, first)
+    record.add(Stage.GENERATE, first, end, tokens=event.generated)
 
 
 def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pendings) -> None:
