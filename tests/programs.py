@@ -1,16 +1,22 @@
-"""Programs that tests drive and pip does not bring: a browser, Prometheus, an image builder."""
+"""Programs that tests drive: a browser, Prometheus, an image builder, and what pip brings."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
 
 def program(*names: str) -> str:
-    """The path of the first that is there. Else a test is skipped; in CI, which must install it, it fails."""
-    found = next(filter(None, map(shutil.which, names)), None)
+    """The path of the first that is there, what pip installed in front.
+
+    Without one a test is skipped; in CI, which must install it, it fails.
+    """
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    found = next(filter(None, (shutil.which(name, path=path) for name in names)), None)
     if found is None:
         missing = f"{' or '.join(names)} is not installed here"
         if os.environ.get("CI"):

@@ -50,6 +50,13 @@ class Settings(BaseSettings):
     cold_bytes: ByteSize = Field(
         default=ByteSize(128 * 2**30), ge=0, description="room for snapshots in the cold folder"
     )
+    evacuate: bool = Field(
+        default=False,
+        description=(
+            "when the sidecar is stopped, move what lies in the slot folder to the cold one: for a slot "
+            "folder that goes with the sidecar (a tmpfs, an emptyDir of a pod)"
+        ),
+    )
     hourly_bytes: ByteSize = Field(
         default=ByteSize(64 * 2**30),
         ge=0,
@@ -64,7 +71,7 @@ class Settings(BaseSettings):
         description="seconds without a request until a conversation is saved; longer where a save is slow",
     )
     save_timeout: float = Field(
-        default=60.0, ge=0, description="seconds that saving may take when the sidecar is stopped"
+        default=60.0, ge=0, description="seconds that saving and moving may take when the sidecar is stopped"
     )
     idle_tokens: int = Field(
         default=1_000_000,

@@ -104,6 +104,19 @@ async def test_a_cold_tier_that_cannot_be_used_costs_only_its_states(tmp_path: P
             assert used(cold) > 0
 
 
+async def test_what_cannot_move_to_the_cold_tier_at_the_end_stays(tmp_path: Path, build: str):
+    """Nothing is lost where the slot folder lasts after all."""
+    cold = tmp_path / "cold"
+    cold.write_text("not a folder")
+    async with bench(MODEL, build, tmp_path / "engine") as engine:
+        (talk,) = await undisturbed(engine, 1, turns=1, lead=LEAD)
+        async with two_tiers(engine, cold) as (sidecar, client):
+            await turn_and_save(sidecar, client, talk)
+            await sidecar.driver.save_all(1.0, evacuate=True)
+            assert operations(sidecar)["demote", "failed"] == 1
+            assert tiers_of(sidecar, talk) == {Tier.HOT}
+
+
 async def test_a_cold_tier_that_is_lost_is_not_missed(tmp_path: Path, build: str):
     """Its states are computed again, and no client hears of it."""
     cold = tmp_path / "cold"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, ParamSpec
 
 from slotkeeper.core.effects import Effect, Forward, Observe, Report
 from slotkeeper.core.events import (
@@ -38,8 +38,9 @@ from slotkeeper.runtime.snapshots import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.store.store import Store
 
-log = get_logger(__name__)
+P = ParamSpec("P")
 
+log = get_logger(__name__)
 
 SWEEP_PATIENCE: Final = 10.0  # seconds: a slow disk must not keep the sidecar from serving
 MOMENT: Final = 0.1  # seconds without a request, after which an engine counts as idle for small work
@@ -122,7 +123,7 @@ class Driver:
             self.tasks.start(lifeline(link.engine, link.doubt))
 
     async def save_all(self, seconds: float, *, evacuate: bool = False) -> None:
-        """Save what is worth it before we go, while no requests come any more; then, if so, leave the hot tier."""
+        """Save what is worth it while no requests come any more; then `evacuate` what is hot."""
         if self.snapshots is None:
             return
         self._closing = True
@@ -176,6 +177,14 @@ class Driver:
         """Somebody changed slots behind the core's back: a slot action passed through us."""
         self.hands.perform(Observe(engine=engine, delay=0.0))
 
+    def note(self, write: Callable[P, None], *what: P.args, **more: P.kwargs) -> None:
+        """Write in the journal. Where that fails, nobody but whoever asks why shall notice."""
+        try:
+            write(*what, **more)
+        except Exception:
+            log.exception("journal_failed")
+            self.metrics.fallback("journal")
+
     # -- performing --------------------------------------------------------------------------------
 
     def _step(self, event: Event) -> None:
@@ -189,22 +198,15 @@ class Driver:
             log.exception("placement_failed", request_id=_asker(event), cause=type(event).__name__)
             self.metrics.fallback("placement")
             released = self._release_all(renew=not isinstance(event, EngineUp | Shelved))
-            self._note(event, released, begun)
+            self.note(self.journal.saw, event, released, begun, self.now(), self.placement.pending)
             return
-        self._note(event, effects, begun)
+        self.note(self.journal.saw, event, effects, begun, self.now(), self.placement.pending)
         for effect in effects:
             try:
                 self._perform(effect)
             except Exception:
                 log.exception("effect_failed", request_id=_asker(effect), effect=type(effect).__name__)
                 self.metrics.fallback("effect")
-
-    def _note(self, event: Event, effects: Sequence[Effect], begun: float) -> None:
-        try:
-            self.journal.saw(event, effects, begun, self.now(), self.placement.pending)
-        except Exception:
-            log.exception("journal_failed")
-            self.metrics.fallback("journal")
 
     def _perform(self, effect: Effect) -> None:
         match effect:

@@ -1,0 +1,135 @@
+"""A kubelet for one pod, without containers: the order of Kubernetes, and its probes, on processes.
+
+The native sidecar starts first, and the main container when the sidecar's startup probe has passed. At the
+end the main container gets SIGTERM, and the sidecar when that has ended; one grace period is for both.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from containers import LOOPBACK, Container, Here, Process, started
+from deploy.manifests import ENTRYPOINTS, Manifests
+from engine.conftest import wait_until
+from slotkeeper.bench.models import Tiny, build
+from slotkeeper.engine.launch import find_engine, free_port
+
+TOKEN: Final = "a token of the test"  # noqa: S105
+# What a laboratory adds to an engine's flags: one thread, and nothing fitted to a device.
+SMALL: Final = ("-t", "1", "--fit", "off", "--device", "none")
+
+Probe = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Volumes:
+    """The folders behind the mounts. `hot` and `tmp` are a pod's own, the others outlive it."""
+
+    root: Path
+
+    def of(self, name: str, pod: str) -> Path:
+        folder = self.root / (f"{pod}-{name}" if name in {"hot", "tmp"} else name)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    manifests: Manifests
+    here: Here
+    engine: Process
+    slotkeeper: Process
+    hot: Path
+    cold: Path
+
+    def url(self, port: str) -> str:
+        return f"http://{LOOPBACK}:{self.here.ports[self.manifests.ports()[port]]}"
+
+    def passes(self, name: str) -> bool:
+        """Whether a probe of Slotkeeper passes: `startupProbe`, `readinessProbe`, `livenessProbe`."""
+        probe = self.manifests.container("slotkeeper")[name]["httpGet"]
+        try:
+            return httpx.get(f"{self.url(probe['port'])}{probe['path']}").is_success
+        except httpx.TransportError:
+            return False
+
+    def admin(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url('admin')}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
+
+    def told_to_end(self) -> float:
+        """The pod is deleted: SIGTERM to the main container alone. Returns when its grace period is over."""
+        self.slotkeeper.tell(signal.SIGTERM)
+        return time.monotonic() + self.manifests.pod["terminationGracePeriodSeconds"]
+
+    def ended(self, deadline: float) -> tuple[int, int]:
+        """The exit codes of the main container and then of the sidecar, which gets SIGTERM only now."""
+        first = self.slotkeeper.ended(within=deadline - time.monotonic())
+        return first, self.engine.stopped(within=deadline - time.monotonic())
+
+
+@contextmanager
+def running(manifests: Manifests, engine: str, root: Path, pod: str = "pod") -> Iterator[Pod]:
+    """A pod that is ready. Its volumes lie in `root`; `engine` is what `find_engine` takes."""
+    volumes = Volumes(root)
+    ports = {number: free_port() for number in (8081, *manifests.ports().values())}
+    at = {
+        path: volumes.of(name, pod) for each in ENTRYPOINTS for path, name in manifests.mounts(each).items()
+    }
+    _fill(manifests, at)
+    here = Here(paths=at, ports=ports, hosts={"0.0.0.0"}, programs={_program(): _binary(engine)})  # noqa: S104
+    first = manifests.runs("engine")
+    small = replace(first, command=(*first.command, *SMALL))
+    with started(small, here, root / f"{pod}-engine.log") as sidecar:
+        sidecar.becomes_healthy(_command(manifests, "startupProbe"))
+        sidecar.becomes_healthy(_command(manifests, "livenessProbe"))
+        with _slotkeeper(manifests.runs("slotkeeper"), here, root / f"{pod}.log") as main:
+            hot, cold = (volumes.of(name, pod) for name in ("hot", "cold"))
+            made = Pod(manifests, here, sidecar, main, hot, cold)
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                wait_until(lambda name=probe: made.passes(name))  # type: ignore[misc]
+            yield made
+
+
+@contextmanager
+def _slotkeeper(container: Container, here: Here, log: Path) -> Iterator[Process]:
+    """Its log is shown where the test fails."""
+    with started(container, here, log) as process:
+        try:
+            yield process
+        except BaseException:
+            print(process.log)  # noqa: T201
+            raise
+
+
+def _fill(manifests: Manifests, at: Mapping[str, Path]) -> None:
+    """The Secret, and the file of the model, where the manifests say."""
+    here = Here(paths=at)
+    model = Path(here.text(manifests.env("engine")["MODEL"]))
+    if not model.exists():
+        model.symlink_to(build(Tiny.HYBRID))
+    token = Path(here.text(manifests.env("slotkeeper")["SLOTKEEPER_ADMIN_TOKEN_FILE"]))
+    token.write_text(TOKEN, "utf-8")
+
+
+def _program() -> str:
+    (program,) = ENTRYPOINTS["engine"]
+    return program
+
+
+def _binary(engine: str) -> Sequence[str]:
+    """`env`, since the packaged binary finds its libraries by a variable."""
+    binary = find_engine(engine)
+    return ("env", *(f"{name}={value}" for name, value in binary.settings.items()), *binary.program)
+
+
+def _command(manifests: Manifests, probe: str) -> Sequence[str]:
+    words: Sequence[str] = manifests.container("engine")[probe]["exec"]["command"]
+    return words

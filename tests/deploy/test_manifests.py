@@ -1,0 +1,238 @@
+"""The objects are valid, agree with each other, and with what Slotkeeper and the engine are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from pydantic import ByteSize, TypeAdapter
+
+from containers import ROOT
+from deploy.manifests import ENTRYPOINTS, K8S, OVERLAYS, Manifests, rendered, selects, size, written
+from slotkeeper import __version__
+from slotkeeper.address import Address
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.launch import LAZY_SINCE, Kind, find_engine
+from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, recommended
+from slotkeeper.settings import PREFIX, SECRETS, Settings
+
+NATIVE_SIDECARS = "1.29"  # the first release in which they are on by default
+ENGINE_END = 30  # seconds from SIGTERM to the end of an engine at rest, and much to spare
+MONITOR = "ServiceMonitor"  # the operator's own kind: there is no schema of it at hand
+VERSIONS = (NATIVE_SIDECARS, kubernetes_validate.latest_version())
+
+
+def setting(manifests: Manifests, name: str) -> str:
+    return manifests.env("slotkeeper")[PREFIX + name.upper()]
+
+
+def volume_of(manifests: Manifests, container: str, path: str) -> str:
+    return next(
+        volume
+        for mount, volume in manifests.mounts(container).items()
+        if path == mount or path.startswith(f"{mount}/")
+    )
+
+
+def tag(manifests: Manifests, container: str) -> str:
+    return manifests.container(container)["image"].rpartition(":")[2]
+
+
+# -- each object ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid(manifests: Manifests, version: str):
+    for each in manifests.objects:
+        if each["kind"] != MONITOR:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_loader_is_valid_and_fills_the_volume_of_the_models(manifests: Manifests):
+    (loader,) = written(K8S / "loader.yaml")
+    kubernetes_validate.validate(loader, VERSIONS[-1], strict=True)
+    (volume,) = loader["spec"]["volumes"]
+    claim = manifests.volumes()["models"]["persistentVolumeClaim"]["claimName"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim
+    assert loader["spec"]["containers"][0]["image"] == manifests.container("slotkeeper")["image"]
+    (near,) = loader["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert selects(near["labelSelector"]["matchLabels"], manifests.template["metadata"]["labels"])
+
+
+def test_every_kustomization_is_one_of_the_installations_or_used_by_one():
+    used = {path.resolve() for path in K8S.rglob("kustomization.yaml")}
+    seen, todo = set(), [K8S / "example", *(K8S / "overlays").iterdir()]
+    while todo:
+        path = (todo.pop() / "kustomization.yaml").resolve()
+        seen.add(path)
+        text = yaml.safe_load(path.read_text("utf-8"))
+        names = [*text.get("resources", ()), *text.get("components", ())]
+        todo += [path.parent / name for name in names if not name.endswith(".yaml")]
+    assert seen == used
+
+
+# -- with each other -----------------------------------------------------------------------------------
+
+
+def test_whatever_selects_pods_selects_ours(manifests: Manifests):
+    labels = manifests.template["metadata"]["labels"]
+    spec = manifests.one("StatefulSet")["spec"]
+    assert selects(spec["selector"]["matchLabels"], labels)
+    assert selects(manifests.one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"], labels)
+    assert selects(manifests.one("NetworkPolicy")["spec"]["podSelector"]["matchLabels"], labels)
+    for service in manifests.all("Service"):
+        assert selects(service["spec"]["selector"], labels)
+    assert manifests.one("Service", spec["serviceName"])["spec"]["clusterIP"] == "None"
+
+
+def test_whatever_names_a_port_names_one_of_the_pod(manifests: Manifests):
+    ports = manifests.ports()
+    for service in manifests.all("Service"):
+        for port in service["spec"]["ports"]:
+            assert ports[port["targetPort"]] == port["port"]
+    rules = manifests.one("NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for rule in rules for port in rule["ports"]] == ["data", "admin"]
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert manifests.container("slotkeeper")[name]["httpGet"]["port"] == "admin"
+
+
+def test_every_mount_has_its_volume_and_every_volume_is_mounted(manifests: Manifests):
+    volumes = manifests.volumes()
+    mounted = {volume for name in ENTRYPOINTS for volume in manifests.mounts(name).values()}
+    assert mounted == set(volumes)
+    claims = {claim["metadata"]["name"] for claim in manifests.all("PersistentVolumeClaim")}
+    assert volumes["models"]["persistentVolumeClaim"]["claimName"] in claims
+
+
+def test_the_monitor_finds_the_admin_port_once_and_has_its_token():
+    manifests = rendered("example")  # overlays have none, since not every cluster knows the kind
+    monitor = manifests.one(MONITOR)
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert set(monitor["spec"]) == {"jobLabel", "selector", "endpoints"}
+    found = [
+        service["metadata"]["name"]
+        for service in manifests.all("Service")
+        if selects(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
+    ]
+    assert found == ["slotkeeper-pods"], "by two services each pod would be scraped twice"
+    service = manifests.one("Service", found[0])
+    job = service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+    assert f'up{{job="{job}"}}' in (ROOT / "grafana" / "prometheus" / "alerts.yaml").read_text("utf-8")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert set(endpoint) == {"port", "path", "interval", "authorization"}
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    credentials = endpoint["authorization"]["credentials"]
+    assert credentials["name"] == manifests.volumes()["admin"]["secret"]["secretName"]
+    assert setting(manifests, "admin_token_file").rpartition("/")[2] == credentials["key"]
+
+
+# -- with Slotkeeper -----------------------------------------------------------------------------------
+
+
+def test_every_variable_is_a_setting(manifests: Manifests):
+    files = {f"{name}_file" for name in SECRETS}
+    names = {name.removeprefix(PREFIX).lower() for name in manifests.env("slotkeeper")}
+    assert names <= {*Settings.model_fields, *files}
+    # A Service called slotkeeper would add variables of its own that look like settings.
+    assert manifests.pod["enableServiceLinks"] is False
+
+
+def test_both_see_the_same_slot_folder_and_the_same_models(manifests: Manifests):
+    hot = volume_of(manifests, "slotkeeper", setting(manifests, "slot_dir"))
+    engine = EngineFlags.parse(manifests.runs("engine").command)
+    assert volume_of(manifests, "engine", str(engine.slot_save_path)) == hot
+    assert "emptyDir" in manifests.volumes()[hot]
+    for container in ENTRYPOINTS:
+        assert volume_of(manifests, container, str(engine.model)) == "models"
+    assert "runAsUser" in manifests.pod["securityContext"]
+    for container in manifests.containers:
+        assert "runAsUser" not in container["securityContext"], "slot files are for their owner alone"
+
+
+def test_ports_are_open_to_those_who_need_them_and_the_engine_to_nobody_else(manifests: Manifests):
+    ports = manifests.ports()
+    for name, port in (("listen", "data"), ("admin_listen", "admin")):
+        address = Address.parse(setting(manifests, name))
+        assert not address.loopback
+        assert address.port == ports[port]
+    engine = EngineFlags.parse(manifests.runs("engine").command)
+    assert engine.host == "127.0.0.1"
+    assert setting(manifests, "upstream") == engine.base
+
+
+def test_volumes_have_room_for_their_budgets(manifests: Manifests):
+    bytes_of = TypeAdapter(ByteSize).validate_python
+    hot, cold = (bytes_of(setting(manifests, f"{tier}_bytes")) for tier in ("hot", "cold"))
+    volumes = manifests.volumes()
+    assert size(volumes["hot"]["emptyDir"]["sizeLimit"]) >= 2 * hot, "a full one gets the pod evicted"
+    claim: dict[str, Any] = volumes[volume_of(manifests, "slotkeeper", setting(manifests, "cold_dir"))]
+    assert size(claim["spec"]["resources"]["requests"]["storage"]) >= hot + cold
+    assert setting(manifests, "evacuate") == "true", "the hot volume goes with its pod"
+    resources = manifests.container("slotkeeper")["resources"]
+    if volumes["hot"]["emptyDir"].get("medium") == "Memory":
+        assert size(resources["limits"]["memory"]) >= size(volumes["hot"]["emptyDir"]["sizeLimit"])
+
+
+def test_the_grace_period_has_room_for_every_step_of_the_end(manifests: Manifests):
+    steps = [float(setting(manifests, name)) for name in ("drain_delay", "drain_timeout", "save_timeout")]
+    assert manifests.pod["terminationGracePeriodSeconds"] >= sum(steps) + ENGINE_END
+    assert [each["name"] for each in manifests.pod["containers"]] == ["slotkeeper"]
+    (engine,) = manifests.pod["initContainers"]
+    assert engine["restartPolicy"] == "Always", "it begins before the main container, and ends after it"
+
+
+# -- with the engine -----------------------------------------------------------------------------------
+
+
+def test_the_engine_has_the_flags_of_slotkeeper_up(manifests: Manifests):
+    build = int(tag(manifests, "engine").rpartition("-b")[2])
+    engine = EngineFlags.parse(manifests.runs("engine").command)
+    assert engine.slot_save_path
+    advised = recommended(
+        find_engine(Kind.XLLAMACPP).known,
+        port=engine.port,
+        slot_dir=engine.slot_save_path,
+        slots=engine.n_parallel or 0,
+        context_tokens=engine.n_ctx // (engine.n_parallel or 1),
+        eager_thinning=build < LAZY_SINCE,
+    )
+    assert manifests.runs("engine").command[1:] == (*advised, "--model", str(engine.model))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlays_begin_with_the_slots_and_the_context_of_slotkeeper_up(overlay: str):
+    engine = EngineFlags.parse(rendered(overlay).runs("engine").command)
+    assert (engine.n_parallel, engine.n_ctx) == (SLOTS, SLOTS * CONTEXT_TOKENS)
+
+
+def test_images_are_those_of_this_version_and_of_docker(manifests: Manifests):
+    assert tag(manifests, "slotkeeper") == __version__
+    (build,) = set(re.findall(r":-(b\d+)}", (ROOT / "docker" / "compose.yaml").read_text("utf-8")))
+    assert tag(manifests, "engine").endswith(f"-{build}")
+    entrypoint = re.search(
+        r"^ENTRYPOINT (.+)$", (ROOT / "docker" / "Dockerfile").read_text("utf-8"), re.MULTILINE
+    )
+    assert entrypoint
+    assert yaml.safe_load(entrypoint[1]) == list(ENTRYPOINTS["slotkeeper"])
+
+
+# -- with what is said of them -------------------------------------------------------------------------
+
+
+def test_the_document_names_only_what_there_is():
+    text = (ROOT / "docs" / "kubernetes.md").read_text("utf-8")
+    paths = set(re.findall(r"\b(?:deploy/k8s|components)/[\w./-]*\w", text))
+    assert len(paths) > len(OVERLAYS)
+    assert [path for path in paths if not (K8S / path.removeprefix("deploy/k8s/")).exists()] == []
+    variables = {name.removeprefix(PREFIX).lower() for name in re.findall(rf"{PREFIX}[A-Z_]+", text)}
+    assert variables <= set(Settings.model_fields)
+
+
+def test_the_document_tells_the_times_of_the_manifests(manifests: Manifests):
+    text = (ROOT / "docs" / "kubernetes.md").read_text("utf-8")
+    for name in ("drain_delay", "drain_timeout", "save_timeout"):
+        assert re.search(rf"`{PREFIX}{name.upper()}`[^`]*?\b{setting(manifests, name)} s\b", text), name
+    assert f"`terminationGracePeriodSeconds` ({manifests.pod['terminationGracePeriodSeconds']})" in text
