@@ -18,13 +18,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.config import SECRETS, Settings
 from slotkeeper.core.canonical.registry import RULES
 from slotkeeper.core.conversations.kinds import Kind
 from slotkeeper.core.conversations.reasons import CAUSES
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.settings import SECRETS, Settings
 from slotkeeper.units import in_words
 
 DOCS: Final = Path(__file__).parent
@@ -126,17 +126,12 @@ def metrics() -> str:
 def _metrics() -> Iterator[Sequence[str]]:
     live = Metrics()
     live.watch(Placement)
-    touched = _labels(live)
-    live.fallback("x")  # series whose labels are not bounded exist only once something was counted
-    live.spent("x", 0.0)
     live.engine_up(EngineId("x"), up=True)
     labels = _labels(live)
     for family in sorted(live.registry.collect(), key=lambda family: family.name):
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
-        named = [
-            _label(label, touched[family.name].get(label, set())) for label in sorted(labels[family.name])
-        ]
-        yield code(name), family.type, ", ".join(named), family.documentation
+        named = ", ".join(_label(label, values) for label, values in sorted(labels[family.name].items()))
+        yield code(name), family.type, named, family.documentation
 
 
 def _label(name: str, values: set[str]) -> str:

@@ -39,6 +39,7 @@ Fallback = Literal[
     "placement",
     "plant",
     "read",
+    "record",
     "render",
     "rewrite",
     "task",
@@ -150,7 +151,7 @@ class Metrics:
     def spent(self, stage: Stage, seconds: float) -> None:
         self.overhead.labels(stage=stage).observe(seconds)
 
-    def waited(self, seconds: float, request_id: str = "") -> None:
+    def waited(self, seconds: float, request_id: str) -> None:
         self.queue_wait.observe(seconds, exemplar(request_id))
 
     def first_token_after(self, seconds: float, request_id: str) -> None:

@@ -1,0 +1,247 @@
+"""The rows of the dashboard. Every description says what a good value is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.panels import COLUMNS, Panel, density, lines, number
+from grafana.promql import ALL, NOW, computed_per_oracle, hit_ratio, ratio, wrong_predictions
+
+TOKENS: Final = "suffix: tok/s"
+HALF: Final = COLUMNS // 2
+HIGH: Final = ((None, "red"), (0.5, "orange"), (0.8, "green"))  # the higher, the better
+LOW: Final = ((None, "green"), (1.1, "orange"), (1.3, "red"))
+
+
+def headline() -> list[Panel]:
+    return [
+        number(
+            "Computed / oracle",
+            "Tokens that clients waited for, by those that a perfect cache would have computed. "
+            "Good is 1.0 to 1.1; less means that idle work or a rule has saved more.",
+            {"": computed_per_oracle(ALL)},
+            steps=LOW,
+            decimals=2,
+        ),
+        number(
+            "Hit rate",
+            "Prompt tokens that the engine did not have to compute. Good is 90 % and more with agents; new "
+            "prompts have none, so look at computed / oracle first.",
+            {"": hit_ratio(ALL)},
+            unit="percentunit",
+            steps=HIGH,
+            decimals=1,
+        ),
+        number(
+            "Prefill time saved",
+            "What computing the cached tokens would have taken, at the engine's own rate. Good is hours.",
+            {"": ALL.increase("prefill_saved_seconds_total")},
+            unit="s",
+        ),
+        number(
+            "Engines",
+            "Good is as many up as there are.",
+            {"up": NOW.total("engine_up"), "of": f"count({NOW.series('engine_up')})"},
+        ),
+        number(
+            "Requests",
+            "Answered in this time. Good is what you expect: 0 means that nobody asks here.",
+            {"": ALL.increase("requests_total")},
+            decimals=0,
+        ),
+        number(
+            "Sidecars",
+            "By version. Good is one version everywhere.",
+            {"{{version}}": f"count by (version) ({NOW.series('build_info')})"},
+        ),
+    ]
+
+
+def tokens() -> list[Panel]:
+    everything = "~client|plant|idle"
+    return [
+        lines(
+            "Prompt tokens",
+            "By the engine's count. Good is a computed line close to the oracle's.",
+            {
+                "{{source}}": NOW.rate("prompt_tokens_total", "source"),
+                "oracle": NOW.rate("oracle_tokens_total"),
+            },
+            unit=TOKENS,
+            exemplars=True,
+        ),
+        lines(
+            "Computed / oracle, over time",
+            "Good is 1.0 to 1.1 where clients waited. With idle work it may be more: nobody waits then.",
+            {
+                "clients waited": computed_per_oracle(NOW),
+                "with idle work": computed_per_oracle(NOW, everything),
+            },
+            limit=1.3,
+        ),
+        lines(
+            "Prefill, by who wanted it",
+            "Good is few plants beside what clients compute. Idle work yields to any request.",
+            {"{{purpose}}": NOW.rate("prefill_tokens_total", "purpose")},
+            unit=TOKENS,
+            stacked=True,
+        ),
+        lines(
+            "Lost, by why the cache did not have them",
+            "Tokens computed that an engine had computed before. Good is nothing but bypassed.",
+            {"{{reason}}": NOW.rate("lost_tokens_total", "reason")},
+            unit=TOKENS,
+            width=HALF,
+            stacked=True,
+            exemplars=True,
+        ),
+        lines(
+            "Computed again, by what the client had changed",
+            "Good is nothing. `slotkeeper why --repeated` lists them, docs/rules.md helps.",
+            {"{{cause}}": f"{NOW.rate('repeated_tokens_total', 'cause')} > 0"},
+            unit=TOKENS,
+            width=HALF,
+            stacked=True,
+        ),
+    ]
+
+
+def latency() -> list[Panel]:
+    histogram = "time_to_first_token_seconds"
+    return [
+        density(
+            "Time to first token",
+            "Good is a dark band that does not rise as conversations grow.",
+            NOW.increase(f"{histogram}_bucket", "le"),
+            unit="s",
+        ),
+        lines(
+            "Time to first token, quantiles",
+            "Good is a median well below a second, however long the conversations are.",
+            NOW.quantiles(histogram, 0.5, 0.95, 0.99),
+            unit="s",
+            width=HALF,
+            exemplars=True,
+        ),
+        lines(
+            "Waiting for a slot",
+            "Good is close to 0. If it rises, there are more conversations at once than slots.",
+            NOW.quantiles("queue_wait_seconds", 0.5, 0.95),
+            unit="s",
+            width=HALF,
+            exemplars=True,
+        ),
+        lines(
+            "The sidecar's own time, by stage",
+            "95 of 100 requests took less. Good is a few milliseconds.",
+            {"{{stage}}": NOW.quantile(0.95, "overhead_seconds", "stage")},
+            unit="s",
+            width=HALF,
+        ),
+    ]
+
+
+def slots() -> list[Panel]:
+    return [
+        lines(
+            "Slots, by state",
+            "Good is at least one idle most of the time. `foreign` is at work for somebody who goes past us.",
+            {"{{state}}": NOW.total("slots", "state")},
+            stacked=True,
+        ),
+        lines("Requests in line", "Good is 0 most of the time.", {"waiting": NOW.total("queued_requests")}),
+        lines(
+            "Decisions",
+            "Where requests went, and why. Good is continues, prefix, ram_cache and snapshot; cold only for "
+            "what is new.",
+            {"{{reason}}": f"{NOW.rate('decisions_total', 'reason')} > 0"},
+            unit="reqps",
+            stacked=True,
+        ),
+    ]
+
+
+def snapshots() -> list[Panel]:
+    quarter = COLUMNS // 4
+    return [
+        lines(
+            "Snapshots",
+            "Slots in files. Good is a few for each conversation that may go on.",
+            {"snapshots": NOW.total("snapshots")},
+            width=quarter,
+        ),
+        lines(
+            "Bytes, by tier",
+            "Good is below the budgets, `--hot-bytes` and `--cold-bytes`.",
+            {"{{tier}}": NOW.total("snapshot_bytes", "tier")},
+            unit="bytes",
+            width=quarter,
+            stacked=True,
+        ),
+        lines(
+            "Operations",
+            "In an hour, by outcome. Good is nothing but ok.",
+            {"{{op}} {{outcome}}": f"{NOW.rate('snapshot_operations_total', 'op', 'outcome')} * 3600 > 0"},
+            unit="suffix: /h",
+            width=quarter,
+        ),
+        lines(
+            "Seconds, by operation",
+            "95 of 100 took less. Good is a restore that takes less than computing the tokens would.",
+            {"{{op}}": NOW.quantile(0.95, "snapshot_seconds", "op")},
+            unit="s",
+            width=quarter,
+        ),
+    ]
+
+
+def rules() -> list[Panel]:
+    return [
+        lines(
+            "Requests in which a rule found something",
+            "Each is a client that changed its own past. Good is fixed, not observed; see docs/rules.md.",
+            {"{{rule}}, {{action}}": f"{NOW.rate('rewrites_total', 'rule', 'action')} > 0"},
+            unit="reqps",
+            width=COLUMNS,
+            stacked=True,
+        )
+    ]
+
+
+def trouble() -> list[Panel]:
+    return [
+        lines(
+            "Requests, by outcome",
+            "Good is ok, and client_gone where users press stop.",
+            {"{{outcome}}": NOW.rate("requests_total", "outcome")},
+            unit="reqps",
+            width=COLUMNS // 4,
+            stacked=True,
+        ),
+        lines(
+            "Fallbacks, by what failed",
+            "Requests that went through as they came. Good is 0.",
+            {"{{reason}}": NOW.increase("fallbacks_total", "reason")},
+            width=COLUMNS // 4,
+        ),
+        lines(
+            "Prediction error",
+            "How many tokens the engine's reuse was off. Good is below 1; up to 64 does no harm.",
+            NOW.quantiles("prediction_error_tokens", 0.5, 0.95),
+            unit="suffix: tok",
+            width=COLUMNS // 4,
+            exemplars=True,
+        ),
+        lines(
+            "Wrong predictions, inexact prompts",
+            "Shares of the predictions that were off by more than 64 tokens, and of the prompts whose length "
+            "we had counted wrongly. Good is 0 for both.",
+            {
+                "predictions": wrong_predictions(NOW),
+                "prompts": ratio(NOW.rate("inexact_prompts_total"), NOW.rate("requests_total")),
+            },
+            unit="percentunit",
+            width=COLUMNS // 4,
+            limit=0.05,
+        ),
+    ]

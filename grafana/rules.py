@@ -1,0 +1,185 @@
+"""What Prometheus records and what it warns of, as tables. docs/alerts.md has a runbook for each alert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from grafana.promql import WAITED, Scope, computed_per_oracle, hit_ratio, ratio, wrong_predictions
+from slotkeeper.observe.metrics import FOLDER
+
+RUNBOOKS: Final = "docs/alerts.md"
+JOB: Final = "slotkeeper"  # as prometheus.yaml has it
+BUSY: Final = 10  # tokens computed for clients in a second: with less, one odd request would be an alarm
+SHORT: Final = Scope(matchers="", by=("job", "instance"), window="5m")
+LONG: Final = Scope(matchers="", by=("job", "instance"), window="15m")
+
+COMPUTED_PER_ORACLE: Final = "instance:slotkeeper_computed_per_oracle:ratio_rate15m"
+COMPUTED: Final = "instance:slotkeeper_computed_tokens:rate15m"
+HITS: Final = "instance:slotkeeper_cached_per_prompt:ratio_rate15m"
+WRONG: Final = "instance:slotkeeper_predictions_wrong:ratio_rate15m"
+FAILED: Final = "instance:slotkeeper_requests_failed:ratio_rate5m"
+QUEUE: Final = "instance:slotkeeper_queue_wait_seconds:p95_rate5m"
+LATENCY: Final = "instance:slotkeeper_time_to_first_token_seconds:p95_rate5m"
+
+RECORDINGS: Final[Mapping[str, str]] = {
+    COMPUTED_PER_ORACLE: computed_per_oracle(LONG),
+    COMPUTED: LONG.rate("prefill_tokens_total", purpose=WAITED),
+    HITS: hit_ratio(LONG),
+    WRONG: wrong_predictions(LONG),
+    FAILED: ratio(
+        SHORT.rate("requests_total", outcome="~upstream_error|broken"), SHORT.rate("requests_total")
+    ),
+    QUEUE: SHORT.quantile(0.95, "queue_wait_seconds"),
+    LATENCY: SHORT.quantile(0.95, "time_to_first_token_seconds"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """`measure` is held against `threshold`, while `meanwhile` has a value too."""
+
+    name: str
+    measure: str
+    over: str  # how it is compared: ">", "<", "=="
+    threshold: float
+    hold: str  # how long it must be so; nothing where `measure` looks back itself
+    severity: str
+    summary: str
+    meanwhile: str = ""
+
+    @property
+    def expr(self) -> str:
+        compared = f"{self.measure} {self.over} {self.threshold:g}"
+        return f"{compared} and {self.meanwhile}" if self.meanwhile else compared
+
+    @property
+    def runbook(self) -> str:
+        return f"{RUNBOOKS}#{self.name.lower()}"
+
+
+ALERTS: Final = (
+    Alert(
+        name="SlotkeeperDown",
+        measure=f'up{{job="{JOB}"}}',
+        over="==",
+        threshold=0,
+        hold="2m",
+        severity="critical",
+        summary="Slotkeeper does not answer on its admin port.",
+    ),
+    Alert(
+        name="SlotkeeperEngineDown",
+        measure=LONG.series("engine_up"),
+        over="==",
+        threshold=0,
+        hold="2m",
+        severity="critical",
+        summary="The engine {{ $labels.engine }} does not answer.",
+    ),
+    Alert(
+        name="SlotkeeperRequestsFail",
+        measure=FAILED,
+        over=">",
+        threshold=0.05,
+        hold="10m",
+        severity="critical",
+        summary="{{ $value | humanizePercentage }} of all requests fail in the engine or break off.",
+    ),
+    Alert(
+        name="SlotkeeperQueueLong",
+        measure=QUEUE,
+        over=">",
+        threshold=30,
+        hold="10m",
+        severity="warning",
+        summary="One request in twenty waits {{ $value | humanizeDuration }} or longer for a slot.",
+    ),
+    Alert(
+        name="SlotkeeperComputesTwice",
+        measure=COMPUTED_PER_ORACLE,
+        over=">",
+        threshold=1.3,
+        hold="15m",
+        severity="warning",
+        summary="Clients wait for {{ $value | humanize }} times what a perfect cache would compute.",
+        meanwhile=f"{COMPUTED} > {BUSY}",
+    ),
+    Alert(
+        name="SlotkeeperNothingCached",
+        measure=HITS,
+        over="<",
+        threshold=0.1,
+        hold="30m",
+        severity="warning",
+        summary="Only {{ $value | humanizePercentage }} of all prompt tokens were in the cache.",
+        meanwhile=f"{COMPUTED} > {BUSY}",
+    ),
+    Alert(
+        name="SlotkeeperPredictsWrong",
+        measure=WRONG,
+        over=">",
+        threshold=0.05,
+        hold="15m",
+        severity="warning",
+        summary="{{ $value | humanizePercentage }} of all answers reused other tokens than foretold.",
+    ),
+    Alert(
+        name="SlotkeeperCountsDiffer",
+        measure=LONG.increase("inexact_prompts_total"),
+        over=">",
+        threshold=0,
+        hold="",
+        severity="warning",
+        summary="The engine counted prompts otherwise than we did.",
+    ),
+    Alert(
+        name="SlotkeeperFailsOpen",
+        measure=LONG.increase("fallbacks_total", "reason"),
+        over=">",
+        threshold=3,
+        hold="",
+        severity="warning",
+        summary="Requests go through as they came: {{ $labels.reason }} failed in the last 15 minutes.",
+    ),
+    Alert(
+        name="SlotkeeperSlotFolder",
+        measure=LONG.increase(
+            "snapshot_operations_total", "outcome", op="~open|save", outcome=f"~{'|'.join(FOLDER)}"
+        ),
+        over=">",
+        threshold=0,
+        hold="",
+        severity="warning",
+        summary="Slots are not saved, because of the slot folder: {{ $labels.outcome }}.",
+    ),
+    Alert(
+        name="SlotkeeperSnapshotsFail",
+        measure=LONG.increase("snapshot_operations_total", "op", outcome=f"!~ok|{'|'.join(FOLDER)}"),
+        over=">",
+        threshold=3,
+        hold="",
+        severity="warning",
+        summary="Snapshots: {{ $labels.op }} failed in the last 15 minutes.",
+    ),
+)
+
+
+def recording() -> dict[str, Any]:
+    rules = [{"record": name, "expr": expr} for name, expr in RECORDINGS.items()]
+    return {"groups": [{"name": "slotkeeper-recording", "rules": rules}]}
+
+
+def alerts() -> dict[str, Any]:
+    return {"groups": [{"name": "slotkeeper-alerts", "rules": [_rule(alert) for alert in ALERTS]}]}
+
+
+def _rule(alert: Alert) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        **({"for": alert.hold} if alert.hold else {}),
+        "labels": {"severity": alert.severity},
+        "annotations": {"summary": alert.summary, "runbook": alert.runbook},
+    }

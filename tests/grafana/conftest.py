@@ -1,0 +1,36 @@
+"""A real engine, a sidecar in front of it as a user starts it, and a real Prometheus that scrapes it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from engine.conftest import start, wait_until
+from scraping import TOKEN, Watched, running, scraping, used
+from slotkeeper.engine.launch import Kind, free_port
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    with ExitStack() as stack:
+        engine = start("tiny-hybrid", Kind.XLLAMACPP, folder=folder)
+        stack.callback(engine.process.kill)
+        data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        where = ("--upstream", engine.base, "--listen", data, "--admin-listen", admin)
+        more = ("--slot-dir", str(engine.slot_dir), "--save-pause", "0.05", "--drain-delay", "0")
+        command = (sys.executable, "-m", "slotkeeper", "serve", *where, *more)
+        secret = {"SLOTKEEPER_ADMIN_TOKEN": TOKEN}
+        stack.enter_context(running(command, folder / "sidecar.log", f"http://{admin}/readyz", secret))
+        prometheus = stack.enter_context(scraping(admin, folder))
+        wait_until(lambda: bool(prometheus.values("slotkeeper_build_info")))  # so all zeros were seen
+        asyncio.run(used(f"http://{data}"))
+        wait_until(lambda: any(prometheus.values("slotkeeper_snapshots")))  # what is done in the pause, too
+        ended = time.time()
+        wait_until(lambda: prometheus.caught_up(ended))
+        yield Watched(f"http://{data}", f"http://{admin}", prometheus)

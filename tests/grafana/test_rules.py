@@ -1,0 +1,181 @@
+"""Rules, by Prometheus' own promtool: they are well formed, and each alert fires when it should."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from docs.generate import heading_anchors
+from grafana.__main__ import HERE
+from grafana.rules import ALERTS, JOB, RUNBOOKS
+
+from programs import program
+
+ROOT: Final = HERE.parent
+RULES: Final = (HERE / "prometheus/recording.yaml", HERE / "prometheus/alerts.yaml")
+MINUTES: Final = 60  # that each scene lasts
+
+Series = Mapping[str, int]  # name and labels -> by how much it grows in a minute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What is counted where an alert shall fire, and where just none shall. A gauge has the number itself."""
+
+    fires: Series
+    quiet: Series
+    gauges: bool = False
+
+
+def tokens(client: int, plant: int, oracle: int, cached: int) -> Series:
+    return {
+        'prefill_tokens_total{purpose="client"}': client,
+        'prefill_tokens_total{purpose="plant"}': plant,
+        'prefill_tokens_total{purpose="idle"}': 100_000,  # nobody waits for these
+        "oracle_tokens_total": oracle,
+        'prompt_tokens_total{source="computed"}': client,
+        'prompt_tokens_total{source="cached"}': cached,
+    }
+
+
+def waiting(within_10s: int, longer: int) -> Series:
+    bucket = "queue_wait_seconds_bucket"
+    return {
+        f'{bucket}{{le="10.0"}}': within_10s,
+        f'{bucket}{{le="60.0"}}': within_10s + longer,
+        f'{bucket}{{le="+Inf"}}': within_10s + longer,
+    }
+
+
+def predicted(right: int, wrong: int) -> Series:
+    error = "prediction_error_tokens"
+    return {f'{error}_bucket{{le="64.0"}}': right, f"{error}_count": right + wrong}
+
+
+def operation(op: str, outcome: str) -> str:
+    return f'snapshot_operations_total{{op="{op}",outcome="{outcome}"}}'
+
+
+def requests(ok: int, gone: int, broken: int) -> Series:
+    counts = {"ok": ok, "client_gone": gone, "broken": broken}
+    return {f'requests_total{{outcome="{outcome}",route="chat"}}': count for outcome, count in counts.items()}
+
+
+SCENES: Final = {
+    "SlotkeeperDown": Scene(fires={"up": 0}, quiet={"up": 1}, gauges=True),
+    "SlotkeeperEngineDown": Scene(
+        fires={'engine_up{engine="a"}': 0, 'engine_up{engine="b"}': 1},
+        quiet={'engine_up{engine="a"}': 1, 'engine_up{engine="b"}': 1},
+        gauges=True,
+    ),
+    "SlotkeeperRequestsFail": Scene(fires=requests(80, 10, 10), quiet=requests(80, 18, 2)),
+    "SlotkeeperQueueLong": Scene(fires=waiting(80, 20), quiet=waiting(99, 1)),
+    "SlotkeeperComputesTwice": Scene(
+        fires=tokens(1000, 1000, 1000, 9000),  # by what was planted for clients
+        quiet=tokens(1100, 100, 1000, 9000),
+    ),
+    "SlotkeeperNothingCached": Scene(fires=tokens(1000, 0, 1000, 10), quiet=tokens(1000, 0, 1000, 500)),
+    "SlotkeeperPredictsWrong": Scene(fires=predicted(90, 10), quiet=predicted(99, 1)),
+    "SlotkeeperCountsDiffer": Scene(fires={"inexact_prompts_total": 1}, quiet={"inexact_prompts_total": 0}),
+    "SlotkeeperFailsOpen": Scene(
+        fires={'fallbacks_total{reason="render"}': 1}, quiet={'fallbacks_total{reason="render"}': 0}
+    ),
+    "SlotkeeperSlotFolder": Scene(
+        fires={operation("open", "missing_folder"): 2}, quiet={operation("open", "ok"): 2}
+    ),
+    "SlotkeeperSnapshotsFail": Scene(
+        fires={operation("save", "torn"): 1}, quiet={operation("save", "ok"): 100}
+    ),
+}
+
+
+def series(scene: Series, *, gauges: bool) -> list[dict[str, str]]:
+    """As promtool reads them, of one sidecar."""
+    made = []
+    for name, growth in scene.items():
+        metric, _, labels = name.removesuffix("}").partition("{")
+        named = f'{metric if metric == "up" else f"slotkeeper_{metric}"}{{job="{JOB}",instance="i"'
+        values = f"{growth}+0x{MINUTES}" if gauges else f"0+{growth}x{MINUTES}"
+        made.append({"series": f"{named},{labels}}}" if labels else f"{named}}}", "values": values})
+    return made
+
+
+def firing(scene: Series, expected: list[str], *, gauges: bool) -> dict[str, Any]:
+    """A test of promtool: these alerts fire at the end, and no others."""
+    return {
+        "interval": "1m",
+        "input_series": series(scene, gauges=gauges),
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": f"{MINUTES}m",
+                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in expected],
+            }
+        ],
+    }
+
+
+def promtool(*words: str | Path) -> str:
+    done = subprocess.run([program("promtool"), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def outcome(folder: Path, tests: list[dict[str, Any]]) -> str:
+    """What promtool says of them; empty where all passed."""
+    document = {
+        "rule_files": [str(path) for path in RULES],
+        "evaluation_interval": "1m",
+        "tests": tests,
+    }
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump(document), "utf-8")
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", path], capture_output=True, text=True, check=False
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_the_rules_are_well_formed():
+    assert "SUCCESS" in promtool("check", "rules", *RULES)
+
+
+def test_the_configuration_is_well_formed():
+    promtool("check", "config", "--syntax-only", HERE / "prometheus/prometheus.yaml")
+
+
+def test_every_alert_has_a_scene():
+    assert set(SCENES) == {alert.name for alert in ALERTS}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_an_alert_fires_when_it_should_and_only_then(name, tmp_path):
+    scene = SCENES[name]
+    tests = [
+        firing(scene.fires, [name], gauges=scene.gauges),
+        firing(scene.quiet, [], gauges=scene.gauges),
+    ]
+    assert outcome(tmp_path, tests) == ""
+
+
+def test_an_alert_that_stays_silent_would_be_noticed(tmp_path):
+    quiet = SCENES["SlotkeeperDown"].quiet
+    assert "FAILED" in outcome(tmp_path, [firing(quiet, ["SlotkeeperDown"], gauges=True)])
+
+
+def test_little_traffic_is_no_alarm(tmp_path):
+    """One odd request in a quiet hour says nothing of the cache."""
+    assert outcome(tmp_path, [firing(tokens(100, 0, 10, 0), [], gauges=False)]) == ""
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_an_alert_leads_to_its_runbook(alert):
+    page, _, anchor = alert.runbook.partition("#")
+    assert page == RUNBOOKS
+    anchors = heading_anchors((ROOT / page).read_text("utf-8"))
+    assert anchors.get(alert.name) == anchor

@@ -1,0 +1,124 @@
+"""A real Prometheus that scrapes a real sidecar, with the configuration that is shipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import yaml
+from grafana.__main__ import HERE
+from grafana.rules import HITS
+
+from engine.conftest import wait_until
+from programs import program
+from slotkeeper.bench.play import CHAT, play
+from slotkeeper.bench.sessions import clock, system, user
+from slotkeeper.bench.target import Target
+from slotkeeper.engine.launch import free_port
+
+TOKEN: Final = "scraped"  # noqa: S105 - of the admin port, for a test
+OFTEN: Final = "500ms"  # scraped and evaluated
+REQUEST_IDS: Final = ("first-of-this-test", "second-of-this-test")
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    base: str
+
+    def get(self, path: str, **params: Any) -> Any:
+        """`data` of an answer of its API."""
+        answer = httpx.get(f"{self.base}/api/v1/{path}", params=params)
+        document = answer.json()
+        assert document["status"] == "success", (params, document)
+        return document["data"]
+
+    def values(self, expr: str) -> list[float]:
+        return [float(sample["value"][1]) for sample in self.get("query", query=expr)["result"]]
+
+    def caught_up(self, moment: float) -> bool:
+        """Whether rules were evaluated a second after `moment`, and so with all that was counted by then."""
+        return any(at > moment + 1 for at in self.values(f"timestamp({HITS})"))
+
+    def exemplars(self, selector: str) -> set[str]:
+        """The ids of requests that go along with these series."""
+        now = time.time()
+        found = self.get("query_exemplars", query=selector, start=now - 3600, end=now)
+        return {one["labels"]["request_id"] for series in found for one in series["exemplars"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A sidecar that was used, and who watched it from before the first request on."""
+
+    data: str
+    admin: str
+    prometheus: Prometheus
+
+
+@contextmanager
+def running(
+    command: Sequence[str], log: Path, ready: str, environ: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """A process, from when it answers 200 at `ready` until the end of the block."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(environ or {})}
+        )
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text("utf-8")
+        try:
+            return httpx.get(ready).is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_until(answers)
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@contextmanager
+def scraping(admin: str, folder: Path) -> Iterator[Prometheus]:
+    """With our configuration, but for what is of this machine, and more often."""
+    config = yaml.safe_load((HERE / "prometheus/prometheus.yaml").read_text("utf-8"))
+    config["global"] = {"scrape_interval": OFTEN, "evaluation_interval": OFTEN}
+    (job,) = config["scrape_configs"]
+    job["static_configs"] = [{"targets": [admin]}]
+    job["authorization"]["credentials_file"] = str(folder / "token")
+    (folder / "token").write_text(TOKEN, "utf-8")
+    for name in config["rule_files"]:
+        shutil.copy(HERE / "prometheus" / name, folder / name)
+    path = folder / "prometheus.yaml"
+    path.write_text(yaml.safe_dump(config), "utf-8")
+    address = f"127.0.0.1:{free_port()}"
+    command = (
+        program("prometheus"),
+        f"--config.file={path}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address={address}",
+        "--enable-feature=exemplar-storage",
+    )
+    with running(command, folder / "prometheus.log", f"http://{address}/-/ready"):
+        yield Prometheus(f"http://{address}")
+
+
+async def used(base: str) -> None:
+    """A conversation whose system prompt tells the time, and streams whose ids are known."""
+    async with Target(base) as target:
+        await play(clock(first=False), target, session="clock")
+    async with httpx.AsyncClient(base_url=base, timeout=60) as client:
+        for request_id in REQUEST_IDS:
+            body = {"messages": [system(), user(7)], "max_tokens": 8, "stream": True}
+            answer = await client.post(CHAT, json=body, headers={"X-Request-Id": request_id})
+            assert answer.is_success
