@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -18,6 +19,8 @@ from slotkeeper.core.types import EngineId
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.recording import Recorder
+from slotkeeper.observe.spans import spans_to
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
@@ -60,9 +63,14 @@ class Sidecar:
         journal = Journal(settings.why_requests)
         self.driver = Driver(links, self.metrics, store=store, limits=limits, journal=journal)
         self.admin = AdminPort(self.driver, self.metrics, token, limits, why_text=settings.why_text)
+        self._recorder = self._recording(settings.record) if settings.record else None
+        self._spans = spans_to(settings.otlp_endpoint)
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
+
+    def _recording(self, folder: Path) -> Recorder:
+        return Recorder(folder, int(self.settings.record_bytes), lambda _: self.metrics.fallback("record"))
 
     @property
     def addresses(self) -> list[str]:
@@ -72,8 +80,16 @@ class Sidecar:
     async def start(self) -> None:
         """Raises OSError when a port is taken."""
         self._upstream = Upstream()
-        gate = Gate(self.driver, self._upstream, self.metrics, self.rewriting, self.settings.keep_alive)
         settings = self.settings
+        gate = Gate(
+            self.driver,
+            self._upstream,
+            self.metrics,
+            self.rewriting,
+            settings.keep_alive,
+            recorder=self._recorder,
+            spans=self._spans,
+        )
         data = DataPort(gate, max_body_bytes=settings.max_body_bytes, api_prefix=settings.api_prefix)
         # Without handler_cancellation a client that leaves during prefill is not noticed.
         self._data = web.AppRunner(
@@ -112,6 +128,9 @@ class Sidecar:
         await self.driver.close()
         if self._upstream is not None:
             await self._upstream.close()
+        for told in (self._recorder, self._spans):
+            if told is not None:
+                await told.close()
 
 
 def limits_in(settings: Settings) -> Limits:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import httpx
 
 from slotkeeper.asking import admin_port
+from slotkeeper.terminal.out import complain
 
 
 async def health(*, admin: str | None, live: bool) -> int:
@@ -20,5 +19,5 @@ async def health(*, admin: str | None, live: bool) -> int:
 
 
 def _no(why: str) -> int:
-    print(f"slotkeeper health: {why}", file=sys.stderr)  # noqa: T201
+    complain("health", why)
     return 1

@@ -27,6 +27,7 @@ from slotkeeper.core.conversations.causes import Cause, Explained, explain
 from slotkeeper.core.conversations.reasons import CAUSES, NEW_SESSION
 from slotkeeper.core.conversations.record import Who
 from slotkeeper.core.requests.layout import Layout, Section
+from slotkeeper.terminal.figures import one_line
 from slotkeeper.wire.identity import named
 from slotkeeper.wire.layout import lay_out
 from slotkeeper.wire.routes import classify
@@ -227,11 +228,6 @@ def examples(findings: Iterable[Finding]) -> Iterator[Text]:
     for number, found in enumerate(findings, start=1):
         yield Text(f"{number:3} - {one_line(found.before)}", style="red")
         yield Text(f"    + {one_line(found.after)}", style="green")
-
-
-def one_line(text: str) -> str:
-    """Unprintable characters as Python writes them: a recording may hold anything."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) or "(nothing)"
 
 
 def advice(findings: Sequence[Finding]) -> Iterator[str]:

@@ -154,20 +154,26 @@ async def _supervise(plan: Plan) -> None:
         command=" ".join(_without_keys(plan.binary.command(plan.args))),
         log=str(plan.log_path),
     )
-    last = ""
+    last, served = "", False
 
     def progress(health: Health, line: str) -> None:
         nonlocal last
         if health.value != last:
             last = health.value
-            log.info("engine_loading", state=health.value, line=line[:200])
+            # Once it has served, its log may hold prompts.
+            log.info("engine_loading", state=health.value, line="" if served else line[:200])
 
-    def down(code: int, tail: str) -> None:
-        log.error("engine_died", returncode=code, log=str(plan.log_path), tail=tail[-2000:])
+    def up() -> None:
+        nonlocal served
+        served = True
+        log.info("engine_serves", engine=base)
+
+    def down(code: int, _: str) -> None:
+        log.warning("engine_died", returncode=code, log=str(plan.log_path))
 
     await Supervisor(
         lambda: EngineProcess(plan.binary, plan.args, base=base, log=plan.log_path),
-        on_up=lambda: log.info("engine_serves", engine=base),
+        on_up=up,
         on_down=down,
         progress=progress,
     ).run()

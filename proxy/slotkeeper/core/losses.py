@@ -33,7 +33,7 @@ class Loss(StrEnum):
     RESTARTED = "restarted"  # the engine was started anew since, and no file held them
     MISPREDICTED = "mispredicted"  # the engine used less of the slot than it should have
     UNPLACED = "unplaced"  # it went where somebody else chose, or before its tokens were known
-    BYPASSED = "bypassed"  # the client asked for no help
+    BYPASSED = "bypassed"  # the client asked for no help, or for no cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Answered:
     base: Held | None  # what its slot held when it began
     known: int  # tokens of it that were ever computed before
     restarted: bool  # whether the engine was started anew since then
+    uncached: bool = False  # the client wanted all of it computed
 
 
 def lost(answered: Answered, tokens: int) -> Lost | None:
@@ -63,7 +64,7 @@ def lost(answered: Answered, tokens: int) -> Lost | None:
 
 
 def _why(answered: Answered) -> Loss:
-    if answered.reason is Reason.BYPASS:
+    if answered.reason is Reason.BYPASS or answered.uncached:
         return Loss.BYPASSED
     cached, shared = answered.cached, _shared(answered)
     if answered.predicted is not None and answered.predicted - cached > answered.known - answered.predicted:

@@ -93,15 +93,16 @@ class Pending:
         """What was planted for it was computed for it."""
         if oracle is None or done.cached is None or done.prompt_tokens is None or self.prompt is None:
             return None
-        found = self.structure
+        found, as_expected = self.structure, self.slot == plan.slot
         answered = Answered(
             reason=plan.reason,
             prompt=self.prompt,
             cached=max(0, done.cached - self.planted),
             predicted=None if self.predicted is None else max(0, self.predicted - self.planted),
-            base=plan.look.base if plan.look else self.base,
+            base=plan.look.base if plan.look and as_expected else self.base,
             known=found.known,
             restarted=found.known_at < plan.table.reset_at,
+            uncached=self.arrived.uncached,
         )
         return lost(answered, done.prompt_tokens - done.cached + self.planted - oracle)
 

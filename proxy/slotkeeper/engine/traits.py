@@ -190,9 +190,9 @@ async def model_file(
 ) -> tuple[Path | None, GgufHeader | None]:
     """The model's file and header, if this machine has it: the engine may run on another one."""
     path = Path(str(props.get("model_path") or ""))
-    if not await asyncio.to_thread(path.is_file):
-        return None, None
     try:
+        if not await asyncio.to_thread(path.is_file):  # raises where we may not look
+            return None, None
         header = await asyncio.to_thread(read_header, path)
     except (OSError, ValueError):
         return None, None

@@ -8,15 +8,18 @@ from typing import Final
 from slotkeeper.core.canonical.apply import Outcome
 from slotkeeper.core.conversations.causes import Cause, Explained, explain, of_template
 from slotkeeper.core.conversations.divergence import length, parted
+from slotkeeper.core.conversations.echo import Echo, echo
+from slotkeeper.core.conversations.reasons import CAUSES
 from slotkeeper.core.conversations.record import Match
 from slotkeeper.core.requests.layout import Layout
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.log import get_logger
-from slotkeeper.observe.why.record import Parting
+from slotkeeper.observe.why.record import Decision, Parting
 from slotkeeper.wire.draft import Figures
 
 OPENING: Final = 16  # tokens, at most, that a template puts behind the messages to open a reply
 OF_TEMPLATE: Final = frozenset({Cause.TEMPLATE_STRIPS_REASONING, Cause.TEMPLATE_RERENDERS})
+OVERSHOOT: Final = 8  # tokens, at most, that a slot holds behind a reply, and that the reply is shorter by
 LEAD: Final = 24  # tokens shown before the place where prompts part
 BEHIND: Final = 24
 
@@ -31,6 +34,7 @@ class Judgement:
     template: Cause | None  # should its tokens part where its texts do not
     parent: Tokens | None  # the prompt that it goes on from, where that is known
     remains: bool  # what goes on parts as well
+    echo: Echo | None  # how the newest reply comes back
     lost: float  # characters of its own text, by its length, that stand behind where it parts, unchanged
 
 
@@ -53,6 +57,7 @@ def judge(match: Match, layout: Layout, outcome: Outcome) -> Judgement:
         template=of_template(before.received) if before else None,
         parent=before.tokens if before else None,
         remains=divergence is not None and not _mended(match, outcome),
+        echo=echo(match.before, layout) if match.before and divergence is None else None,
         lost=divergence.lost / length(layout) if divergence else 0.0,
     )
 
@@ -125,4 +130,24 @@ def parting(
         was=was,
         now=now,
         lead=first - since,
+    )
+
+
+def reply_parted(judged: Judgement, decision: Decision | None, cached: int | None) -> Parting | None:
+    """Whether the newest reply came back otherwise than the slot held it, by the engine's count."""
+    if judged.echo is None or judged.parent is None or decision is None or cached is None:
+        return None
+    own = decision.common is not None and decision.common >= len(judged.parent) - OPENING
+    if not own or decision.common is None or cached >= decision.held - OVERSHOOT:
+        return None
+    return Parting(
+        cause=judged.echo.cause,
+        section=judged.echo.section,
+        message=judged.echo.message,
+        token=decision.common,
+        tokens=0,
+        seconds=None,
+        rule=CAUSES[judged.echo.cause].rule,
+        fixed=False,
+        reply=True,
     )

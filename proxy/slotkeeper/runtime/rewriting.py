@@ -19,8 +19,8 @@ from slotkeeper.core.conversations.book import Conversations
 from slotkeeper.core.conversations.record import Conversation, Who
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.why.record import Parting
-from slotkeeper.runtime.repeated import Judgement, cost_of, judge, parting, report
+from slotkeeper.observe.why.record import Decision, Parting
+from slotkeeper.runtime.repeated import Judgement, cost_of, judge, parting, reply_parted, report
 from slotkeeper.wire.document import Doc
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.identity import named
@@ -97,11 +97,18 @@ class Rewriting:
         return Taken(request_id, outcome.doc, body, conversation, judged, shown)
 
     def answered(
-        self, taken: Taken, reply: Doc | None, prompt: Tokens | None, figures: Figures, *, planted: int
+        self,
+        taken: Taken,
+        reply: Doc | None,
+        prompt: Tokens | None,
+        figures: Figures,
+        *,
+        planted: int,
+        decision: Decision | None = None,
     ) -> Parting | None:
         """The answer is over: keep what it says, and tell what the request's changes have cost.
 
-        `planted` tokens were computed for it before it went on.
+        `planted` tokens were computed for it before it went on; `decision` is where that was.
         """
         if reply is not None:
             self.conversations.replied(taken.conversation, reply)
@@ -109,7 +116,7 @@ class Rewriting:
         cost = cost_of(judged, prompt, figures, planted)
         taken.conversation.tokens = prompt or taken.conversation.tokens
         if cost is None or cost.why.cause is None:
-            return None
+            return reply_parted(judged, decision, figures.cached)
         self._metrics.lost(cost.why.cause, cost.tokens)
         report(cost, request_id=taken.request_id, fixed=fixed)
         return parting(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=self._text)

@@ -28,7 +28,6 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.structure import boundaries_of
 from slotkeeper.web.explaining import Explaining
 from slotkeeper.web.learning import Heard, learn
-from slotkeeper.wire import headers as names
 from slotkeeper.wire.answer import Answer, AnswerReader, Figures
 from slotkeeper.wire.request import Ask, NotOurs, load, read
 from slotkeeper.wire.routes import Api
@@ -80,9 +79,8 @@ class Account:
             at=self.arrived,
             client=client,
             named=conversation,
-            trace_parent=headers.get(names.TRACE_PARENT),
         )
-        driver.journal.came(self.record)
+        driver.note(driver.journal.came, self.record)
 
     # -- its prompt --------------------------------------------------------------------------------
 
@@ -111,7 +109,7 @@ class Account:
         """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(_numbers)}:{self.id}")  # a client may send one id twice
         self._open = True
-        self._driver.journal.follow(self.key, self.record)
+        self._driver.note(self._driver.journal.follow, self.key, self.record)
         self.rendered = asyncio.Event()
         ask = self.ask
         self._unrendered = ask if ask and (ask.chat is not None or ask.prompt is not None) else None
@@ -137,6 +135,8 @@ class Account:
         finally:
             rendered.set()
             at = driver.now()
+            tokens = None if self.prompt is None else len(self.prompt)
+            self.record.add(Stage.RENDER, started, at, tokens=tokens)
             driver.post(Rendered(at=at, request=key, prompt=self.prompt, boundaries=boundaries))
         self._metrics.spent("render", driver.now() - started)
 
@@ -204,7 +204,6 @@ class Account:
         self.gone()
         self.record.outcome = self.outcome
         self.record.seconds = self._driver.now() - self.arrived
-        self._driver.journal.ended(self.record)
         self._metrics.requests.labels(route=self._api.value, outcome=self.outcome).inc()
 
     def _note(self, figures: Figures, status: int) -> None:

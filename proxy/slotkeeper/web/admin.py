@@ -12,11 +12,13 @@ from slotkeeper.core.limits import Limits
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.web.dashboard import routes as dashboard
 from slotkeeper.web.requests import RequestRoutes
 from slotkeeper.web.snapshots import SnapshotRoutes
 from slotkeeper.web.state import StateRoutes
 
-OPEN: frozenset[str] = frozenset({"/livez", "/readyz", "/healthz"})  # probes carry no token
+# Probes carry no token, and the page has no data of its own.
+OPEN: frozenset[str] = frozenset({"/livez", "/readyz", "/healthz"}) | dashboard.OPEN
 
 
 class AdminPort:
@@ -40,6 +42,7 @@ class AdminPort:
         app.router.add_get("/healthz", self._live)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", make_aiohttp_handler(self._metrics.registry))
+        app.router.add_routes(dashboard.routes())
         for part in (self._state, RequestRoutes(self._driver), self._snapshots):
             app.router.add_routes(part.routes())
         return app

@@ -124,8 +124,10 @@ class DataPort:
         return response
 
     def _failed(self, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
-        say = log.info if isinstance(fault, ClientFault) else log.warning
-        say("request_failed", request_id=known_as, status=fault.status, error=fault.message)
+        if isinstance(fault, ClientFault):
+            log.info("request_refused", request_id=known_as, status=fault.status, error=fault.message)
+        else:
+            log.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
         headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
         if fault.retry_after is not None:
             headers["Retry-After"] = str(fault.retry_after)

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 from aiohttp import web
@@ -16,6 +16,7 @@ from slotkeeper.core.events import Arrived, Started
 from slotkeeper.core.types import ClientId, EngineId, Reason
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.recording import Recorder
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
@@ -29,6 +30,9 @@ from slotkeeper.wire.headers import request_id as safe_id
 from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
 from slotkeeper.wire.request import pin
 from slotkeeper.wire.routes import Api
+
+if TYPE_CHECKING:
+    from slotkeeper.observe.otel import Spans  # of an extra
 
 PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
 AUTH: Final = ("Authorization", "X-Api-Key")
@@ -49,6 +53,8 @@ class Gate:
     metrics: Metrics
     rewriting: Rewriting
     keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
+    recorder: Recorder | None = None
+    spans: Spans | None = None
 
 
 class Exchange:
@@ -69,6 +75,7 @@ class Exchange:
             client=f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}",
             conversation=safe_id(request.headers.get(names.CONVERSATION), str) or None,
         )
+        self._trace = gate.spans.begin(request.headers, self._account.record.came) if gate.spans else None
         self._forward: Forward | None = None  # where it is sent, once that is decided
         tasks, labels = gate.driver.tasks, self._labels
         self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
@@ -76,7 +83,9 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         account = self._account
         if self._api.generates:
-            self._body = account.parse(self._body, self._rewriting())
+            came = self._body
+            self._body = account.parse(came, self._rewriting())
+            self._keep(came)
         try:
             if self._hears_comments():
                 self._waiting.start()
@@ -95,6 +104,8 @@ class Exchange:
         finally:
             self._waiting.stop()
             account.close()
+            if self._trace:
+                self._trace.end(account.record)
 
     async def _served(self) -> web.StreamResponse:
         while True:
@@ -106,6 +117,19 @@ class Exchange:
                     raise
                 self._account.gone()
                 self._forward = None
+
+    def _keep(self, body: bytes) -> None:
+        """For `--record`: as the client sent it."""
+        if self._gate.recorder is not None:
+            record = self._account.record
+            self._gate.recorder.write(
+                path=self._request.path_qs,
+                headers=self._request.headers,
+                body=body,
+                client=record.client,
+                session=record.named or record.conversation,
+                at=record.came,
+            )
 
     def _rewriting(self) -> Rewriting | None:
         """None for who asked to be left alone."""
@@ -172,7 +196,10 @@ class Exchange:
             body, progress = ask_for(body), ProgressFilter()
         link = driver.links[forward.engine]
         try:
-            answer = await self._gate.upstream.send(forward.engine, self._request, body, self._account.id)
+            parent = self._trace.trace_parent if self._trace else None
+            answer = await self._gate.upstream.send(
+                forward.engine, self._request, body, self._account.id, trace_parent=parent
+            )
         except UpstreamFault:
             link.kick()
             raise

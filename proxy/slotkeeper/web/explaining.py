@@ -53,8 +53,14 @@ class Explaining:
             return
         try:
             reply = answer.reply if answer.complete else None
-            parting = self._rewriting.answered(self._taken, reply, prompt, answer.figures, planted=planted)
-            self._record.parting = parting
+            self._record.parting = self._rewriting.answered(
+                self._taken,
+                reply,
+                prompt,
+                answer.figures,
+                planted=planted,
+                decision=self._record.decision,
+            )
         except Exception:
             log.exception("explanation_failed", request_id=self._record.request_id)
             self._metrics.fallback("explain")

@@ -11,12 +11,12 @@ from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.why.record import Parting, Record
 from slotkeeper.observe.why.shown import detail, summary
+from slotkeeper.observe.why.words import FEW
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.web.documents import answer, number, refused
 
 LIMIT: Final = 50
 MOST: Final = 500
-SHORTEST: Final = 4  # characters of an id's end
 NEWEST: Final = "last"
 
 log = get_logger(__name__)
@@ -40,7 +40,7 @@ class RequestRoutes:
             record
             for record in self._driver.journal
             if conversation in (-1, record.conversation)
-            and (request.query.get("repeated") != "1" or record.repeated)
+            and (request.query.get("repeated") != "1" or record.repeated > FEW)
         )
         return answer({"requests": [summary(record) for record in islice(found, most)]})
 
@@ -50,7 +50,7 @@ class RequestRoutes:
         if record is None:
             kept = len(self._driver.journal)
             raise refused(web.HTTPNotFound, f"none of the last {kept} requests is called {wanted}")
-        document = detail(record)
+        document = detail(record, self._driver.journal.took_slot(record))
         if record.parting and record.parting.now:
             document["parting"]["text"] = await self._text(record, record.parting)
         return answer(document)
@@ -58,7 +58,7 @@ class RequestRoutes:
     def _find(self, wanted: str) -> Record | None:
         if wanted == NEWEST:
             return next(iter(self._driver.journal), None)
-        return self._driver.journal.find(wanted) if len(wanted) >= SHORTEST else None
+        return self._driver.journal.find(wanted)
 
     async def _text(self, record: Record, parting: Parting) -> dict[str, str] | None:
         """The words around the place, by the engine's own vocabulary; None where it does not answer."""

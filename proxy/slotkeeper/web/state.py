@@ -13,8 +13,8 @@ from slotkeeper.core.held import Held
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import EngineTable
-from slotkeeper.core.types import RequestId
 from slotkeeper.observe.history import History
+from slotkeeper.observe.log import id_of
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.web.documents import answer, number
 
@@ -92,7 +92,7 @@ class StateRoutes:
     def _held(
         self, table: EngineTable, held: Held | None, conversations: dict[str, int | None], now: float
     ) -> Document:
-        known_as = _known_as(held.request) if held and held.request else None
+        known_as = id_of(held.request) if held and held.request else None
         covered = self._driver.placement.shelf.covers(held, table.traits) if held else 0
         return {
             "held_tokens": held.total if held else 0,
@@ -138,8 +138,3 @@ class StateRoutes:
                 ],
             }
         )
-
-
-def _known_as(key: RequestId) -> str:
-    """The client's id for it: keys have a number in front."""
-    return key.partition(":")[2]

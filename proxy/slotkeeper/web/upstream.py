@@ -56,15 +56,27 @@ class Upstream:
         await self._session.close()
 
     async def send(
-        self, base: str, request: web.BaseRequest, body: bytes | None, request_id: str
+        self,
+        base: str,
+        request: web.BaseRequest,
+        body: bytes | None,
+        request_id: str,
+        *,
+        trace_parent: str | None = None,
     ) -> aiohttp.ClientResponse:
-        """Forward a request. Raises UpstreamFault when the engine cannot be reached or hangs up."""
+        """Forward a request. Raises UpstreamFault when the engine cannot be reached or hangs up.
+
+        `trace_parent` names our own span; without one the client's goes on.
+        """
         url = URL(base + target(request), encoded=True)
+        headers = outgoing(request, body, request_id)
+        if trace_parent is not None:
+            headers[names.TRACE_PARENT] = trace_parent
         try:
             return await self._session.request(
                 request.method,
                 url,
-                headers=outgoing(request, body, request_id),
+                headers=headers,
                 data=_framed(body) if body else None,
                 allow_redirects=False,
             )

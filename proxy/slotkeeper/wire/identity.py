@@ -17,7 +17,7 @@ from slotkeeper.wire.headers import CONVERSATION
 LIMIT: Final = 512  # characters: longer is data, not a name
 # The most telling first. Codex gives its main agent, its sub-agents and its compactions one session and one
 # cache key, and each agent a thread of its own.
-_HEADERS: Final = (
+HEADERS: Final = (
     CONVERSATION.lower(),
     "thread-id",
     "x-conversation-id",
@@ -41,7 +41,7 @@ def named(headers: Mapping[str, str], doc: Doc) -> str | None:
     """
     given = {name.lower(): value for name, value in headers.items()}
     secrets = {word for name in _CREDENTIALS for word in given.get(name, "").split()}
-    for header in _HEADERS:
+    for header in HEADERS:
         name = _name(given.get(header))
         if name is not None and name not in secrets:
             return name

@@ -8,33 +8,33 @@ import logging
 
 import aiohttp
 import pytest
-import structlog
+from aiohttp.http_exceptions import BadHttpMessage, InvalidURLError
 
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from slotkeeper.app import running
-from slotkeeper.observe.log import configure, get_logger
+from slotkeeper.core.types import RequestId
+from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.observe.log import SELDOM_SECONDS, Seldom, configure, get_logger, id_of, sayable
 from slotkeeper.runtime import render
+from slotkeeper.store.trouble import UnfitError
 from slotkeeper.wire.answer import AnswerReader
 
 WORD = "Xylophonkonzert"  # stands in every prompt below, and in no code
 STYLES = pytest.mark.parametrize("style", ["json", "console"])
 
 
-@pytest.fixture(autouse=True)
-def as_before():
-    """`configure` holds on to the streams of the test that called it."""
-    root = logging.getLogger()
-    handlers = list(root.handlers)
-    yield
-    root.handlers[:] = handlers
-    structlog.reset_defaults()
-
-
 def fails_over(prompt: str) -> None:
     body = {"messages": [{"content": prompt}]}
     raise LookupError(len(body))
+
+
+def breaks_over(error: Exception) -> None:
+    try:
+        raise error
+    except type(error) as cause:
+        raise RuntimeError("a bug") from cause
 
 
 def test_json_is_one_object_a_line_with_the_time_and_the_level(capsys):
@@ -92,6 +92,77 @@ def test_a_traceback_shows_the_way_but_no_variable(style, capsys):
     assert "LookupError" in said
     assert "fails_over" in said
     assert WORD not in said
+
+
+@STYLES
+@pytest.mark.parametrize(
+    "error",
+    [KeyError(WORD), ValueError(WORD), EngineError(500, WORD), BadHttpMessage(WORD), InvalidURLError(WORD)],
+)
+def test_an_error_that_may_quote_a_prompt_is_told_without_its_text(style, error, capsys):
+    configure("info", style)
+    try:
+        breaks_over(error)
+    except RuntimeError:
+        get_logger("x").exception("parse_failed")
+    said = capsys.readouterr().err
+    assert "RuntimeError: a bug" in said
+    assert said.index(type(error).__name__) < said.index("RuntimeError: a bug"), "the cause stands first"
+    assert WORD not in said
+
+
+def test_an_error_that_leads_back_to_itself_is_told_once(capsys):
+    configure("info", "json")
+    first, second = RuntimeError("one"), RuntimeError("two")
+    first.__cause__, second.__cause__ = second, first
+    get_logger("x").error("task_failed", exc_info=first)
+    told = json.loads(capsys.readouterr().err)["exception"]
+    assert told.count("RuntimeError: one") == told.count("RuntimeError: two") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (EngineError(500, WORD), "EngineError: 500"),
+        (EngineGoneError(WORD), "EngineGoneError"),
+        (ValueError(WORD), "ValueError"),
+        (UnfitError("not these bytes"), "UnfitError: not these bytes"),
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+    ],
+)
+def test_what_may_be_said_of_an_error(error, said):
+    assert sayable(error) == said
+
+
+@STYLES
+def test_libraries_speak_in_the_same_style(style, capsys):
+    root = logging.getLogger()
+    root.handlers.clear()
+    configure("info", style)
+    logging.getLogger("aiohttp.server").warning("odd: %s", 1)
+    said = capsys.readouterr().err
+    assert "odd: 1" in said
+    if style == "json":
+        line = json.loads(said)
+        assert (line["level"], line["logger"], line["event"]) == ("warning", "aiohttp.server", "odd: 1")
+
+
+def test_what_is_due_at_every_request_is_said_at_once_and_then_seldom(capsys, monkeypatch):
+    configure("info", "json")
+    clock = [1000.0]
+    monkeypatch.setattr("slotkeeper.observe.log.time.monotonic", lambda: clock[0])
+    seldom = Seldom(get_logger("x"))
+    for _ in range(5):
+        seldom.warning("not_recorded", error="full")
+    clock[0] += SELDOM_SECONDS
+    seldom.warning("not_recorded", error="full")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["unsaid"] for line in lines] == [0, 4]
+
+
+@pytest.mark.parametrize(("key", "known_as"), [("17:a:b", "a:b"), ("chore:3@1.5", "chore:3@1.5"), ("", "")])
+def test_a_request_is_named_as_its_client_knows_it(key, known_as):
+    assert id_of(RequestId(key)) == known_as
 
 
 @STYLES

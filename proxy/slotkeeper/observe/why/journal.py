@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import dropwhile, islice
 from typing import Final
 
 from slotkeeper.core.choice import Plan
@@ -23,37 +25,32 @@ from slotkeeper.core.events import (
     Saved,
     Started,
 )
+from slotkeeper.core.held import Held
 from slotkeeper.core.pending import Pending
-from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe
 from slotkeeper.core.types import RequestId
 from slotkeeper.observe.why.record import Decision, Option, Record, Stage
+from slotkeeper.observe.why.steps import Effort, option, told
 
 FOLLOWED: Final = 4096  # requests under way, at most; whatever would be more was lost by a bug
-
+SHORTEST: Final = 4  # characters of an id's end that may stand for it
 NOBODY: Final = RequestId("")
 
 Pendings = Callable[[RequestId], Pending | None]
-_Effort = Plant | Save | Restore | Erase
-STAGES: Final[dict[type, Stage]] = {
-    Plant: Stage.PLANT,
-    Save: Stage.SAVE,
-    Restore: Stage.RESTORE,
-    Erase: Stage.ERASE,
-}
 
 
 class _Live:
     """A request under way: its record, and since when it does what it does."""
 
-    __slots__ = ("head", "plan", "record", "rendering", "since", "step")
+    __slots__ = ("answered", "base", "head", "plan", "record", "sent", "since", "step")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.since = record.at  # it waits for a place, or was sent
-        self.rendering = record.at
         self.head: float | None = None  # when the engine's answer began
-        self.step: tuple[_Effort, float] | None = None
+        self.step: tuple[Effort, float] | None = None
         self.plan: Plan | None = None
+        self.base: Held | None = None  # what its slot holds when it goes there
+        self.sent = self.answered = False
 
 
 class Journal:
@@ -62,7 +59,6 @@ class Journal:
     def __init__(self, size: int) -> None:
         self._records: deque[Record] = deque(maxlen=size)
         self._live: dict[RequestId, _Live] = {}
-        self.sinks: list[Callable[[Record], None]] = []  # who wants each record once it has ended
 
     def __repr__(self) -> str:
         return f"<Journal {len(self._records)} requests, {len(self._live)} under way>"
@@ -75,17 +71,27 @@ class Journal:
         return reversed(self._records)
 
     def find(self, request_id: str) -> Record | None:
-        """The newest with that id, or with one that ends so."""
-        exact = next((record for record in self if record.request_id == request_id), None)
-        return exact or next((record for record in self if record.request_id.endswith(request_id)), None)
+        """The newest with that id, else with one that ends so."""
+        for record in self:
+            if record.request_id == request_id:
+                return record
+        if len(request_id) < SHORTEST:
+            return None
+        return next((record for record in self if record.request_id.endswith(request_id)), None)
+
+    def took_slot(self, record: Record) -> Record | None:
+        """The first that ran in the slot of its conversation's request before, after that and before it."""
+        between: list[Record] = []
+        older = dropwhile(lambda other: other is not record, self)
+        for other in islice(older, 1, None):
+            if other.conversation is not None and other.conversation == record.conversation:
+                place = (other.engine, other.slot)
+                return next((one for one in reversed(between) if (one.engine, one.slot) == place), None)
+            between.append(other)
+        return None
 
     def came(self, record: Record) -> None:
         self._records.append(record)
-
-    def ended(self, record: Record) -> None:
-        """Its answer is over. What the core still has to say of it may follow."""
-        for sink in self.sinks:
-            sink(record)
 
     def follow(self, key: RequestId, record: Record) -> None:
         """The driver will know it by `key`."""
@@ -98,41 +104,64 @@ class Journal:
         self, event: Event, effects: Iterable[Effect], begun: float, now: float, pending: Pendings
     ) -> None:
         """What the driver took in at `begun`, and what was made of it by `now`, on its clock."""
-        concerned = self._live.get(getattr(event, "request", NOBODY))
+        key = getattr(event, "request", NOBODY)
+        concerned = self._live.get(key)
         if concerned is not None:
             _event(concerned, event)
-            if isinstance(event, Gone):
-                del self._live[event.request]
         for effect in effects:
             live = self._live.get(getattr(effect, "request", NOBODY))
             if live is not None:
                 _effect(live, effect, begun, now, pending)
                 if isinstance(effect, Report):
                     del self._live[effect.request]
+        # Where no place was chosen, or the core was made anew, there is no report.
+        over = concerned is not None and concerned.answered and pending(key) is None
+        if over or isinstance(event, Gone):
+            self._live.pop(key, None)
 
 
 def _event(live: _Live, event: Event) -> None:
     record = live.record
     match event:
         case Arrived():
-            live.since = live.rendering = event.at
-        case Rendered():
-            tokens = len(event.prompt) if event.prompt is not None else None
-            record.add(Stage.RENDER, live.rendering, event.at, tokens=tokens)
+            live.since = event.at
+        case Rendered(prompt=prompt) if record.decision and live.base and prompt is not None:
+            record.decision = replace(record.decision, common=live.base.tokens.lcp(prompt))
         case Started():
             live.head = event.at
         case Planted() | Saved() | Restored() | Erased() if live.step is not None:
             effort, begun = live.step
-            computed = event.computed if isinstance(event, Planted) else _tokens(effort)
-            record.add(STAGES[type(effort)], begun, event.at, tokens=computed, note=_note(effort))
+            stage, tokens, note = told(effort)
+            computed = event.computed if isinstance(event, Planted) else tokens
+            record.add(stage, begun, event.at, tokens=computed, note=note)
             live.step, live.since = None, event.at
         case Finished():
             _answered(live, event)
-        case Gone() if live.head is not None:
-            record.add(Stage.FORWARD, live.since, live.head)
-            record.add(Stage.GENERATE, live.head, event.at)
+        case Gone():
+            _left(live, event.at)
         case _:
             pass
+
+
+def _left(live: _Live, at: float) -> None:
+    if live.head is not None:
+        live.record.add(Stage.FORWARD, live.since, live.head)
+        live.record.add(Stage.GENERATE, live.head, at)
+    elif live.sent:
+        live.record.add(Stage.FORWARD, live.since, at)
+    else:
+        _waited(live, at)
+
+
+def _waited(live: _Live, until: float) -> None:
+    """In the line, or for a step of which no end was seen."""
+    if live.step is None:
+        live.record.add(Stage.QUEUE, live.since, until)
+    else:
+        effort, begun = live.step
+        stage, _, note = told(effort)
+        live.record.add(stage, begun, until, note=note)
+        live.step = None
 
 
 def _answered(live: _Live, event: Finished) -> None:
@@ -146,6 +175,7 @@ def _answered(live: _Live, event: Finished) -> None:
     record.add(Stage.FORWARD, live.since, head)
     record.add(Stage.PREFILL, head, first)
     record.add(Stage.GENERATE, first, end, tokens=event.generated)
+    live.answered = True
 
 
 def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pendings) -> None:
@@ -155,14 +185,13 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
             _decided(live, pending(effect.request), begun, now)
             live.step = (effect, now)
         case Forward():
-            _decided(live, pending(effect.request), begun, now)
+            planned = pending(effect.request)
+            if planned is None or planned.plan is None:
+                _unplanned(live, effect, begun)
+            else:
+                _decided(live, planned, begun, now)
             record.engine, record.slot = effect.engine, effect.slot
-            if record.decision is None:
-                chosen = Option(
-                    reason=effect.reason, engine=effect.engine, slot=effect.slot, reuse=None, price=0.0
-                )
-                record.decision = Decision(chosen=chosen)
-            live.since = now
+            live.since, live.sent = now, True
         case Report():
             record.slot = effect.slot if effect.slot is not None else record.slot
             record.predicted, record.oracle = effect.predicted, effect.oracle
@@ -170,28 +199,6 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
             record.saved_seconds = effect.saved_seconds
         case _:
             pass
-
-
-def _tokens(effort: _Effort) -> int | None:
-    match effort:
-        case Plant() | Save():
-            return len(effort.tokens)
-        case Restore():
-            return len(effort.snapshot.tokens)
-        case Erase():
-            return None
-
-
-def _note(effort: _Effort) -> str:
-    match effort:
-        case Plant():
-            return effort.purpose.value
-        case Save():
-            return effort.moment.value
-        case Restore():
-            return effort.snapshot.id
-        case Erase():
-            return ""
 
 
 # -- the decision ------------------------------------------------------------------------------------
@@ -204,34 +211,18 @@ def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> 
     live.plan = plan = pending.plan
     live.record.add(Stage.QUEUE, live.since, begun)
     live.record.add(Stage.DECIDE, begun, now)
-    held = plan.look.base if plan.look else pending.base
+    live.base = held = plan.look.base if plan.look else pending.base
     live.record.decision = Decision(
-        chosen=_option(plan),
-        beaten=tuple(map(_option, plan.beaten)),
+        chosen=option(plan),
+        beaten=tuple(map(option, plan.beaten)),
         rate=plan.table.rates.prefill,
         held=held.total if held else 0,
         common=held.tokens.lcp(pending.prompt) if held and pending.prompt is not None else None,
     )
 
 
-def _option(plan: Plan) -> Option:
-    return Option(
-        reason=plan.reason,
-        engine=plan.table.engine,
-        slot=plan.slot,
-        reuse=plan.look.reuse if plan.look else None,
-        price=plan.price,
-        steps=tuple(map(_word, plan.steps)),
-    )
-
-
-def _word(step: Step) -> str:
-    match step:
-        case Prefill():
-            return step.purpose.value
-        case Keep():
-            return step.moment.value
-        case Load():
-            return Stage.RESTORE.value
-        case Wipe():
-            return Stage.ERASE.value
+def _unplanned(live: _Live, effect: Forward, begun: float) -> None:
+    """It goes through without a place of ours, whatever was decided before."""
+    _waited(live, begun)
+    chosen = Option(reason=effect.reason, engine=effect.engine, slot=effect.slot, reuse=None, price=0.0)
+    live.record.decision = Decision(chosen=chosen)

@@ -77,6 +77,7 @@ class Parting:
     seconds: float | None
     rule: RuleName | None  # that puts it right
     fixed: bool  # it did
+    reply: bool = False  # only the newest reply came back otherwise than it was sampled
     was: tuple[int, ...] = ()  # token ids around the place, where text may be kept
     now: tuple[int, ...] = ()
     lead: int = 0  # how many of them stand before it
@@ -92,7 +93,6 @@ class Record:
     at: float  # the same moment on the driver's clock
     client: str = ""  # a digest
     named: str | None = None  # what the client calls its conversation
-    trace_parent: str | None = None
     body_bytes: int = 0
     conversation: int | None = None
     kind: Kind | None = None
@@ -130,5 +130,9 @@ class Record:
 
     @property
     def repeated(self) -> int:
-        """Tokens computed twice: lost by the cache, or unchanged behind what the client had changed."""
-        return (self.lost.tokens if self.lost else 0) + (self.parting.tokens if self.parting else 0)
+        """Tokens computed twice: lost by the cache, or unchanged behind what the client had changed.
+
+        What is both counts once.
+        """
+        found = (self.lost.tokens if self.lost else 0) + (self.parting.tokens if self.parting else 0)
+        return min(found, (self.computed or 0) + self.planted)

@@ -47,15 +47,16 @@ def summary(record: Record) -> Document:
     }
 
 
-def detail(record: Record) -> Document:
-    """All that is known of one request."""
+def detail(record: Record, taker: Record | None = None) -> Document:
+    """All that is known of one request; `taker` took the slot of its conversation before it came."""
     return summary(record) | {
         "body_bytes": record.body_bytes,
-        "explanation": sentences(record),
+        "explanation": sentences(record, taker),
         "timeline": [_span(span) for span in sorted(record.spans, key=lambda span: span.begin)],
         "choice": _choice(record.decision) if record.decision else None,
         "parting": _parting(record.parting) if record.parting else None,
         "lost_tokens": record.lost.tokens if record.lost else 0,
+        "slot_taken_by": taker.request_id if taker else None,
         "changes": [_change(change) for change in record.changes],
     }
 

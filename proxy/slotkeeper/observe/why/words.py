@@ -11,7 +11,7 @@ from slotkeeper.core.conversations.reasons import CAUSES, NEW_SESSION
 from slotkeeper.core.losses import Loss
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
-from slotkeeper.observe.why.record import RUNNING, Decision, Parting, Record
+from slotkeeper.observe.why.record import RUNNING, Decision, Option, Parting, Record
 
 FEW: Final = 16  # tokens that nobody has to ask about: what opens a reply, or the last one of a prompt
 
@@ -56,27 +56,33 @@ LOST: Final[Mapping[Loss, str]] = MappingProxyType(
         Loss.RESTARTED: "the engine was started anew, and no file had them. A --slot-dir helps",
         Loss.MISPREDICTED: "the engine used less of its slot than it should have. Please report this",
         Loss.UNPLACED: "the request was placed without a look at its tokens",
-        Loss.BYPASSED: "the client asked for no help (X-Slotkeeper-Bypass)",
+        Loss.BYPASSED: "the client asked for no help (X-Slotkeeper-Bypass), or for no cache (cache_prompt)",
     }
 )
 
 
-def sentences(record: Record) -> list[str]:
-    """What happened and why, the most important first; what to do comes last."""
+def sentences(record: Record, taker: Record | None = None) -> list[str]:
+    """What happened and why, the most important first.
+
+    `taker` is the request that took the slot of this conversation meanwhile.
+    """
     if record.outcome == RUNNING:
         return ["It has not ended yet.", *_went(record.decision)]
-    return [*_computed(record), *_parted(record.parting), *_lost(record), *_went(record.decision)]
+    return [*_computed(record), *_parted(record.parting), *_lost(record, taker), *_went(record.decision)]
 
 
 def verdict(record: Record) -> str:
     """The same in a few words, for a line of a list."""
+    if record.repeated <= FEW:
+        known = record.computed is not None and record.oracle is not None
+        return "nothing twice" if known else ""
     parting, lost = record.parting, record.lost
-    changed = parting.tokens if parting else 0
-    if lost and lost.tokens > max(FEW, changed):
-        return f"cache: {lost.why.value}"
-    if parting and changed > FEW:
-        return f"{place(parting)}: {CAUSES[parting.cause].what}"
-    return "" if record.computed is None else "nothing twice"
+    found = []
+    if parting and (parting.tokens > FEW or parting.cause not in NEW_SESSION):
+        found.append(f"{place(parting)}: {CAUSES[parting.cause].what}")
+    if lost and lost.tokens > FEW:
+        found.append(f"cache: {lost.why.value}")
+    return "; ".join(found)
 
 
 def place(parting: Parting) -> str:
@@ -110,6 +116,9 @@ def _parted(parting: Parting | None) -> Iterator[str]:
     if parting.cause in NEW_SESSION:
         yield f"It is {what}: it parts from the one before at {where}."
         return
+    if parting.reply:
+        yield f"The newest reply came back otherwise than it was sampled, from {where} on: {what}."
+        return
     yield f"It parts from the request before it at {where}: {what} (cause {parting.cause.value})."
     if parting.fixed and parting.tokens <= FEW:
         yield f"Rule {parting.rule.value if parting.rule else '?'} put that right: it cost nothing."
@@ -126,21 +135,27 @@ def _advice(parting: Parting) -> Iterator[str]:
         yield "No rule can put that right: the model's template leaves it out, whatever is sent."
 
 
-def _lost(record: Record) -> Iterator[str]:
+def _lost(record: Record, taker: Record | None) -> Iterator[str]:
     if record.lost and record.lost.tokens > FEW:
         how = LOST[record.lost.why]
         yield f"{record.lost.tokens:,} tokens had been computed before and were again: {how}."
+        if taker and record.lost.why is Loss.OVERWRITTEN:
+            whose = f" of conversation {taker.conversation}" if taker.conversation is not None else ""
+            yield f"Its slot was taken by request {taker.request_id}{whose}."
 
 
 def _went(decision: Decision | None) -> Iterator[str]:
     if decision is None:
         return
     chosen = decision.chosen
-    where = f"slot {chosen.slot}" if chosen.slot is not None else "the engine's own choice"
-    steps = f", after {' and '.join(chosen.steps)}" if chosen.steps else ""
-    yield f"It went to {where}{steps} ({chosen.reason.value}): {WENT[chosen.reason]}."
+    yield f"It went to {_option(chosen)}: {WENT[chosen.reason]}."
     if decision.beaten:
         second = decision.beaten[0]
-        other = f"slot {second.slot}" if second.slot is not None else "the engine's own choice"
         more = second.price - chosen.price
-        yield f"The next best was {other} ({second.reason.value}), at the price of {more:,.0f} more tokens."
+        yield f"The next best was {_option(second)}, at the price of {more:,.0f} more tokens."
+
+
+def _option(option: Option) -> str:
+    where = f"slot {option.slot}" if option.slot is not None else "the engine's own choice"
+    steps = f", after {' and '.join(option.steps)}" if option.steps else ""
+    return f"{where}{steps} ({option.reason.value})"

@@ -1,0 +1,46 @@
+"""What the core plans and does to slots, in the words of records."""
+
+from __future__ import annotations
+
+from slotkeeper.core.choice import Plan
+from slotkeeper.core.effects import Erase, Plant, Restore, Save
+from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe
+from slotkeeper.observe.why.record import Option, Stage
+
+Effort = Plant | Save | Restore | Erase  # a step that is being taken
+
+
+def told(effort: Effort) -> tuple[Stage, int | None, str]:
+    """Its stage, how many tokens it is about, and a note."""
+    match effort:
+        case Plant():
+            return Stage.PLANT, len(effort.tokens), effort.purpose.value
+        case Save():
+            return Stage.SAVE, len(effort.tokens), effort.moment.value
+        case Restore():
+            return Stage.RESTORE, len(effort.snapshot.tokens), effort.snapshot.id
+        case Erase():
+            return Stage.ERASE, None, ""
+
+
+def option(plan: Plan) -> Option:
+    return Option(
+        reason=plan.reason,
+        engine=plan.table.engine,
+        slot=plan.slot,
+        reuse=plan.look.reuse if plan.look else None,
+        price=plan.price,
+        steps=tuple(map(_word, plan.steps)),
+    )
+
+
+def _word(step: Step) -> str:
+    match step:
+        case Prefill():
+            return step.purpose.value
+        case Keep():
+            return step.moment.value
+        case Load():
+            return Stage.RESTORE.value
+        case Wipe():
+            return Stage.ERASE.value

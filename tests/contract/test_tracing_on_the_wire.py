@@ -1,0 +1,84 @@
+"""Trace headers as an engine hears them, with spans of our own and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, request_body
+from chaos.fake_engine import Fault
+from chaos.raw import dial
+from collector import collecting, values
+from slotkeeper.app import running
+from slotkeeper.observe.spans import REQUEST
+from slotkeeper.wire.routes import Api
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{CALLER}-01"
+STATE = "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE"
+WORD = "Xylophonkonzert"  # stands in every prompt below
+
+
+async def post(data: str, path: str, body: Any, *headers: str) -> None:
+    raw = orjson.dumps(body)
+    async with dial(data) as wire:
+        lines = (f"POST {path} HTTP/1.1", "Host: x", *headers, f"Content-Length: {len(raw)}", "", "")
+        await wire.send("\r\n".join(lines).encode() + raw)
+        await wire.body(await wire.head())
+
+
+@pytest.mark.parametrize("path", [*(PATHS[api] for api in PATHS), "/tokenize"])
+async def test_without_spans_both_headers_go_on_as_they_came(fake, data, path):
+    api = next((api for api in PATHS if PATHS[api] == path), Api.CHAT)
+    body = request_body(api, stream=False)
+    await post(data, path, body, f"traceparent: {PARENT}", f"tracestate: {STATE}", "tracestate: third=1")
+    (heard,) = (heard for heard in (*fake.ran, *fake.heard) if heard.header("traceparent"))
+    assert heard.path == path
+    assert heard.header("traceparent") == [PARENT]
+    assert heard.header("tracestate") == [STATE, "third=1"]
+
+
+async def test_without_spans_none_is_invented(fake, data):
+    await post(data, PATHS[Api.CHAT], request_body(Api.CHAT, stream=False))
+    assert not fake.ran[-1].header("traceparent")
+
+
+@pytest.mark.parametrize("flags", ["01", "00"])
+async def test_with_spans_the_engine_is_told_ours_as_its_parent(fake, flags):
+    async with collecting() as collector:
+        async with running(settings(fake.base, otlp_endpoint=collector.url, drain_timeout=1.0)) as sidecar:
+            await ready(sidecar)
+            headers = (f"Traceparent: 00-{TRACE}-{CALLER}-{flags}", f"tracestate: {STATE}")
+            await post(sidecar.addresses[0], PATHS[Api.CHAT], request_body(Api.CHAT, stream=True), *headers)
+    heard = fake.ran[-1]
+    (parent,) = heard.header("traceparent")
+    version, trace, ours, told = parent.split("-")
+    assert (version, trace, told) == ("00", TRACE, flags)
+    assert ours != CALLER
+    assert heard.header("tracestate") == [STATE]
+    spans = collector.named(REQUEST)
+    assert [(span.span_id.hex(), span.parent_span_id.hex()) for span in spans] == [(ours, CALLER)] * int(
+        flags
+    )
+
+
+@pytest.mark.parametrize("fault", [Fault.NONE, Fault.DIE_IN_STREAM])
+async def test_every_request_has_its_span_however_it_ends_and_no_word_of_it(fake, fault):
+    async with collecting() as collector:
+        async with running(settings(fake.base, otlp_endpoint=collector.url, drain_timeout=1.0)) as sidecar:
+            await ready(sidecar)
+            for api, path in PATHS.items():
+                fake.script.append(fault)
+                async with dial(sidecar.addresses[0]) as wire:
+                    headers = {"X-Request-Id": api, "Connection": "close"}
+                    await wire.post(path, request_body(api, stream=True, text=WORD), headers)
+                    await wire.rest()
+    spans = {values(span)["slotkeeper.request_id"]: values(span) for span in collector.named(REQUEST)}
+    assert set(spans) == set(PATHS)
+    assert {span["slotkeeper.outcome"] for span in spans.values()} == (
+        {"ok"} if fault is Fault.NONE else {"broken"}
+    )
+    assert WORD.encode() not in collector.raw

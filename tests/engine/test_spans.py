@@ -1,0 +1,49 @@
+"""Spans of requests to a real engine: its own figures, and stages that lie within the request."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from collector import collecting, values
+from slotkeeper.bench import lab
+from slotkeeper.bench.prose import prose
+from slotkeeper.observe.spans import REQUEST
+
+CHAT = "/v1/chat/completions"
+SYSTEM = {"role": "system", "content": "Spans of this test. " + prose(6000, 3)}
+
+
+def body(*texts: str) -> dict:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return {"messages": [SYSTEM, *messages], "max_tokens": 8, "temperature": 0, "stream": True}
+
+
+async def test_a_span_says_what_the_engine_counted_and_how_the_time_was_spent(engine):
+    async with collecting() as collector:
+        async with lab.sidecar(engine.base, engine.flags, otlp_endpoint=collector.url) as url:
+            async with aiohttp.ClientSession(url) as client:
+                for sent in (body("One?"), body("One?", "And two?")):
+                    async with client.post(CHAT, json=sent) as answer:
+                        assert answer.status == 200
+                        await answer.read()
+    spans = sorted(collector.named(REQUEST), key=lambda span: span.start_time_unix_nano)
+    cold, warm = map(values, spans)
+    for said in (cold, warm):
+        assert said["http.response.status_code"] == 200
+        assert 0 < said["gen_ai.usage.output_tokens"] <= 8
+        cached = said["gen_ai.usage.cache_read.input_tokens"]
+        assert said["slotkeeper.computed_tokens"] == said["gen_ai.usage.input_tokens"] - cached
+        assert said["gen_ai.response.time_to_first_chunk"] > 0
+        assert said["slotkeeper.slot"] in {0, 1}
+    assert warm["gen_ai.usage.cache_read.input_tokens"] > 0.8 * cold["gen_ai.usage.input_tokens"]
+    for span in spans:
+        inside = collector.inside(span)
+        wanted = {"parse", "queue", "decide", "forward", "prefill", "generate"}
+        assert {f"slotkeeper.{stage}" for stage in wanted} <= set(inside)
+        for child in inside.values():
+            assert child.trace_id == span.trace_id
+            assert child.start_time_unix_nano <= child.end_time_unix_nano
+            # What is found beside the request's own way may end after it: the tokens of a short prompt.
+            if child.name != "slotkeeper.render":
+                assert span.start_time_unix_nano <= child.start_time_unix_nano
+                assert child.end_time_unix_nano <= span.end_time_unix_nano + 1_000_000

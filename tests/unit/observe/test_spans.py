@@ -1,0 +1,229 @@
+"""Spans as a collector receives them, and what happens when there is none."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import opentelemetry.semconv
+import opentelemetry.semconv._incubating.attributes
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from collector import Collector, collecting, values
+from slotkeeper.config import UsageError
+from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.types import Reason
+from slotkeeper.observe.log import configure
+from slotkeeper.observe.otel import Spans
+from slotkeeper.observe.spans import REQUEST, attributes, failed, spans_to
+from slotkeeper.observe.why.record import Decision, Option, Record, Stage
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CAME = 1_790_000_000.25  # seconds since the epoch
+
+
+def record(**more: Any) -> Record:
+    chosen = Option(reason=Reason.PREFIX, engine="http://e:1", slot=1, reuse=900, price=100.0)
+    what: dict[str, Any] = {
+        "request_id": "r-1",
+        "route": "chat",
+        "came": CAME,
+        "at": 50.0,
+        "kind": Kind.MAIN_TURN,
+        "decision": Decision(chosen=chosen),
+        "engine": "http://e:1",
+        "slot": 1,
+        "prompt_tokens": 1000,
+        "cached": 900,
+        "generated": 20,
+        "first_token": 0.5,
+        "seconds": 2.0,
+        "outcome": "ok",
+        "status": 200,
+    }
+    made = Record(**(what | more))
+    made.add(Stage.PARSE, 50.0, 50.001)
+    made.add(Stage.PLANT, 50.001, 50.3, tokens=128, note="boundary")
+    made.add(Stage.PREFILL, 50.3, 50.5)
+    made.add(Stage.GENERATE, 50.5, 52.0)
+    return made
+
+
+async def sent(collector: Collector, *records: Record, **headers: str) -> list[str | None]:
+    """What the engine would be told of each."""
+    spans, told = Spans(collector.url), []
+    for each in records:
+        trace = spans.begin(headers, each.came)
+        told.append(trace.trace_parent)
+        trace.end(each)
+    await spans.close()
+    return told
+
+
+async def test_a_request_is_one_span_with_a_child_for_each_stage():
+    async with collecting() as collector:
+        await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-01", tracestate="vendor=1")
+    (span,) = collector.named(REQUEST)
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, CALLER)
+    assert span.trace_state == "vendor=1"
+    assert span.kind == Span.SPAN_KIND_SERVER
+    assert span.start_time_unix_nano == round(CAME * 1e9)
+    assert span.end_time_unix_nano == round((CAME + 2) * 1e9)
+    assert values(span) == {
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.usage.input_tokens": 1000,
+        "gen_ai.usage.cache_read.input_tokens": 900,
+        "gen_ai.usage.output_tokens": 20,
+        "gen_ai.response.time_to_first_chunk": 0.5,
+        "slotkeeper.request_id": "r-1",
+        "slotkeeper.route": "chat",
+        "slotkeeper.engine": "http://e:1",
+        "slotkeeper.slot": 1,
+        "slotkeeper.decision": "prefix",
+        "slotkeeper.computed_tokens": 100,
+        "slotkeeper.planted_tokens": 0,
+        "slotkeeper.kind": "main_turn",
+        "slotkeeper.outcome": "ok",
+    }
+    inside = collector.inside(span)
+    assert sorted(inside) == [f"slotkeeper.{name}" for name in ("generate", "parse", "plant", "prefill")]
+    assert {child.trace_id.hex() for child in inside.values()} == {TRACE}
+    plant = inside["slotkeeper.plant"]
+    assert plant.start_time_unix_nano == round((CAME + 0.001) * 1e9)
+    assert plant.end_time_unix_nano == round((CAME + 0.3) * 1e9)
+    assert values(plant) == {"slotkeeper.tokens": 128, "slotkeeper.note": "boundary"}
+    assert {resource["service.name"] for resource in collector.resources} == {"slotkeeper"}
+
+
+async def test_the_engine_is_told_the_span_that_is_sent_later():
+    async with collecting() as collector:
+        (told,) = await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-01")
+    (span,) = collector.named(REQUEST)
+    assert told == f"00-{TRACE}-{span.span_id.hex()}-01"
+
+
+async def test_what_its_caller_does_not_sample_is_not_sent_and_the_engine_is_told_so():
+    async with collecting() as collector:
+        (told,) = await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-00")
+    version, trace, parent, flags = told.split("-")
+    assert (version, trace, flags) == ("00", TRACE, "00")
+    assert parent != CALLER
+    assert collector.spans == []
+
+
+@pytest.mark.parametrize("said", ["", "junk", f"ff-{TRACE}-{CALLER}-01", f"00-{'0' * 32}-{CALLER}-01"])
+async def test_without_a_trace_to_belong_to_a_request_begins_one(said):
+    async with collecting() as collector:
+        told = await sent(collector, record(), record(), **({"traceparent": said} if said else {}))
+    spans = collector.named(REQUEST)
+    assert [span.parent_span_id for span in spans] == [b"", b""]
+    assert len({span.trace_id for span in spans} - {bytes.fromhex(TRACE), bytes(16)}) == 2
+    assert [span.trace_id.hex() for span in spans] == [header.split("-")[1] for header in told]
+
+
+async def test_the_variables_say_the_rest(monkeypatch):
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "sidecar-7")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=one")
+    async with collecting() as collector:
+        await sent(collector, record())
+    assert collector.headers[0]["x-tenant"] == "one"
+    assert collector.resources[0]["service.name"] == "sidecar-7"
+    assert collector.resources[0]["deployment.environment.name"] == "lab"
+
+
+async def test_a_library_that_is_switched_off_leaves_the_header_alone(monkeypatch):
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    async with collecting() as collector:
+        assert await sent(collector, record()) == [None]
+        parent = f"00-{TRACE}-{CALLER}-01"
+        assert await sent(collector, record(), traceparent=parent) == [parent]
+    assert collector.spans == []
+
+
+async def test_a_sampler_of_the_variables_decides_for_requests_without_a_trace(monkeypatch):
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    async with collecting() as collector:
+        (told,) = await sent(collector, record())
+        assert int(told[-2:], 16) & 1 == 0
+        await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-01")
+    assert len(collector.named(REQUEST)) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "bad"),
+    [
+        ("ok", 200, False),
+        ("client_error", 404, False),
+        ("client_gone", None, False),
+        ("upstream_error", 503, True),
+        ("broken", 200, True),
+    ],
+)
+async def test_only_what_a_server_is_to_blame_for_is_an_error(outcome, status, bad):
+    ended = record(outcome=outcome, status=status)
+    assert failed(ended) is bad
+    async with collecting() as collector:
+        await sent(collector, ended)
+    (span,) = collector.named(REQUEST)
+    assert (span.status.code == Status.STATUS_CODE_ERROR) is bad
+    assert values(span).get("error.type") == (None if outcome == "ok" else outcome)
+
+
+def test_a_request_of_which_little_is_known_says_little():
+    bare = Record(request_id="r", route="task", came=CAME, at=0.0)
+    assert set(attributes(bare)) == {
+        "http.request.method",
+        "error.type",
+        "slotkeeper.request_id",
+        "slotkeeper.route",
+        "slotkeeper.planted_tokens",
+        "slotkeeper.outcome",
+    }
+
+
+def conventions() -> Iterator[str]:
+    """All attribute names of OpenTelemetry's own package."""
+    folders = (opentelemetry.semconv, opentelemetry.semconv._incubating)
+    for folder in folders:
+        package = importlib.import_module(f"{folder.__name__}.attributes")
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            yield from (v for v in vars(importlib.import_module(module.name)).values() if isinstance(v, str))
+
+
+def test_every_name_is_of_the_conventions_or_ours():
+    known = set(conventions())
+    names = {name for name in attributes(record(outcome="broken")) if not name.startswith("slotkeeper.")}
+    assert len(names) == 8
+    assert names <= known
+
+
+async def test_a_collector_that_is_not_there_disturbs_nothing_and_is_told_once(capsys):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        configure("info", "json")
+        spans = Spans("http://{}:{}".format(*nobody.getsockname()))
+        for _ in range(3):
+            spans.begin({}, CAME).end(record())
+        await spans.close()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert '"event": "spans_not_sent"' in said[0]
+
+
+def test_without_a_collector_there_is_nothing():
+    assert spans_to("") is None
+
+
+def test_without_the_extra_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "slotkeeper.observe.otel")
+    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+    with pytest.raises(UsageError, match=r"pip install 'slotkeeper\[otel\]'"):
+        spans_to("http://127.0.0.1:4318")

@@ -1,0 +1,51 @@
+"""A playbook whose every event and effect passes a journal, as it does in the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playbooks.playbook import Outcome, Play, Sees, arrives
+from slotkeeper.core.effects import Effect
+from slotkeeper.core.events import Event
+from slotkeeper.core.types import RequestId
+from slotkeeper.observe.why.journal import Journal
+from slotkeeper.observe.why.record import Record, Stage
+
+THOUGHT = 0.001  # seconds that a decision takes
+
+
+def record(request_id: str = "r1", **more: Any) -> Record:
+    return Record(**{"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0, **more})
+
+
+class WatchedPlay(Play):
+    def __init__(self, *, journal: Journal | None = None, **more: Any) -> None:
+        self.journal = Journal(100) if journal is None else journal
+        super().__init__(**more)
+        self.placement.on = self._watched(self.placement.on)
+
+    def _watched(self, on: Any) -> Any:
+        def watched(event: Event) -> list[Effect]:
+            effects = on(event)
+            begun = event.at + THOUGHT
+            self.journal.saw(event, effects, begun, begun + THOUGHT, self.placement.pending)
+            return effects
+
+        return watched
+
+    def comes(self, request: str, **more: Any) -> Record:
+        """A request arrives, and its record is followed from then on."""
+        came = record(request, at=self.clock)
+        self.journal.came(came)
+        self.journal.follow(RequestId(request), came)
+        _ = self << arrives(request, **more)
+        return came
+
+    def __lshift__(self, happening: Event | Sees | Outcome) -> WatchedPlay:
+        super().__lshift__(happening)
+        return self
+
+
+def stages(came: Record) -> list[Stage]:
+    """In the order of their beginnings."""
+    return [span.stage for span in sorted(came.spans, key=lambda span: (span.begin, span.end))]
