@@ -145,8 +145,7 @@ def _event(live: _Live, event: Event) -> None:
 
 def _left(live: _Live, at: float) -> None:
     if live.head is not None:
-        live.record.add(Stage.FORWARD, live.since, live.head)
-        live.record.add(Stage.GENERATE, live.head, at)
+        _ran(live, live.head, _first_token(live.record, at), at)
     elif live.sent:
         live.record.add(Stage.FORWARD, live.since, at)
     else:
@@ -166,16 +165,24 @@ def _waited(live: _Live, until: float) -> None:
 
 def _answered(live: _Live, event: Finished) -> None:
     """Where all came at once nobody saw the first token, but the engine says how long its prefill took."""
-    record, end, prefill = live.record, event.at, event.prefill_seconds or 0.0
-    head = live.head if live.head is not None else end
-    first = end if record.first_token is None else record.at + record.first_token
+    end, prefill = event.at, event.prefill_seconds or 0.0
+    head, first = end if live.head is None else live.head, _first_token(live.record, end)
     if end - head < prefill:
         head, first = live.since, live.since + prefill
-    first = min(max(first, head), end)
-    record.add(Stage.FORWARD, live.since, head)
-    record.add(Stage.PREFILL, head, first)
-    record.add(Stage.GENERATE, first, end, tokens=event.generated)
+    _ran(live, head, first, end, tokens=event.generated)
     live.answered = True
+
+
+def _first_token(record: Record, end: float) -> float:
+    """When it came; the end where none was seen."""
+    return end if record.first_token is None else record.at + record.first_token
+
+
+def _ran(live: _Live, head: float, first: float, end: float, *, tokens: int | None = None) -> None:
+    first = min(max(first, head), end)
+    live.record.add(Stage.FORWARD, live.since, head)
+    live.record.add(Stage.PREFILL, head, first)
+    live.record.add(Stage.GENERATE, first, end, tokens=tokens)
 
 
 def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pendings) -> None:

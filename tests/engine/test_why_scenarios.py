@@ -1,0 +1,216 @@
+"""`slotkeeper why` names section and cause for what breaks caches (the scenarios of engine.md section 10).
+
+One slot, the tiny hybrid model, stock flags, no snapshots: so that everything that can go wrong does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.play import at_once, play
+from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import SESSIONS, Script, Turn, chat, edited, system, user
+from slotkeeper.bench.target import Target
+from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.conversations.reasons import CAUSES, Cause
+from slotkeeper.core.losses import Loss
+from slotkeeper.core.requests.layout import Section
+from slotkeeper.engine.launch import Kind as Build
+from slotkeeper.observe.why.words import FEW
+
+OLDER: Final = Build.SKULK.value
+NO_THINKING: Final = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What must be said of every request whose label is like this one."""
+
+    label: str
+    kind: Kind
+    section: Section | None = None
+    cause: Cause | None = None
+    rule: str | None = None
+    lost: Loss | None = None  # by the older build; where the newer loses anything, by it as well
+
+
+FIRST, TURN = Said(label="turn 1", kind=Kind.COLD), Said(label="turn *", kind=Kind.MAIN_TURN)
+STRIPPED = Cause.TEMPLATE_STRIPS_REASONING
+SAMPLED = {"kind": Kind.MAIN_TURN, "section": Section.REASONING, "cause": STRIPPED}
+OPENED = {"kind": Kind.MAIN_TURN, "section": Section.REPLY, "cause": Cause.TEMPLATE_RERENDERS}
+RERENDERED = {
+    "kind": Kind.TOOL_ROUND_TRIP,
+    "section": Section.CALL,
+    "cause": Cause.CALL_RERENDERED,
+    "rule": "tool_calls",
+}
+LOOPED = {"kind": Kind.MAIN_TURN, "cause": STRIPPED, "lost": Loss.CHECKPOINT}
+CLOCK = {
+    "kind": Kind.REWRITE,
+    "section": Section.SYSTEM,
+    "cause": Cause.CLOCK,
+    "rule": "clock",
+    "lost": Loss.CHECKPOINT,
+}
+EDITED = {"kind": Kind.BRANCH, "section": Section.USER, "cause": Cause.MESSAGE_EDITED}
+TAKEN = {"kind": Kind.MAIN_TURN, "lost": Loss.OVERWRITTEN}
+
+
+def big_context() -> Script:
+    """Turns of 4,000 tokens, and edits of the last and of an early one."""
+    history = [system(prose(20000, 1))]
+    for number in range(3):
+        history.append(user(number, 16000))
+        history.append((yield Turn(label=f"turn {number + 1}", messages=tuple(history))))
+    asked = history[:-1]
+    yield Turn(label="edit the last", messages=edited(asked, -1, "Edited. " + asked[-1]["content"]))
+    yield Turn(label="edit message 2", messages=edited(asked[:4], 3, "Edited. " + asked[3]["content"]))
+
+
+# Scenario, its script, and what is said of its requests: the first label that fits counts.
+SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
+    ("i", SESSIONS["append"], (FIRST, TURN)),
+    ("ii", SESSIONS["thinking"], (FIRST, Said(label="turn *", **SAMPLED))),
+    ("ii-b", lambda: chat(4, fields=NO_THINKING), (FIRST, Said(label="turn *", **OPENED))),
+    (
+        "ii-d",
+        SESSIONS["tool-loop"],
+        (
+            Said(label="task 1 call 1", kind=Kind.COLD),
+            Said(label="task 1 answer", **RERENDERED, lost=Loss.CHECKPOINT),
+            Said(label="task ? call 1", **LOOPED),
+            Said(label="task *", **RERENDERED),
+        ),
+    ),
+    ("iii-a", SESSIONS["clock-first"], (FIRST, Said(label="turn *", **CLOCK))),
+    ("iii-b", SESSIONS["clock-last"], (FIRST, Said(label="turn *", **CLOCK))),
+    (
+        "iv",
+        SESSIONS["edits"],
+        (
+            FIRST,
+            TURN,
+            Said(label="regenerate *", kind=Kind.RETRY),
+            Said(label="edit the last *", **EDITED, lost=Loss.CHECKPOINT),
+            Said(label="add to the last *", **EDITED, lost=Loss.OVERWRITTEN),
+            Said(label="edit message 3, cut off *", **EDITED, lost=Loss.CHECKPOINT),
+            Said(label="edit message 3, keep *", **EDITED),
+            Said(label="back *", **TAKEN),
+        ),
+    ),
+    (
+        "v",
+        SESSIONS["interleaved"],
+        (
+            Said(label="A1", kind=Kind.COLD),
+            Said(label="title", kind=Kind.COLD),
+            Said(label="B1", kind=Kind.COLD, section=Section.USER, cause=Cause.ANOTHER_TASK),
+            Said(label="[AB]?", **TAKEN),
+        ),
+    ),
+    (
+        "viii",
+        SESSIONS["many-turns"],
+        (
+            FIRST,
+            TURN,
+            Said(label="edit message 2*", **EDITED, lost=Loss.CHECKPOINT),
+            Said(label="back *", kind=Kind.MAIN_TURN),
+        ),
+    ),
+    (
+        "big context",
+        big_context,
+        (
+            FIRST,
+            TURN,
+            Said(label="edit the last", **EDITED),
+            Said(label="edit message 2", **EDITED, lost=Loss.CHECKPOINT),
+        ),
+    ),
+)
+
+
+@pytest.fixture
+async def asked() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=30) as client:
+        yield client
+
+
+async def told(
+    sidecar: Sidecar, script: Script, asked: httpx.AsyncClient, before=at_once
+) -> list[tuple[str, dict[str, Any]]]:
+    """Every request's label, and what the admin port says of it."""
+    labels: list[str] = []
+    async with Target(lab.url_of(sidecar)) as target:
+        await play(script, target, session="s", sent=lambda s: labels.append(s.label), before=before)
+    admin = f"http://{sidecar.addresses[1]}"
+    listed = (await asked.get(f"{admin}/api/requests?limit=100")).json()["requests"]
+    chats = [one for one in reversed(listed) if one["route"] == "chat"]
+    documents = [(await asked.get(f"{admin}/api/requests/{one['id']}")).json() for one in chats]
+    return list(zip(labels, documents, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"), [row[1:] for row in SCENARIOS], ids=[name for name, *_ in SCENARIOS]
+)
+async def test_why_names_the_section_and_the_cause(script, expected, engine_factory, build, asked):
+    engine = engine_factory(Tiny.HYBRID, build, args=["-np", "1"])
+    async with lab.in_front_of(engine.base, engine.flags) as sidecar:
+        found = await told(sidecar, script(), asked)
+    complaints = []
+    for label, document in found:
+        said = next(one for one in expected if fnmatchcase(label, one.label))
+        complaints += [f"{label}: {wrong}" for wrong in differs(said, document, build)]
+    assert complaints == []
+
+
+async def test_after_a_restart_it_says_so_unless_a_file_had_the_state(engine_factory, build, asked, tmp_path):
+    """vi: the same conversation goes on, without and with snapshots."""
+    for keeps in (False, True):
+        folder = tmp_path / str(keeps)
+        folder.mkdir()
+        async with lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=16384) as engine:
+            in_front = lab.keeping(engine) if keeps else lab.in_front_of(engine.base, engine.flags)
+            async with in_front as sidecar:
+
+                async def before(turn: Turn, sidecar=sidecar, engine=engine) -> None:
+                    if turn.label == "turn 3":
+                        await lab.rested(sidecar)
+                        await lab.restarted(engine, sidecar)
+
+                found = dict(await told(sidecar, chat(3), asked, before))
+        last = found["turn 3"]
+        if keeps:
+            assert (last["decision"], last["lost_tokens"] <= FEW) == ("snapshot", True), last
+        else:
+            assert (last["decision"], last["lost"]) == ("cold", "restarted"), last
+            assert any("started anew" in sentence for sentence in last["explanation"])
+        assert last["parting"] is None
+
+
+def differs(said: Said, document: dict[str, Any], build: str) -> list[str]:
+    """What is not as it must be said."""
+    parting = document["parting"] or {}
+    few = document["lost_tokens"] <= FEW
+    lost = None if few else document["lost"]
+    checks = {
+        "kind": document["kind"] == said.kind,
+        "section": parting.get("section") == said.section,
+        "cause": parting.get("cause") == said.cause,
+        "rule": parting.get("rule") == said.rule,
+        "lost": lost == said.lost or (few and build != OLDER),
+        "sum": document["computed"] + document["planted"] == document["oracle"] + document["lost_tokens"],
+        "verdict": (document["verdict"] == "nothing twice") == (document["repeated"] <= FEW),
+        "words": said.cause is None or CAUSES[said.cause].what in " ".join(document["explanation"]),
+    }
+    return [f"{what} of {document}" for what, right in checks.items() if not right]
