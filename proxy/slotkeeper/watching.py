@@ -7,9 +7,13 @@ import argparse
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from slotkeeper.arguments import ADMIN, ADMIN_TOKEN, positive
+from slotkeeper.arguments import ADMIN, ADMIN_TOKEN
 
 RunLoop = Callable[[Awaitable[Any]], Any]
+
+MOST: Final = 500  # requests that the admin port lists at once
+LEAST_PAUSE: Final = 0.1  # seconds between two looks
+MOST_PAUSE: Final = 3600.0
 
 WHY: Final = """\
 Say why a request computed what it computed: where it went and what that beat, how long each
@@ -37,19 +41,25 @@ def add_why(commands: Any, run_loop: RunLoop) -> None:
         "id", nargs="?", metavar="ID", help="which request (default: a list of the last ones)"
     )
     parser.add_argument(
-        "--last", type=positive, default=20, metavar="N", help="how many to list (default: %(default)s)"
+        "--last",
+        type=_few,
+        default=20,
+        metavar="N",
+        help=f"how many to list, at most {MOST} (default: %(default)s)",
     )
     parser.add_argument("--repeated", action="store_true", help="list only those that computed tokens twice")
     parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables and sentences")
     _where(parser)
 
     def run(args: argparse.Namespace) -> int:
+        from slotkeeper.terminal.out import console
         from slotkeeper.why import why
 
         return int(
             run_loop(
                 why(
                     args.id,
+                    console(),
                     admin=args.admin,
                     token=args.admin_token,
                     last=args.last,
@@ -70,15 +80,21 @@ def add_top(commands: Any, run_loop: RunLoop) -> None:
         epilog="slotkeeper top --admin http://127.0.0.1:9090",
     )
     parser.add_argument(
-        "--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (default: %(default)s)"
+        "--every",
+        type=_pause,
+        default=1.0,
+        metavar="SECONDS",
+        help="between two looks (default: %(default)s)",
     )
     parser.add_argument("--once", action="store_true", help="print it once and end")
     _where(parser)
 
     def run(args: argparse.Namespace) -> int:
+        from slotkeeper.terminal.out import console
         from slotkeeper.top import top
 
-        return int(run_loop(top(admin=args.admin, token=args.admin_token, every=args.every, once=args.once)))
+        work = top(console(), admin=args.admin, token=args.admin_token, every=args.every, once=args.once)
+        return int(run_loop(work))
 
     parser.set_defaults(run=run)
 
@@ -101,6 +117,20 @@ def add_health(commands: Any, run_loop: RunLoop) -> None:
         return int(run_loop(health(admin=args.admin, live=args.live)))
 
     parser.set_defaults(run=run)
+
+
+def _few(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= MOST:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MOST}")
+    return number
+
+
+def _pause(text: str) -> float:
+    seconds = float(text)
+    if not LEAST_PAUSE <= seconds <= MOST_PAUSE:
+        raise argparse.ArgumentTypeError(f"{text} is not between {LEAST_PAUSE} and {MOST_PAUSE:.0f} seconds")
+    return seconds
 
 
 def _where(parser: argparse.ArgumentParser) -> None:

@@ -62,6 +62,25 @@ async def test_template_and_tokenizer_give_the_ids_that_the_chat_route_counts(cl
     assert usage["prompt_tokens"] == len(ids)
 
 
+@pytest.mark.parametrize("text", ["", "Bolts, M4 & M5.\n\tüßø → 漢字 🔩", " leading", "<|im_end|>"])
+async def test_the_text_of_tokens_is_what_they_were_made_of(client, text):
+    for special in (True, False):
+        ids = await client.tokenize(text, add_special=False, parse_special=special)
+        assert await client.detokenize(ids) == text
+
+
+async def test_tokens_that_cut_a_letter_in_two_have_a_text_too(client):
+    ids = await client.tokenize("🔩🔩", add_special=False, parse_special=False)
+    assert isinstance(await client.detokenize(ids[:1]), str)
+    assert isinstance(await client.detokenize(ids[1:]), str)
+
+
+async def test_tokens_that_there_are_not_are_refused_and_the_engine_lives(client):
+    with pytest.raises(EngineError):
+        await client.detokenize([1 << 30])
+    assert await client.health() is Health.OK
+
+
 async def test_a_prefill_leaves_exactly_its_tokens_in_the_slot(client):
     ids = await ids_for(client, "exact", 300)
     first = await client.prefill(ids, SlotId(1))

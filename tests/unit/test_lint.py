@@ -9,7 +9,7 @@ import pytest
 
 from slotkeeper.bench.trace import TraceError, read
 from slotkeeper.cli import main
-from slotkeeper.lint import CHARACTERS_A_TOKEN, about, examined, one_line
+from slotkeeper.lint import CHARACTERS_A_TOKEN, about, examined
 
 RULES = "Rules of the house. " * 200
 RESULT = "a line of a file that was read\n" * 100
@@ -190,11 +190,6 @@ def test_the_help_teaches(capsys):
     out = capsys.readouterr().out
     assert "slotkeeper lint day.jsonl" in out
     assert "Exit code" in out
-
-
-def test_what_cannot_be_printed_is_written_out():
-    assert one_line("a\n\x1b[31mb") == "a\\n\\x1b[31mb"
-    assert one_line("") == "(nothing)"
 
 
 def test_words_in_brackets_do_not_style_the_output(trace, linted):

@@ -17,12 +17,12 @@ from slotkeeper.config import UsageError
 from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.inventory import folder, running
 from slotkeeper.settings import Settings
-from slotkeeper.snapshots import age, chosen, size, snapshots
+from slotkeeper.snapshots import chosen, snapshots
 from slotkeeper.store.kept import Kept
+from slotkeeper.terminal.figures import size
 from unit.store.saving import keep, names_in, opened
 
 NOBODY = "http://127.0.0.1:1"
-NOW = 1_000_000_000.0  # 2001-09-09T01:46:40Z
 IDS = [f"slotkeeper-0123456789ab-{number:08x}" for number in (0x1111AAAA, 0x2222AAAA, 0x3333BBBB)]
 
 Told = Callable[..., tuple[int, str]]
@@ -263,22 +263,3 @@ def test_an_id_is_named_by_itself_or_by_its_end():
 def test_a_word_that_does_not_mean_one_is_refused(word, why):
     with pytest.raises(UsageError, match=why):
         chosen([word], IDS)
-
-
-@pytest.mark.parametrize(
-    ("moment", "text"),
-    [
-        ("2001-09-09T01:46:40Z", "0 s"),
-        ("2001-09-09T01:46:41Z", "0 s"),  # another machine's clock
-        ("2001-09-09T01:45:41Z", "59 s"),
-        ("2001-09-09T01:45:40Z", "1 min"),
-        ("2001-09-08T23:46:40Z", "2 h"),
-        ("2001-09-01T00:00:00Z", "8 days"),
-    ],
-)
-def test_ages_are_for_people(moment, text):
-    assert age(moment, NOW) == text
-
-
-def test_sizes_are_for_people():
-    assert [size(0), size(2048), size(3 << 29)] == ["0 B", "2.0 KiB", "1.5 GiB"]

@@ -1,1 +1,1 @@
-"""What happened, told in numbers and lines: metrics and logs."""
+"""What happened, told in numbers and lines, in spans and in recordings."""

@@ -1,7 +1,6 @@
 """What the driver and the metrics learn of one request: its prompt, its answer, its end, its reply.
 
-The bytes of the answer are already with the client when they are read here, so nothing in this file
-may hurt them: what fails is counted and left out.
+Nothing in this file may hurt a request: what fails is counted and left out.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-import aiohttp
-
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Finished, Gone, Rendered
 from slotkeeper.core.structure import Boundary
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId
-from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.why.record import Record, Stage
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import Driver
@@ -28,11 +25,10 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.structure import boundaries_of
 from slotkeeper.web.explaining import Explaining
 from slotkeeper.web.learning import Heard, learn
-from slotkeeper.wire.answer import Answer, AnswerReader, Figures
+from slotkeeper.web.listener import Listener
+from slotkeeper.wire.answer import Answer, Figures
 from slotkeeper.wire.request import Ask, NotOurs, load, read
 from slotkeeper.wire.routes import Api
-
-UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
@@ -62,7 +58,6 @@ class Account:
         self._auth = auth
         self._headers = headers
         self._explaining: Explaining | None = None
-        self._reader: AnswerReader | None = None
         self._open = False  # the driver waits to hear how it ended
         self._unrendered: Ask | None = None  # its tokens are promised to the driver, but not looked for yet
         self.id = request_id
@@ -80,6 +75,7 @@ class Account:
             client=client,
             named=conversation,
         )
+        self.listener = Listener(api, self.record, self._metrics, driver.now)
         driver.note(driver.journal.came, self.record)
 
     # -- its prompt --------------------------------------------------------------------------------
@@ -130,7 +126,7 @@ class Account:
             if self.prompt is not None:
                 boundaries = await boundaries_of(link, ask, self.prompt, self._auth)
         except render.FAILURES as error:
-            log.info("not_rendered", request_id=self.id, error=str(error))
+            log.info("not_rendered", request_id=self.id, error=sayable(error))
             self._metrics.fallback("render")
         finally:
             rendered.set()
@@ -140,31 +136,11 @@ class Account:
             driver.post(Rendered(at=at, request=key, prompt=self.prompt, boundaries=boundaries))
         self._metrics.spent("render", driver.now() - started)
 
-    # -- its answer --------------------------------------------------------------------------------
-
-    def listen(self, answer: aiohttp.ClientResponse) -> None:
-        """Read along, from here on. What is compressed is not read."""
-        if "Content-Encoding" not in answer.headers:
-            streamed = answer.content_type == "text/event-stream"
-            self._reader = AnswerReader(self._api, stream=streamed, status=answer.status)
-
-    def heard(self, chunk: bytes) -> None:
-        if self._reader is None:
-            return
-        try:
-            self._reader.feed(chunk)
-            if self.record.first_token is None and self._reader.first_token():
-                self.record.first_token = self._driver.now() - self.arrived
-        except Exception:
-            log.exception("answer_not_read", request_id=self.id)
-            self._metrics.fallback("read")
-            self._reader = None
-
     # -- its end -----------------------------------------------------------------------------------
 
     def finished(self, forward: Forward, link: EngineLink, status: int) -> None:
         """The answer came to its own end."""
-        answer = self._read()
+        answer = self.listener.end()
         figures, driver = answer.figures, self._driver
         pending = driver.placement.pending(self.key)
         planted = pending.planted if pending else 0
@@ -212,20 +188,12 @@ class Account:
         record.status, record.generated = status, figures.generated
         record.prompt_tokens, record.cached = figures.prompt_tokens, figures.cached
 
-    def _read(self) -> Answer:
-        try:
-            return self._reader.close() if self._reader else UNREAD
-        except Exception:
-            log.exception("answer_not_read", request_id=self.id)
-            self._metrics.fallback("read")
-            return UNREAD
-
     def _check_count(self, counted: int | None, link: EngineLink) -> None:
         """The engine counts differently: the tokenizer that we trusted is not exact for this model."""
         if self.prompt is None or counted is None or counted == len(self.prompt):
             return
-        log.warning("count_differs", request_id=self.id, engine=counted, ours=len(self.prompt))
         if self._api in OUR_TOKENIZER and link.tokenizer is not None:
+            log.warning("count_differs", request_id=self.id, engine=counted, ours=len(self.prompt))
             link.tokenizer.distrust(f"counted {len(self.prompt)} tokens where the engine counted {counted}")
 
     async def _learn_reply(self, answer: Answer, link: EngineLink) -> None:
@@ -262,7 +230,7 @@ class Account:
             generated=figures.generated,
             complete=answer.complete,
             error=answer.error,
-            conversation=self.record.named,
+            conversation=self.record.named or self.record.conversation,
             seconds=round(self._driver.now() - self.arrived, 4),
             first_token_seconds=None if first is None else round(first, 4),
         )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
 from aiohttp import web
 
 from slotkeeper.core.effects import Forward
@@ -18,10 +16,10 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
-from slotkeeper.web.upstream import GONE, NotSent, Upstream, abort, copy, flows, whole
+from slotkeeper.web.relay import Relay
+from slotkeeper.web.upstream import GONE, NotSent, Upstream
 from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
@@ -34,7 +32,6 @@ from slotkeeper.wire.routes import Api
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans  # of an extra
 
-PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
 AUTH: Final = ("Authorization", "X-Api-Key")
 
 # Straight through, or over before its client could tire of it: no progress is asked for.
@@ -208,41 +205,8 @@ class Exchange:
             driver.post(Started(at=driver.now(), request=self._account.key))
             if answer.status < 400:
                 link.let_in(self._auth)
-            return await self._relay(answer, forward, link, progress)
-
-    async def _relay(
-        self,
-        answer: aiohttp.ClientResponse,
-        forward: Forward,
-        link: EngineLink,
-        progress: ProgressFilter | None,
-    ) -> web.StreamResponse:
-        """Copy the answer, behind our own head if that is out. The first event ends the waiting."""
-        account, waiting = self._account, self._waiting
-        account.listen(answer)
-        await self._predicted()
-        if waiting.opened is not None and not flows(answer):
-            return await self._retell(answer, forward, link)
-        response = await waiting.accept(answer)
-        if not flows(answer):
-            progress = None
-        elif self._hears_comments():
-            waiting.start(response)
-        rest = progress.feed if progress else bytes
-        try:
-            await copy(answer, response, account.heard, lambda chunk: waiting.ends_with(rest(chunk)))
-            waiting.stop()
-            if progress:
-                await response.write(progress.close())
-        except UpstreamFault as fault:
-            waiting.stop()
-            link.kick()
-            account.gone()
-            await self._break_off(answer, response, fault)
-            return response
-        account.finished(forward, link, answer.status)
-        await response.write_eof()
-        return response
+            relay = Relay(driver, self._request, self._api, self._account, self._waiting)
+            return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
 
     def _labels(self) -> dict[str, str]:
         """Our own headers, as far as they are known by now."""
@@ -255,42 +219,6 @@ class Exchange:
         if pending and pending.predicted is not None:
             labels[names.PREDICTED] = str(pending.predicted)
         return labels
-
-    async def _predicted(self) -> None:
-        """The prediction is ready by now but for very short prompts, which may be given a moment."""
-        pending = self._gate.driver.placement.pending(self._account.key)
-        if pending and pending.predicted is None and not pending.rendered:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PREDICTION_WAIT):
-                    await self._account.rendered.wait()
-
-    async def _retell(
-        self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink
-    ) -> web.StreamResponse:
-        """No stream came, and the client reads one by now: what the engine said, as an error event."""
-        account = self._account
-        try:
-            body = await whole(answer, account.heard)
-        except UpstreamFault:
-            link.kick()
-            raise
-        account.finished(forward, link, answer.status)
-        fault = errors.retold(answer.status, body)
-        if answer.status < 400:
-            account.outcome = "upstream_error"
-            fault = UpstreamFault(f"the engine answered {answer.content_type} where a stream was asked for")
-        return await self._waiting.end(errors.sse(fault, self._api))
-
-    async def _break_off(
-        self, answer: aiohttp.ClientResponse, response: web.StreamResponse, fault: UpstreamFault
-    ) -> None:
-        """Never a clean end: an error event where the client reads events, else a broken connection."""
-        log.warning("answer_broke_off", request_id=self._account.id, error=fault.message)
-        if flows(answer):
-            await response.write(b"\n\n" + errors.sse(fault, self._api))
-            await response.write_eof()
-        else:
-            abort(self._request)
 
 
 def _digest(text: str) -> str:

@@ -11,6 +11,7 @@ from slotkeeper.observe.why.record import Record
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.wire.answer import Answer
 from slotkeeper.wire.document import Doc
+from slotkeeper.wire.headers import request_id
 from slotkeeper.wire.routes import Api
 
 log = get_logger(__name__)
@@ -44,6 +45,7 @@ class Explaining:
             return None
         if taken:
             record.conversation = taken.conversation.number
+            record.named = record.named or request_id(taken.conversation.who.name, str) or None
             record.kind, record.changes = taken.judged.explained.kind, taken.changes
         return taken
 

@@ -49,7 +49,8 @@ class RequestRoutes:
         record = self._find(wanted)
         if record is None:
             kept = len(self._driver.journal)
-            raise refused(web.HTTPNotFound, f"none of the last {kept} requests is called {wanted}")
+            among = f"none of the last {kept} requests" if kept else "no request is kept, so none"
+            raise refused(web.HTTPNotFound, f"{among} is called {wanted}")
         document = detail(record, self._driver.journal.took_slot(record))
         if record.parting and record.parting.now:
             document["parting"]["text"] = await self._text(record, record.parting)

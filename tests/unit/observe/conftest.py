@@ -1,11 +1,14 @@
-"""Logging as it was."""
+"""Logging as it was, and a folder for recordings."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 import structlog
+
+from unit.observe.room import Room
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +19,8 @@ def as_before():
     yield
     root.handlers[:] = handlers
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path / "made" / "traces")

@@ -54,7 +54,7 @@ class _Live:
 
 
 class Journal:
-    """Holds the last `size` requests; with 0 it keeps none."""
+    """Holds the last `size` requests. With 0 it keeps none, but follows each to its end all the same."""
 
     def __init__(self, size: int) -> None:
         self._records: deque[Record] = deque(maxlen=size)
@@ -95,10 +95,9 @@ class Journal:
 
     def follow(self, key: RequestId, record: Record) -> None:
         """The driver will know it by `key`."""
-        if self._records.maxlen:
-            self._live[key] = _Live(record)
-            if len(self._live) > FOLLOWED:
-                del self._live[next(iter(self._live))]
+        self._live[key] = _Live(record)
+        if len(self._live) > FOLLOWED:
+            del self._live[next(iter(self._live))]
 
     def saw(
         self, event: Event, effects: Iterable[Effect], begun: float, now: float, pending: Pendings

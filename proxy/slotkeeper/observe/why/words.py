@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.conversations.reasons import CAUSES, NEW_SESSION
+from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.losses import Loss
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
-from slotkeeper.observe.why.record import RUNNING, Decision, Option, Parting, Record
+from slotkeeper.observe.why.record import RUNNING, Decision, Option, Parting, Record, Stage
 
 FEW: Final = 16  # tokens that nobody has to ask about: what opens a reply, or the last one of a prompt
 
@@ -42,6 +44,17 @@ WENT: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.UNRENDERED: "its tokens were not known, so the slot that loses least was taken",
         Reason.BYPASS: "the client asked for no help",
         Reason.FAIL_OPEN: "something of ours broke, so it went through as it came; the log says what",
+    }
+)
+STEPS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        Purpose.TOUCH: "a touch of one token",
+        Purpose.STEER: "its beginning was computed there",
+        Purpose.PLANT: "planting {}",
+        Moment.PARK: "saving what it held",
+        Moment.BOUNDARY: "saving what others will begin with",
+        Stage.RESTORE: "restoring a file",
+        Stage.ERASE: "emptying it",
     }
 )
 LOST: Final[Mapping[Loss, str]] = MappingProxyType(
@@ -157,5 +170,6 @@ def _went(decision: Decision | None) -> Iterator[str]:
 
 def _option(option: Option) -> str:
     where = f"slot {option.slot}" if option.slot is not None else "the engine's own choice"
-    steps = f", after {' and '.join(option.steps)}" if option.steps else ""
-    return f"{where}{steps} ({option.reason.value})"
+    counted = Counter(option.steps)
+    steps = [STEPS[step].format("one" if count == 1 else count) for step, count in counted.items()]
+    return f"{where} ({option.reason.value})" + (f", after {' and '.join(steps)}" if steps else "")

@@ -1,0 +1,101 @@
+"""Figures as people read them: tokens, times, sizes, bars. What is not known is a dash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from math import ceil
+from typing import Final
+
+from pydantic import ByteSize
+
+UNKNOWN: Final = "-"
+SPANS: Final = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
+EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+FULL: Final = "█"
+EMPTY: Final = "·"
+LEVELS: Final = "▁▂▃▄▅▆▇█"
+SHORT_ID: Final = 8  # letters at the end of an id, which stand for it
+
+
+def tokens(count: int | None) -> str:
+    return UNKNOWN if count is None else f"{count:,}"
+
+
+def seconds(value: float | None) -> str:
+    """How long something took: 3.2 ms, 340 ms, 12.3 s, 4 min."""
+    if value is None:
+        return UNKNOWN
+    if value < 1:
+        return f"{value * 1e3:.{int(value < 0.01)}f} ms"
+    return f"{value:.1f} s" if value < 100 else span(value)
+
+
+def span(value: float | None) -> str:
+    """In one unit, rounded down. Clocks of two machines may differ, so never less than 0."""
+    if value is None:
+        return UNKNOWN
+    whole = max(0, int(value))
+    count, unit = next(((whole // long, unit) for long, unit in SPANS if whole >= long), (0, "s"))
+    return f"{count} {unit}"
+
+
+def age(moment: str, now: float) -> str:
+    """Since a time as the admin port writes it, in seconds since the epoch."""
+    return span(now - datetime.fromisoformat(moment).timestamp())
+
+
+def clock(moment: str) -> str:
+    """The local time of day of a time as the admin port writes it."""
+    return f"{datetime.fromisoformat(moment).astimezone():%H:%M:%S}"
+
+
+def moment(text: str) -> str:
+    """The same with its date."""
+    return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def size(count: int) -> str:
+    return ByteSize(count).human_readable(separator=" ")
+
+
+def ratio(part: float, whole: float) -> str:
+    """1.00 is a perfect cache."""
+    return f"{part / whole:.2f}" if whole else UNKNOWN
+
+
+def percent(part: float, whole: float) -> str:
+    """Rounded down, so that only all of it is 100 %."""
+    return f"{int(100 * part / whole)} %" if whole else UNKNOWN
+
+
+def short(id_: str) -> str:
+    return id_[-SHORT_ID:]
+
+
+def one_line(text: str) -> str:
+    """Unprintable characters as Python writes them: what a client sends may hold anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) or "(nothing)"
+
+
+def bar(part: float, whole: float, width: int) -> str:
+    """`width` cells, full where part = whole; whatever is not nothing can be seen."""
+    share = min(max(part / whole, 0.0), 1.0) if whole else 0.0
+    whole_cells, eighth = divmod(ceil(share * width * 8), 8)
+    drawn = FULL * whole_cells + (EIGHTHS[eighth] if eighth else "")
+    return drawn.ljust(width, EMPTY)
+
+
+def lane(begin: float, end: float, whole: float, width: int) -> str:
+    """A bar that begins where its time begins; at least one cell."""
+    if whole <= 0:
+        return FULL
+    first = min(int(begin / whole * width), width - 1)
+    last = min(max(ceil(end / whole * width), first + 1), width)
+    return " " * first + FULL * (last - first)
+
+
+def sparkline(shares: Sequence[float | None]) -> str:
+    """One cell for each share of 0 to 1; None is a dot."""
+    top = len(LEVELS) - 1
+    return "".join(EMPTY if share is None else LEVELS[round(min(max(share, 0), 1) * top)] for share in shares)

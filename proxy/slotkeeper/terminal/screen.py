@@ -1,0 +1,158 @@
+"""The screen of `top`: what was saved so far, what slots and files hold, and the last requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slotkeeper.terminal.columns import Column, Row, fitted
+from slotkeeper.terminal.figures import (
+    UNKNOWN,
+    bar,
+    percent,
+    ratio,
+    seconds,
+    size,
+    span,
+    sparkline,
+    tokens,
+)
+from slotkeeper.terminal.listed import conversation, requests
+
+Document = dict[str, Any]
+
+HISTORY: Final = 1800.0  # seconds that the admin port remembers
+SPARKS: Final = 60  # cells for them, where there is room
+BAR: Final = 16
+NARROW_BAR: Final = 8
+WIDE: Final = 72  # columns from which on bars are long
+NARROW: Final = 20  # cells beside the sparkline
+COLOURS: Final = {"idle": "dim", "running": "green", "launched": "green", "tended": "cyan"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One look at a sidecar."""
+
+    state: Document  # of /api/state
+    requests: Sequence[Document]  # summaries, the newest first
+    at: float  # seconds since the epoch
+
+
+def screen(seen: Seen, where: str, width: int, trouble: str = "") -> Group:
+    """At most `width` cells wide. `trouble`: why this is not of this moment."""
+    state = seen.state
+    parts: list[RenderableType] = [headline(state, where)]
+    if trouble:
+        parts.append(Text(trouble, "bold red"))
+    parts += [totals(state, width), history(state["history"], seen.at, width)]
+    for engine in state["engines"]:
+        parts += [Text(), *slots(engine, width)]
+    tiers = [_drawn(tier, width) for tier in state["tiers"] if tier["budget_bytes"] or tier["snapshots"]]
+    if tiers:
+        parts += [Text(), fitted(TIERS, tiers, width)]
+    return Group(*parts, Text(), *_requests(seen.requests, width))
+
+
+def headline(state: Document, where: str) -> Text:
+    text = Text.assemble(
+        (f"slotkeeper {state['version']}", "bold"), f" at {where}, up {span(state['uptime_seconds'])}"
+    )
+    return text.append(", draining", "bold yellow") if state["draining"] else text
+
+
+def totals(state: Document, width: int) -> Table:
+    engines = state["engines"]
+    up = sum(engine["up"] for engine in engines)
+    sums = state["totals"] | {"queue": state["queued"], "up": f"{up} of {len(engines)}"}
+    return fitted(TOTALS, [sums], width)
+
+
+def history(buckets: Iterable[Document], now: float, width: int) -> Text:
+    """The hit rate of the last half hour; blank where nobody asked."""
+    cells = min(SPARKS, max(width - NARROW, 1))
+    cached, prompts = [0] * cells, [0] * cells
+    for bucket in buckets:
+        ago = min(max(now - bucket["at"], 0.0), HISTORY)
+        cell = cells - 1 - min(int(ago / HISTORY * cells), cells - 1)
+        cached[cell] += bucket["cached"]
+        prompts[cell] += bucket["prompt_tokens"]
+    shares = [part / whole if whole else None for part, whole in zip(cached, prompts, strict=True)]
+    return Text.assemble("hit rate, 30 min  ", (sparkline(shares), "green"))
+
+
+# -- what holds tokens ---------------------------------------------------------------------------------
+
+
+def slots(engine: Document, width: int) -> Iterator[RenderableType]:
+    speed = engine["prefill_tokens_per_second"]
+    told = [engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
+    name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in told if word))
+    yield name if engine["up"] else name.append(f", down ({engine['health']})", "bold red")
+    rows = [slot | {"context_tokens": engine["context_tokens"]} for slot in engine["slots"]]
+    if rows:
+        yield fitted(SLOTS, [_filled(row, width) for row in rows], width)
+
+
+def _filled(slot: Row, width: int) -> Row:
+    return slot | {"bar": bar(slot["held_tokens"], slot["context_tokens"] or 0, _bar_cells(width))}
+
+
+def _drawn(tier: Row, width: int) -> Row:
+    budget = tier["budget_bytes"]
+    return tier | {"bar": bar(tier["bytes"], budget, _bar_cells(width)) if budget else ""}
+
+
+def _bar_cells(width: int) -> int:
+    return BAR if width >= WIDE else NARROW_BAR
+
+
+def _requests(rows: Sequence[Document], width: int) -> Iterator[RenderableType]:
+    if rows:
+        yield requests(rows, width)
+    else:
+        yield Text("No request has come yet.", "dim")
+
+
+def colour(slot: Row) -> str:
+    """Yellow is what no request of ours accounts for."""
+    return COLOURS.get(slot["state"], "yellow")
+
+
+def _room(tier: Row) -> str:
+    budget = tier["budget_bytes"]
+    return size(tier["bytes"]) + (f" of {size(budget)}" if budget is not None else "")
+
+
+TOTALS: Final = (  # 1.00 is a perfect cache
+    Column("computed/oracle", lambda sums: ratio(sums["computed"] + sums["planted"], sums["oracle"])),
+    Column("hit rate", lambda sums: percent(sums["cached"], sums["prompt_tokens"])),
+    Column("time saved", lambda sums: seconds(sums["saved_seconds"])),
+    Column("ahead", lambda sums: tokens(sums["idle"]), keep=1),
+    Column("requests", lambda sums: tokens(sums["requests"]), keep=2),
+    Column("queue", lambda sums: tokens(sums["queue"]), keep=3),
+    Column("engines", lambda sums: sums["up"]),
+)
+SLOTS: Final = (
+    Column("slot", lambda slot: str(slot["slot"])),
+    Column("state", lambda slot: slot["state"], right=False, style=colour),
+    Column("full", lambda slot: slot["bar"], keep=3, right=False, style="cyan"),
+    Column("", lambda slot: percent(slot["held_tokens"], slot["context_tokens"] or 0), keep=7),
+    Column("tokens", lambda slot: tokens(slot["held_tokens"])),
+    Column("conv", lambda slot: conversation(slot["conversation"]), keep=6),
+    Column("idle", lambda slot: span(slot["idle_seconds"]), keep=5),
+    Column("checkpoints", lambda slot: str(len(slot["checkpoints"])), keep=2),
+    Column("in a file", lambda slot: "yes" if slot["saved"] else UNKNOWN, keep=1),
+    Column("last request", lambda slot: slot["request"] or UNKNOWN, keep=0, right=False, style="dim"),
+)
+TIERS: Final = (
+    Column("files", lambda tier: tier["tier"], right=False),
+    Column("full", lambda tier: tier["bar"], keep=1, right=False, style="cyan"),
+    Column("snapshots", lambda tier: str(tier["snapshots"])),
+    Column("bytes", _room, right=False),
+)

@@ -1,0 +1,169 @@
+"""The image, really built and really serving in front of a real engine. `make test-image`; as root."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+import psutil
+import pytest
+
+from engine.conftest import start, wait_until
+from image.builder import Room, build, container, inspected
+from image.dockerfile import image
+from slotkeeper import __version__
+from slotkeeper.bench.models import Tiny
+from slotkeeper.engine.launch import Kind, free_port
+
+pytestmark = [
+    pytest.mark.image,
+    pytest.mark.timeout(900),  # the first build makes its base
+    pytest.mark.skipif(os.geteuid() != 0, reason="without user namespaces images are built by root"),
+]
+
+SLOTS: Final = "/var/lib/slotkeeper/slots"
+USER: Final = int(image().user.partition(":")[0])
+TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - what a base lets everybody write to
+OWN_BYTES: Final = 120 << 20  # of what is laid on the base
+CHAT: Final = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def built() -> str:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def made(built) -> Iterator[str]:
+    """A container that tests share: nothing in it can be changed by its user."""
+    with container(built) as name:
+        yield name
+
+
+@pytest.fixture
+def room(made, tmp_path) -> Room:
+    """As with a read-only root file system: only the slot folder can be written to."""
+    slots, nothing = tmp_path / "slots", tmp_path / "nothing"
+    for folder in (slots, nothing):
+        folder.mkdir()
+    os.chown(slots, USER, USER)
+    empty = {}
+    for at, seen in enumerate(TEMPORARY):
+        (nothing / str(at)).mkdir(mode=0o777)
+        empty[nothing / str(at)] = f"{seen}:ro"
+    return Room(made, {slots: SLOTS, **empty})
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    data: str
+    env: dict[str, str]
+    runner: subprocess.Popen[bytes]
+    sidecar: psutil.Process
+
+
+@contextmanager
+def serving(room: Room, upstream: str, log: Path) -> Iterator[Serving]:
+    what = image()
+    data, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    env = {
+        "SLOTKEEPER_UPSTREAM": upstream,
+        "SLOTKEEPER_LISTEN": data,
+        "SLOTKEEPER_ADMIN_LISTEN": admin,
+        "SLOTKEEPER_SLOT_DIR": SLOTS,
+    }
+    with log.open("wb") as out:
+        command = room.command((*what.entrypoint, *what.cmd), env)
+        runner = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: bool(sidecars(runner)) or runner.poll() is not None)
+        assert runner.poll() is None, log.read_text("utf-8")
+        yield Serving(data, env, runner, sidecars(runner)[0])
+    finally:
+        for process in (*sidecars(runner), runner):
+            process.kill()
+        runner.wait()
+
+
+def sidecars(runner: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The process in the container: the one of its user, with none of the builder's own above it."""
+    if runner.poll() is not None:
+        return []
+    below = psutil.Process(runner.pid).children(recursive=True)
+    return [process for process in below if process.uids().real == USER and process.name() == "slotkeeper"]
+
+
+def test_it_is_what_the_dockerfile_says(built, record_property):
+    config, layers = inspected(built)
+    what = image()
+    assert (tuple(config["Entrypoint"]), tuple(config["Cmd"])) == (what.entrypoint, what.cmd)
+    assert config["User"] == what.user
+    assert config["StopSignal"] == what.stop_signal == "SIGTERM"
+    assert config["Healthcheck"]["Test"] == ["CMD", *what.health]
+    assert config["Labels"]["org.opencontainers.image.version"] == "tested"
+    _, *own = layers
+    record_property("own_bytes", sum(own))
+    print(f"the image: {sum(own) / 2**20:.0f} MiB on a base of {layers[0] / 2**20:.0f} MiB")  # noqa: T201
+    assert sum(own) < OWN_BYTES
+
+
+def test_its_user_can_write_to_nothing_but_the_slot_folder(room):
+    assert room.run("id", "-u").stdout.strip() == str(USER)
+    found = room.run(
+        "find", "/", "-xdev", "-writable", "-not", "-type", "l", "-not", "-path", "/dev/*"
+    ).stdout
+    allowed = {SLOTS, "/run/lock", *TEMPORARY}
+    assert set(found.split()) <= allowed
+    assert room.run("touch", f"{SLOTS}/written").returncode == 0
+    for folder in ("/", "/opt/slotkeeper", *TEMPORARY):
+        assert room.run("touch", f"{folder}/written").returncode == 1
+
+
+def test_its_slot_folder_gives_a_new_volume_its_owner(made):
+    assert Room(made, {}).run("stat", "--format=%u:%g %a", SLOTS).stdout.strip() == f"{image().user} 700"
+
+
+def test_it_has_what_it_needs_and_no_more(room):
+    assert room.run("slotkeeper", "--version").stdout.strip() == f"slotkeeper {__version__}"
+    assert room.run("python3", "-c", "import opentelemetry.sdk, slotkeeper.cli").returncode == 0
+    for module in ("pip", "ensurepip", "setuptools", "hatchling"):
+        assert "No module named" in room.run("python3", "-c", f"import {module}").stderr, module
+    tools = room.run("sh", "-c", "command -v pip pip3 gcc cc c++ make git curl wget; true").stdout
+    assert not tools
+
+
+def test_its_bytecode_is_there_and_counts_whatever_the_times_of_files(room):
+    code = "import slotkeeper.cli as c; print(open(c.__cached__, 'rb').read(8)[4])"
+    assert room.run("python3", "-c", code).stdout.strip() == "1"  # PEP 552: by hash, never compared
+
+
+def test_a_chat_passes_and_is_saved_and_sigterm_ends_it(room, tmp_path):
+    """By an engine of this machine, in the folder that both see. Its model the sidecar may not look at."""
+    line = ("--slot-save-path", str(tmp_path / "slots"))
+    engine = start(Tiny.HYBRID, Kind.XLLAMACPP, args=line, folder=tmp_path)
+    log = tmp_path / "sidecar.log"
+    try:
+        with serving(room, engine.base, log) as served:
+            check = ("slotkeeper", *image().health[1:])
+            wait_until(lambda: room.run(*check, env=served.env).returncode == 0)
+            assert served.sidecar.uids().effective == USER
+            url = f"http://{served.data}/v1/chat/completions"
+            with httpx.stream("POST", url, json=CHAT, timeout=60) as answer:
+                said = "".join(answer.iter_text())
+            assert answer.headers["X-Slotkeeper-Decision"] not in {"unrendered", "fail_open"}
+            assert said.rstrip().endswith("data: [DONE]")
+            served.sidecar.send_signal(signal.SIGTERM)
+            assert served.runner.wait(timeout=60) == 0, log.read_text("utf-8")
+            assert "Traceback" not in log.read_text("utf-8")
+        kept = [file for file in (tmp_path / "slots").rglob("*") if file.is_file()]
+        assert kept, log.read_text("utf-8")
+        assert room.run(*check, env=served.env).returncode == 1
+    finally:
+        engine.process.kill()

@@ -1,0 +1,162 @@
+"""Accounts of requests as the admin port gives them, and an admin port that gives what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from slotkeeper.core.canonical.rules import Mode, RuleName
+from slotkeeper.core.canonical.shown import Change
+from slotkeeper.core.conversations.causes import Cause
+from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.losses import Loss, Lost
+from slotkeeper.core.requests.layout import Section
+from slotkeeper.core.types import Reason
+from slotkeeper.observe.why.record import Decision, Option, Parting, Record, Stage
+
+ENGINE: Final = "http://127.0.0.1:8081"
+CAME: Final = 1_000_000_000.0  # 2001-09-09T01:46:40Z
+
+Document = dict[str, Any]
+
+
+def record(number: int = 1, **given: Any) -> Record:
+    """One that has just come; `given` is what else is known of it."""
+    known: Document = {"request_id": f"request-{number:08}", "came": CAME + number, "at": 10.0}
+    return Record(**({"route": "chat"} | known | given))
+
+
+def ended(number: int = 1, **given: Any) -> Record:
+    """One that was answered, with nothing computed twice."""
+    basis: Document = {
+        "conversation": 3,
+        "kind": Kind.MAIN_TURN,
+        "engine": ENGINE,
+        "slot": 1,
+        "outcome": "ok",
+        "status": 200,
+        "prompt_tokens": 12_000,
+        "cached": 11_000,
+        "oracle": 1_000,
+        "predicted": 11_000,
+        "generated": 20,
+        "first_token": 0.5,
+        "seconds": 1.25,
+        "saved_seconds": 9.0,
+    }
+    return record(number, **(basis | given))
+
+
+def rewritten(number: int = 1, **given: Any) -> Record:
+    """One whose client put a new date in front of what was there."""
+    place = Option(reason=Reason.PREFIX, engine=ENGINE, slot=1, reuse=20, price=11_980.0, steps=("plant",))
+    other = Option(reason=Reason.COLD, engine=ENGINE, slot=0, reuse=0, price=12_345.0)
+    basis: Document = {
+        "cached": 20,
+        "predicted": 20,
+        "oracle": 11_980,
+        "decision": Decision(chosen=place, beaten=(other,), rate=1000.0, held=11_500, common=20),
+        "parting": Parting(
+            cause=Cause.DATE,
+            section=Section.SYSTEM,
+            message=0,
+            token=20,
+            tokens=11_400,
+            seconds=11.4,
+            rule=RuleName.DATE,
+            fixed=False,
+        ),
+    }
+    found = ended(number, **(basis | given))
+    found.add(Stage.PARSE, 10.0, 10.001)
+    found.add(Stage.PLANT, 10.25, 10.75, tokens=500, note="plant")
+    found.add(Stage.PREFILL, 10.75, 11.0)
+    return found
+
+
+def lost(number: int = 1) -> Record:
+    return ended(number, cached=3_000, lost=Lost(Loss.OVERWRITTEN, 8_000), decision=None)
+
+
+def change(mode: Mode, before: str, after: str) -> Change:
+    return Change(RuleName.DATE, mode, "messages[0].content", before, after)
+
+
+def state(**given: Any) -> Document:
+    """One engine with one idle slot and one at work."""
+    figures = {
+        "requests": 12,
+        "prompt_tokens": 1000,
+        "cached": 800,
+        "computed": 150,
+        "oracle": 190,
+        "planted": 50,
+        "idle": 30,
+        "repeated": 10,
+        "saved_seconds": 12.5,
+    }
+    idle = {
+        "slot": 0,
+        "state": "idle",
+        "held_tokens": 2048,
+        "checkpoints": [100, 120],
+        "request": "request-00000001",
+        "conversation": 3,
+        "idle_seconds": 65.0,
+        "saved": True,
+    }
+    empty = {"held_tokens": 0, "checkpoints": [], "saved": False}
+    unknown = dict.fromkeys(("request", "conversation", "idle_seconds"))
+    running = {"slot": 1, "state": "running", **empty, **unknown}
+    engine = {
+        "engine": ENGINE,
+        "up": True,
+        "health": "ok",
+        "memory": "hybrid",
+        "context_tokens": 8192,
+        "prefill_tokens_per_second": 812.3,
+        "checkpoint_limit": 32,
+        "slots": [idle, running],
+        "ram_cache_entries_tokens": [],
+    }
+    basis: Document = {
+        "version": "1.2.3",
+        "draining": False,
+        "uptime_seconds": 7200.0,
+        "queued": 4,
+        "why_text": False,
+        "totals": figures,
+        "history": [figures | {"at": CAME}],
+        "tiers": [{"tier": "hot", "snapshots": 2, "bytes": 1 << 20, "budget_bytes": 4 << 20}],
+        "engines": [engine],
+    }
+    return basis | given
+
+
+class Said:
+    """What the admin port says at each path, and what it was asked. It may be changed meanwhile."""
+
+    def __init__(self, documents: dict[str, Any]) -> None:
+        self.documents = documents
+        self.asked: list[str] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(str(request.rel_url))
+        if request.path not in self.documents:
+            return web.json_response({"error": "there is none"}, status=404)
+        return web.json_response(self.documents[request.path])
+
+
+@asynccontextmanager
+async def admin(documents: dict[str, Any]) -> AsyncIterator[Said]:
+    said = Said(documents)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", said.answer)
+    async with TestServer(app) as server:
+        said.url = str(server.make_url("")).rstrip("/")
+        yield said

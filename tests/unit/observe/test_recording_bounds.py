@@ -1,0 +1,192 @@
+"""Recordings: how much is kept, who can read it, and what happens when it cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.bench.trace import read
+from slotkeeper.observe import recording
+from slotkeeper.observe.recording import TooSlowError
+from slotkeeper.observe.rotating import PARTS, RotatingFiles
+from unit.observe.room import BODY, BUDGET, Room, recorded, write
+
+
+async def test_only_its_owner_may_read_it(room):
+    await recorded(room)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (room.folder, *room.files)]
+    assert modes == [0o700, 0o600]
+
+
+async def test_a_folder_that_was_there_keeps_its_mode(room):
+    room.folder.mkdir(parents=True, mode=0o750)
+    await recorded(room)
+    assert stat.S_IMODE(room.folder.stat().st_mode) == 0o750
+
+
+async def test_the_oldest_goes_first_and_the_budget_holds(room):
+    budget = 200 * len(BODY)
+    for run in range(3):
+        recorder = room.recorder(budget)
+        for number in range(200):
+            write(recorder, at=run * 1000 + number)
+        await recorder.close()
+        assert room.size <= budget
+    assert room.failed == []
+    times = [entry.at for entry in room.entries]
+    assert times == sorted(times), "names sort by time"
+    assert times[-1] == 2199.0
+    assert times[0] > 1000.0
+    assert len(room.files) <= PARTS + 2
+
+
+async def test_what_is_larger_than_a_file_has_one_of_its_own_and_what_is_larger_than_all_is_not_kept(room):
+    budget = 64 * len(BODY)
+    recorder = room.recorder(budget)
+    for size in (1, budget // 2, budget):
+        write(recorder, b'{"a":"%s"}' % (b"x" * size))
+    await recorder.close()
+    assert [len((entry.body or {})["a"]) for entry in room.entries] == [1, budget // 2]
+    assert len(room.failed) == 1
+    assert room.size <= budget
+
+
+async def test_files_of_others_do_not_count_and_do_not_go(room):
+    room.folder.mkdir(parents=True)
+    others = room.folder / "mine.jsonl"
+    others.write_bytes(b"x" * BUDGET)
+    await recorded(room)
+    assert others.stat().st_size == BUDGET
+
+
+# -- when it cannot be written -------------------------------------------------------------------------
+
+
+async def test_a_folder_that_cannot_be_used_fails_no_request_and_is_told(room, capsys):
+    room.folder.parent.mkdir()
+    room.folder.write_text("a file")
+    recorder = room.recorder()
+    for _ in range(5):
+        write(recorder)
+    await recorder.close()
+    assert [type(error) for error in room.failed] == [FileExistsError] * 5
+    assert "".join(capsys.readouterr()).count("not_recorded") == 1
+
+
+async def test_a_folder_that_goes_away_is_made_again(room):
+    recorder = room.recorder()
+    write(recorder)
+    while not (room.folder.exists() and room.size):
+        await asyncio.sleep(0.01)
+    for path in room.files:
+        path.unlink()
+    room.folder.rmdir()
+    write(recorder)
+    await recorder.close()
+    assert room.failed == []
+    assert len(room.entries) == 1
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path):
+    """64 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)  # noqa: S607
+
+
+async def test_a_full_disk_leaves_whole_lines_and_is_used_again_when_there_is_room(tiny_disk):
+    room, ballast = Room(tiny_disk), tiny_disk / "ballast"
+    ballast.write_bytes(b"x" * (32 << 10))
+    recorder = room.recorder()
+    for _ in range(100):
+        write(recorder, b'{"a":"%s"}' % (b"x" * 1000))
+    while not room.failed:
+        await asyncio.sleep(0.01)
+    ballast.unlink()
+    await asyncio.sleep(0.05)
+    write(recorder, b'{"last":true}')
+    await recorder.close()
+    (path,) = room.files
+    trace = read(path)
+    assert trace.problems == ()
+    assert trace.entries[-1].body == {"last": True}
+    assert 10 < len(trace.entries) < 100
+
+
+def test_a_part_of_a_line_that_a_full_disk_took_is_taken_back(tmp_path, monkeypatch):
+    files, real = RotatingFiles(tmp_path, "r", BUDGET), os.write
+    files.append(b"one\n")
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:2]))
+    with pytest.raises(OSError, match="No space left"):
+        files.append(b"two\n")
+    monkeypatch.undo()
+    files.append(b"three\n")
+    files.close()
+    assert b"".join(path.read_bytes() for path in tmp_path.iterdir()) == b"one\nthree\n"
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from slotkeeper.observe.recording import Recorder
+recorder = Recorder(Path(sys.argv[1]), 1 << 30, print)
+while True:
+    body = b'{"a":"%s"}' % (b"x" * 50_000)
+    recorder.write(path="/v1/messages", headers={}, body=body, client="c", session=1, at=0)
+"""
+
+
+def test_after_a_violent_death_only_the_last_line_can_be_torn(room):
+    child = subprocess.Popen([sys.executable, "-c", KILLED, str(room.folder)], stdout=subprocess.DEVNULL)
+    try:
+        while not room.folder.exists() or room.size < 5_000_000:
+            assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+    (path,) = room.files
+    trace = read(path)
+    assert len(trace.entries) > 50
+    lines = path.read_bytes().splitlines()
+    assert [problem.split(":")[1] for problem in trace.problems] in ([], [str(len(lines))])
+
+
+async def test_a_slow_disk_holds_nothing_up_and_fills_no_memory(room, monkeypatch):
+    monkeypatch.setattr(recording, "WAITING_BYTES", 3 * len(BODY))
+    free, real = threading.Event(), RotatingFiles.append
+
+    def slow(files: RotatingFiles, line: bytes) -> None:
+        free.wait()
+        real(files, line)
+
+    monkeypatch.setattr(RotatingFiles, "append", slow)
+    recorder = room.recorder()
+    for _ in range(10):
+        write(recorder)
+    assert [type(error) for error in room.failed] == [TooSlowError] * 7
+    free.set()
+    await recorder.close()
+    assert len(room.entries) == 3
+
+
+async def test_a_bug_of_ours_is_counted_and_the_next_request_is_written(room):
+    recorder = room.recorder()
+    write(recorder, path=None)
+    write(recorder)
+    await recorder.close()
+    assert [type(error) for error in room.failed] == [AttributeError]
+    assert len(room.entries) == 1

@@ -1,0 +1,89 @@
+"""Figures at a terminal: short, for people, and never a lie at their ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.terminal.figures import (
+    age,
+    bar,
+    lane,
+    one_line,
+    percent,
+    ratio,
+    seconds,
+    size,
+    span,
+    sparkline,
+    tokens,
+)
+
+NOW = 1_000_000_000.0  # 2001-09-09T01:46:40Z
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [
+        ("2001-09-09T01:46:40Z", "0 s"),
+        ("2001-09-09T01:46:41Z", "0 s"),  # another machine's clock
+        ("2001-09-09T01:45:41Z", "59 s"),
+        ("2001-09-09T01:45:40Z", "1 min"),
+        ("2001-09-08T23:46:40Z", "2 h"),
+        ("2001-09-01T00:00:00Z", "8 days"),
+    ],
+)
+def test_ages_are_for_people(moment, text):
+    assert age(moment, NOW) == text
+
+
+def test_sizes_are_for_people():
+    assert [size(0), size(2048), size(3 << 29)] == ["0 B", "2.0 KiB", "1.5 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0, "0.0 ms"), (0.0032, "3.2 ms"), (0.34, "340 ms"), (12.34, "12.3 s"), (250, "4 min")],
+)
+def test_what_took_long_has_a_coarser_unit(value, text):
+    assert seconds(value) == text
+
+
+def test_what_is_not_known_is_a_dash():
+    assert [tokens(None), span(None), seconds(None), ratio(1, 0), percent(1, 0)] == ["-"] * 5
+
+
+def test_only_all_of_it_is_a_hundred_per_cent():
+    assert [percent(part, 1000) for part in (0, 999, 1000)] == ["0 %", "99 %", "100 %"]
+
+
+@pytest.mark.parametrize(
+    ("part", "drawn"),
+    [(0, "····"), (1, "▏···"), (500, "██··"), (1000, "████"), (2000, "████"), (-5, "····"), (562, "██▎·")],
+)
+def test_a_bar_shows_whatever_is_not_nothing(part, drawn):
+    assert bar(part, 1000, 4) == drawn
+
+
+def test_a_bar_of_nothing_is_empty():
+    assert bar(5, 0, 4) == "····"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "drawn"),
+    [(0, 1, "████"), (0, 0, "█"), (1, 1, "   █"), (0.5, 0.75, "  █"), (0.26, 0.3, " █")],
+)
+def test_a_lane_begins_where_its_time_begins_and_can_always_be_seen(begin, end, drawn):
+    assert lane(begin, end, 1, 4) == drawn
+
+
+def test_a_lane_of_no_time_can_be_seen():
+    assert lane(0, 0, 0, 4) == "█"
+
+
+def test_a_sparkline_leaves_a_dot_where_nothing_was_asked():
+    assert sparkline([None, 0, 0.5, 1, 1.5]) == "·▁▅██"
+
+
+def test_a_text_is_one_line_that_does_nothing_to_a_terminal():
+    assert one_line("a\n\x1b[31mb") == "a\\n\\x1b[31mb"
+    assert one_line("") == "(nothing)"
