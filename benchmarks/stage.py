@@ -26,6 +26,7 @@ from slotkeeper.engine.launch import Kind, find_engine, free_port, skulk
 
 DIRECT: Final = "direct"
 OURS: Final = "slotkeeper"
+QUIET: Final = "--log-level warning"
 READY_SECONDS: Final = 30.0
 
 
@@ -44,6 +45,15 @@ class Stage:
     sidecar_pid: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A sidecar in a process of its own."""
+
+    url: str
+    admin: str  # URL of its admin port
+    pid: int
+
+
 @asynccontextmanager
 async def stage(
     *, slots: int, context_tokens: int, relays: bool, yardstick: bool = True
@@ -53,7 +63,7 @@ async def stage(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         ways: dict[str, Way] = {}
         if yardstick:
-            base, spy = await _engine(stack, folder / "passed", slots, context_tokens, relays)
+            base, spy = await engine_for(stack, folder / "passed", slots, context_tokens, relays)
             ways[DIRECT] = Way(name=DIRECT, url=base, relay=spy)
             if program := find():
                 server = await stack.enter_async_context(nginx(program, base.removeprefix("http://"), folder))
@@ -61,13 +71,13 @@ async def stage(
                 ways["nginx keepalive"] = Way(name="nginx keepalive", url=server.kept, relay=spy)
             else:
                 console.print(f"[yellow]{MISSING}[/yellow]")
-        base, spy = await _engine(stack, folder / "ours", slots, context_tokens, relays)
-        url, pid = await stack.enter_async_context(_sidecar(base))
-        ways[OURS] = Way(name=OURS, url=url, relay=spy)
-        yield Stage(ways=ways, sidecar_pid=pid)
+        base, spy = await engine_for(stack, folder / "ours", slots, context_tokens, relays)
+        sidecar = await stack.enter_async_context(served(base, QUIET))
+        ways[OURS] = Way(name=OURS, url=sidecar.url, relay=spy)
+        yield Stage(ways=ways, sidecar_pid=sidecar.pid)
 
 
-async def _engine(
+async def engine_for(
     stack: AsyncExitStack, folder: Path, slots: int, context_tokens: int, relayed: bool
 ) -> tuple[str, Relay | None]:
     """An engine, and the URL by which to reach it."""
@@ -83,17 +93,17 @@ async def _engine(
 
 
 @asynccontextmanager
-async def _sidecar(upstream: str) -> AsyncIterator[tuple[str, int]]:
-    """`slotkeeper serve` as users run it, in its own process: its URL and its process id."""
+async def served(upstream: str, words: str, stderr: int | None = None) -> AsyncIterator[Served]:
+    """`slotkeeper serve` as users run it, in its own process; `words` are further arguments."""
     port, admin = free_port(), free_port()
-    words = f"serve --upstream {upstream} --listen 127.0.0.1:{port} --admin-listen 127.0.0.1:{admin}"
-    words += " --log-level warning --drain-delay 0 --drain-timeout 1"
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "slotkeeper", *words.split())
+    fixed = f"serve --upstream {upstream} --listen 127.0.0.1:{port} --admin-listen 127.0.0.1:{admin}"
+    line = f"{fixed} --drain-delay 0 --drain-timeout 1 {words}".split()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "slotkeeper", *line, stderr=stderr)
     try:
         async with asyncio.timeout(READY_SECONDS), httpx.AsyncClient() as client:
             while not await _ready(client, f"http://127.0.0.1:{admin}/readyz"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        yield f"http://127.0.0.1:{port}", process.pid
+        yield Served(url=f"http://127.0.0.1:{port}", admin=f"http://127.0.0.1:{admin}", pid=process.pid)
     finally:
         if process.returncode is None:
             process.terminate()

@@ -15,6 +15,7 @@ from chaos.fake_http import STREAM_HEAD
 from chaos.raw import Head, dial
 from slotkeeper.app import running
 from slotkeeper.core.placement import Placement
+from slotkeeper.observe.why.journal import Journal
 from slotkeeper.runtime import render
 from slotkeeper.wire.answer import AnswerReader
 from slotkeeper.wire.routes import Api
@@ -88,6 +89,19 @@ async def test_a_bug_in_what_we_count_hurts_no_answer(fake, sidecar, data, name)
         await ask(data)
         await ask(data, Api.MESSAGES)
     await ask(data)
+
+
+@pytest.mark.parametrize("name", ["came", "follow", "saw"])
+async def test_a_bug_in_the_journal_hurts_no_answer_and_costs_no_slot(fake, sidecar, data, name):
+    with bug(Journal, name):
+        for api in PATHS:
+            await ask(data, api)
+    head = await ask(data)
+    assert head["X-Slotkeeper-Decision"] != "fail_open"
+    assert sidecar.metrics.registry.get_sample_value("slotkeeper_fallbacks_total", {"reason": "journal"}) > 0
+    async with aiohttp.ClientSession(f"http://{sidecar.addresses[1]}") as admin:
+        async with admin.get("/api/requests/last") as answer:
+            assert (await answer.json())["outcome"] == "ok"
 
 
 @pytest.mark.parametrize("cut", [1, 7, 4096])

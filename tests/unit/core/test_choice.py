@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.choice import blind, cheapest, continuing
+from slotkeeper.core.choice import BEATEN, blind, cheapest, continuing
 from slotkeeper.core.effects import Purpose
 from slotkeeper.core.held import Held
 from slotkeeper.core.shadow import EngineShadow
@@ -195,6 +195,38 @@ def test_the_next_turn_of_a_conversation_may_overwrite_the_last_one_at_no_price(
     other_tools = text(70_000, 800)
     plan = cheapest([engine], other_tools, outline=(b"t", b"1", b"2"), pinnable=True, now=NOW, shelf=Shelf())
     assert plan.price == 800
+
+
+# -- what it beat ----------------------------------------------------------------------------------------
+
+
+def test_what_the_best_place_beat_is_kept_the_cheapest_first():
+    engine = table(conversation(A), conversation(text(60_000, len(A))), None, ram_cache=False)
+    plan = choose(engine, A + text(11_900, 400))
+    assert (plan.slot, plan.reason) == (0, Reason.PREFIX)
+    assert plan.beaten
+    assert plan.price <= plan.beaten[0].price
+    prices = [other.price for other in plan.beaten]
+    assert prices == sorted(prices)
+    assert {other.slot for other in plan.beaten} >= {1, 2}
+
+
+def test_of_many_slots_only_the_next_few_are_kept_and_nothing_below_them():
+    plan = choose(table(*[conversation(text(n * 10_000, 2000)) for n in range(1, 20)]), B1)
+    assert len(plan.beaten) == BEATEN
+    assert all(other.beaten == () for other in plan.beaten)
+
+
+def test_the_only_place_there_is_beat_nothing():
+    engine = table(None, None, ram_cache=False)
+    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)  # so that nothing may go unpinned
+    assert choose(engine, B1).beaten == ()
+
+
+def test_of_two_that_cost_the_same_the_first_is_taken_and_the_second_was_beaten():
+    plan = choose(table(None, None), B1)
+    assert plan.slot == 0
+    assert next(other for other in plan.beaten if other.pinned).slot == 1
 
 
 # -- without tokens --------------------------------------------------------------------------------------

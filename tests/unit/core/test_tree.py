@@ -73,6 +73,85 @@ class TestBranches:
         assert tree.branches(SYSTEM + said(4)) == [Branch(10, ways=3, passed=3, used=9.0)]
 
 
+class TestPassedAt:
+    def test_when_the_longest_known_beginning_was_last_passed(self):
+        tree = PromptTree()
+        tree.add(SYSTEM + said(2), 5.0)
+        tree.add(SYSTEM + said(3), 6.0)
+        assert tree.passed_at(SYSTEM + said(2) + said(9)) == 5.0
+        assert tree.passed_at(SYSTEM + said(3)) == 6.0
+        assert tree.passed_at(SYSTEM + said(4)) == 6.0  # all came through there
+
+    def test_0_where_nothing_is_known(self):
+        tree = PromptTree()
+        assert tree.passed_at(SYSTEM) == 0.0
+        tree.add(said(2), 5.0)
+        assert tree.passed_at(SYSTEM) == 0.0
+        assert tree.passed_at(EMPTY) == 0.0
+
+
+class TestOutline:
+    def test_an_empty_tree_has_none(self):
+        assert PromptTree().outline(100) == []
+        assert PromptTree().twig(said(1)) is None
+
+    def test_edges_from_where_they_begin_to_where_they_end(self):
+        tree = PromptTree()
+        for now, token in enumerate((2, 3, 2)):
+            tree.add(SYSTEM + said(token, token * 10), 100.0 + now)
+        stem, *others = tree.outline(100)
+        assert (stem.parent, stem.begin, stem.end) == (None, 0, 10)
+        assert (stem.ways, stem.passed, stem.used) == (2, 3, 102.0)
+        assert {twig.parent for twig in others} == {stem.id}
+        assert {(twig.begin, twig.end, twig.ways, twig.passed, twig.used) for twig in others} == {
+            (10, 30, 0, 2, 102.0),
+            (10, 40, 0, 1, 101.0),
+        }
+
+    def test_parents_come_before_their_children_and_every_id_once(self):
+        tree = PromptTree()
+        for n in range(60):
+            tree.add(SYSTEM + said(n % 3 + 2) + said(n % 7 + 2) + said(n))
+        seen: dict[int, int] = {}
+        for twig in tree.outline(1000):
+            assert twig.id not in seen
+            assert twig.begin == (0 if twig.parent is None else seen[twig.parent])
+            assert twig.end > twig.begin
+            seen[twig.id] = twig.end
+        assert sum(twig.end - twig.begin for twig in tree.outline(1000)) == tree.tokens
+
+    def test_of_many_those_that_were_passed_last_and_all_above_them(self):
+        tree = PromptTree()
+        for n in range(100):
+            tree.add(SYSTEM + said(n + 2), float(n))
+        tree.add(SYSTEM + said(7), 200.0)
+        stem, *others = tree.outline(4)
+        assert (stem.parent, stem.end) == (None, 10)
+        assert sorted(twig.used for twig in others) == [98.0, 99.0, 200.0]
+        assert tree.outline(0) == []
+
+    def test_a_sequence_lies_in_the_edge_where_it_ends_or_parts(self):
+        tree = PromptTree()
+        tree.add(SYSTEM + said(2))
+        tree.add(SYSTEM + said(3))
+        stem, *others = tree.outline(100)
+        ends = {twig.id for twig in others}
+        assert tree.twig(SYSTEM.cut(0, 4)) == tree.twig(SYSTEM) == stem.id
+        assert tree.twig(SYSTEM + said(9)) == stem.id  # nobody went on so
+        assert {tree.twig(SYSTEM + said(2)), tree.twig(SYSTEM + said(3, 4))} == ends
+        assert tree.twig(said(9)) is None
+
+    def test_looking_changes_nothing(self):
+        tree = PromptTree(warm=0)
+        for n in range(20):
+            tree.add(SYSTEM + numbered(n, n + 3 * BLOCK), float(n))
+        before = (repr(tree), tree.size, tree.outline(1000))
+        tree.outline(3)
+        tree.twig(SYSTEM + numbered(5, 5 + 3 * BLOCK))
+        tree.passed_at(SYSTEM + numbered(5, 400))
+        assert (repr(tree), tree.size, tree.outline(1000)) == before
+
+
 class TestCold:
     """An edge of 5 blocks: the ids of the first, three hashes, the ids of the last."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from playbooks.playbook import Outcome, Play, Sees, arrives
@@ -12,10 +13,13 @@ from slotkeeper.observe.why.journal import Journal
 from slotkeeper.observe.why.record import Record, Stage
 
 THOUGHT = 0.001  # seconds that a decision takes
+BESIDE = {Stage.PARSE, Stage.RENDER}  # who reads and renders may do so while the request stands in line
 
 
 def record(request_id: str = "r1", **more: Any) -> Record:
-    return Record(**{"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0, **more})
+    return Record(
+        **{"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0, **more}
+    )
 
 
 class WatchedPlay(Play):
@@ -49,3 +53,13 @@ class WatchedPlay(Play):
 def stages(came: Record) -> list[Stage]:
     """In the order of their beginnings."""
     return [span.stage for span in sorted(came.spans, key=lambda span: (span.begin, span.end))]
+
+
+def without_gaps(came: Record) -> bool:
+    """One thing after the other, from the arrival on, but for what a decision took to begin."""
+    spans = sorted(
+        (span for span in came.spans if span.stage not in BESIDE), key=lambda span: (span.begin, span.end)
+    )
+    assert all(0 <= span.begin <= span.end for span in spans)
+    assert all(one.end <= other.begin + 1e-9 for one, other in pairwise(spans)), spans
+    return all(other.begin - one.end < 0.02 for one, other in pairwise(spans))

@@ -1,0 +1,168 @@
+"""What it costs to be watched: CPU time of the sidecar's process for a request, with everything off and on.
+
+`python -m benchmarks.watching [--tokens 30000] [--turns 60]`
+
+On is all that a request can leave behind: the journal with text, log lines, a recording, spans that a
+collector takes, and a scrape every 15 seconds. Both sidecars have an engine of their own, and get the same
+turns in turn; one more, with everything off, tells what the machine itself does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from aiohttp import web
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.figures import console, keep
+from benchmarks.own_time import Conversation
+from benchmarks.stage import Served, Way, engine_for, served
+from slotkeeper.bench.prose import prose
+from slotkeeper.runtime.tasks import Tasks
+
+TARGET: Final = 0.05
+WARM_UP: Final = 5
+REST_SECONDS: Final = 0.2  # after an answer there is still something to do: the reply is learned
+SCRAPE_SECONDS: Final = 15.0
+LOOKS: Final = 10
+DASHBOARD: Final = ("/api/state", "/api/requests", "/api/tree")  # what the page asks for each second
+OFF, ON, AGAIN = "off", "on", "off again"
+NOTHING: Final = "--why-requests 0 --log-level error"
+EVERYTHING: Final = (
+    "--why-text --log-level info --log-format json --record {folder} --otlp-endpoint {collector}"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """One sidecar, and a conversation through it."""
+
+    sidecar: Served
+    chat: Conversation
+
+    async def turn(self, question: str) -> float:
+        """Milliseconds of CPU, in all threads."""
+        before = self.cpu()
+        await self.chat.ask(question)
+        await asyncio.sleep(REST_SECONDS)
+        return (self.cpu() - before) * 1000
+
+    def cpu(self) -> float:
+        """Seconds that its process has run; the ticks of `cpu_times` would be too coarse."""
+        tasks = Path(f"/proc/{self.sidecar.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+async def measure(tokens: int, turns: int) -> dict[str, Any]:
+    async with AsyncExitStack() as stack:
+        lanes = await stack.enter_async_context(_lanes())
+        for lane in track(lanes.values(), "filling the context", console=console, transient=True):
+            await lane.chat.fill(tokens)
+        tasks = Tasks(lambda error: console.print(f"[red]{error!r}[/red]"))
+        stack.push_async_callback(tasks.close)
+        tasks.start(_scrape(lanes[ON].sidecar))
+        spent: dict[str, list[float]] = {name: [] for name in lanes}
+        for number in track(range(-WARM_UP, turns), "turns", console=console, transient=True):
+            for name, lane in random.sample(list(lanes.items()), len(lanes)):
+                took = await lane.turn(f"Short question {number}?")
+                if number >= 0:
+                    spent[name].append(took)
+        looked = await _looked(lanes[ON])
+        return _summary(spent) | {"prompt_tokens": lanes[ON].chat.tokens, "dashboard_ms_per_second": looked}
+
+
+@asynccontextmanager
+async def _lanes() -> AsyncIterator[Mapping[str, Lane]]:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
+        collector = await stack.enter_async_context(_collector())
+        watched = EVERYTHING.format(folder=folder / "recorded", collector=collector)
+        lanes = {}
+        for name, words in {OFF: NOTHING, ON: watched, AGAIN: NOTHING}.items():
+            base, spy = await engine_for(stack, folder / name.replace(" ", "-"), 1, 65536, relayed=True)
+            sidecar = await stack.enter_async_context(served(base, words, asyncio.subprocess.DEVNULL))
+            way = Way(name=name, url=sidecar.url, relay=spy)
+            head = {"role": "system", "content": prose(4000, 3)}
+            lanes[name] = Lane(sidecar=sidecar, chat=Conversation(way=way, messages=[head]))
+        yield lanes
+
+
+@asynccontextmanager
+async def _collector() -> AsyncIterator[str]:
+    """A URL that takes spans, as a collector does, and throws them away."""
+
+    async def take(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(content_type="application/x-protobuf")
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+async def _scrape(sidecar: Served) -> None:
+    headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with httpx.AsyncClient(base_url=sidecar.admin, headers=headers) as client:
+        while True:
+            (await client.get("/metrics")).raise_for_status()
+            await asyncio.sleep(SCRAPE_SECONDS)
+
+
+async def _looked(lane: Lane) -> float:
+    """Milliseconds of CPU in a second in which the dashboard is open and nothing else happens."""
+    before = lane.cpu()
+    async with httpx.AsyncClient(base_url=lane.sidecar.admin) as client:
+        for _ in range(LOOKS):
+            for path in DASHBOARD:
+                (await client.get(path)).raise_for_status()
+            await asyncio.sleep(1.0)
+    return round((lane.cpu() - before) * 1000 / LOOKS, 2)
+
+
+def _summary(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    medians = {name: statistics.median(found) for name, found in spent.items()}
+    without = (medians[OFF] + medians[AGAIN]) / 2
+    return {
+        "cpu_ms": {name: round(found, 3) for name, found in medians.items()},
+        "share": round(medians[ON] / without - 1, 4),
+        "machine": round(abs(medians[OFF] - medians[AGAIN]) / without, 4),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.watching", description=__doc__)
+    parser.add_argument("--tokens", type=int, default=30000)
+    parser.add_argument("--turns", type=int, default=60, help="of each sidecar")
+    chosen = parser.parse_args(arguments)
+    figures = asyncio.run(measure(chosen.tokens, chosen.turns))
+    table = Table("watched", "CPU of a request", title=f"append turn at {figures['prompt_tokens']:,} tokens")
+    for name, milliseconds in figures["cpu_ms"].items():
+        table.add_row(name, f"{milliseconds:.2f} ms")
+    console.print(table)
+    style = "green" if figures["share"] <= TARGET else "red"
+    console.print(f"with everything on: {figures['share']:+.1%} (target {TARGET:.0%})", style=style)
+    console.print(f"the machine itself: {figures['machine']:.1%}")
+    console.print(f"an open dashboard: {figures['dashboard_ms_per_second']} ms of CPU a second")
+    keep("watching", figures | {"target": TARGET})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,243 @@
+"""How each kind of loss arises: events in, and the report that names it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from playbooks.playbook import (
+    NEW_FILES,
+    Play,
+    arrives,
+    ends,
+    engine_lost,
+    engine_up,
+    filled,
+    goes,
+    knows,
+    leaves,
+    one_turn,
+    plants,
+    replies,
+    reports,
+    restored,
+    restores,
+    sees,
+    shelved,
+    snapshot,
+    starts,
+    unpinned,
+    unsaved,
+)
+from slotkeeper.core.effects import Forward, Purpose, Report, Save
+from slotkeeper.core.events import Loading
+from slotkeeper.core.losses import Loss, Lost
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+HEAD = Tokens(range(1000))
+ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]
+A, B, C, D = (HEAD + ask for ask in ASKS)
+X, Y = (Tokens(range(n, n + 2000)) for n in (70_000, 80_000))
+MORE = Tokens(range(90_000, 90_100))
+
+
+def dense(**more):
+    return Play(**({"memory": "dense"} | more))
+
+
+# -- nothing is lost -----------------------------------------------------------------------------------
+
+
+def test_the_first_prompt_and_the_next_turn_lose_nothing():
+    play = dense()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", 2000, 0) >> reports("r1", oracle=2000, lost=None)
+    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0)
+    assert play << ends("r2", 2100, 2000) >> reports("r2", oracle=100, lost=None)
+
+
+def test_the_one_token_that_must_be_computed_is_not_lost():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0)
+    assert play << ends("r2", 2000, 1999) >> reports("r2", oracle=1, lost=None)
+
+
+def test_where_the_engine_gave_no_count_nothing_is_said():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0)
+    assert play << ends("r2", 2000, None) >> reports("r2", cached=None, lost=None)
+
+
+# -- each loss -----------------------------------------------------------------------------------------
+
+
+def test_overwritten():
+    play = dense(n_slots=1)
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", X, slot=0)
+    assert play << arrives("r3") << knows("r3", A) >> goes("r3", slot=0, reason=Reason.COLD)
+    assert play << ends("r3", 2000, 0) >> reports("r3", oracle=1, lost=Lost(Loss.OVERWRITTEN, 1999))
+
+
+def test_overwritten_but_for_what_another_conversation_shares():
+    play = dense(n_slots=1)
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=0, cached=1000)
+    assert play << arrives("r3") << knows("r3", A) >> goes("r3", slot=0, reason=Reason.PREFIX)
+    assert play << ends("r3", 2000, 1000) >> reports("r3", lost=Lost(Loss.OVERWRITTEN, 999))
+
+
+def test_restarted():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << engine_lost() << engine_up() << sees()
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0, reason=Reason.COLD)
+    assert play << ends("r2", 2000, 0) >> reports("r2", lost=Lost(Loss.RESTARTED, 1999))
+    assert one_turn(play, "r3", X, slot=1)
+    assert one_turn(play, "r4", Y, slot=0)  # computed since, so that it is the slots that are too few
+    assert play << arrives("r5") << knows("r5", A) >> goes("r5", slot=1, reason=Reason.COLD)
+    assert play << ends("r5", 2000, 0) >> reports("r5", lost=Lost(Loss.OVERWRITTEN, 1999))
+
+
+def test_restarted_though_others_with_the_same_beginning_came_since():
+    play = dense(n_slots=1)
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << engine_lost() << engine_up() << sees()
+    assert one_turn(play, "r2", B, slot=0)
+    assert play << arrives("r3") << knows("r3", A) >> goes("r3", slot=0, reason=Reason.PREFIX)
+    assert play << ends("r3", 2000, 1000) >> reports("r3", lost=Lost(Loss.RESTARTED, 999))
+
+
+def test_checkpoint():
+    play = Play(n_slots=1)
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2") << knows("r2", A.cut(0, 1400)) >> goes("r2", slot=0)
+    # Checkpoints stand at 1484 and 1996.
+    assert play << ends("r2", 1400, 0) >> reports("r2", predicted=0, lost=Lost(Loss.CHECKPOINT, 1399))
+
+
+def test_checkpoint_though_one_was_planted_on_the_way():
+    """The slot held the shared beginning; what is planted for a request was computed for it."""
+    play = Play(n_slots=1, eager_thinning=False)
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2") << knows("r2", B) >> plants("r2", 0, Purpose.PLANT)
+    assert play << filled(1004) >> goes("r2", slot=0)
+    assert play << ends("r2", 2000, 1004) >> reports("r2", planted=1004, lost=Lost(Loss.CHECKPOINT, 1000))
+
+
+def test_mispredicted():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0)
+    assert play << ends("r2", 2100, 0) >> reports("r2", predicted=2000, lost=Lost(Loss.MISPREDICTED, 2000))
+
+
+@pytest.mark.parametrize("slot", [1, -1])
+def test_unplaced_by_the_clients_own_choice(slot):
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    play << arrives("r2", id_slot=slot) >> goes("r2", slot=1, reason=Reason.CLIENT_CHOSE)
+    assert play << knows("r2", A) << ends("r2", 2000, 0) >> reports("r2", lost=Lost(Loss.UNPLACED, 1999))
+
+
+def test_unplaced_before_its_tokens_were_known():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2", brief=True) >> goes("r2", slot=1, reason=Reason.BRIEF)
+    play << ends("r2", 500, 0) << knows("r2", A.cut(0, 500))
+    assert play >> reports("r2", oracle=1, lost=Lost(Loss.UNPLACED, 499))
+
+
+def test_unplaced_where_the_engine_took_another_slot_than_we_expected():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    play << arrives("r2", pinnable=False) << knows("r2", A + MORE)
+    assert play >> unpinned("r2", Reason.ENGINE_CHOSE) << starts("r2") << sees(1)
+    assert play << ends("r2", 2100, 0) >> reports("r2", slot=1, lost=Lost(Loss.UNPLACED, 2000))
+
+
+def test_bypassed():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2", bypass=True) >> unpinned("r2", Reason.BYPASS) << knows("r2", A) << sees(1)
+    assert play << ends("r2", 2000, 0) >> reports("r2", lost=Lost(Loss.BYPASSED, 1999))
+
+
+def test_bypassed_by_a_client_that_wants_all_of_it_computed():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2", uncached=True) << knows("r2", A) >> goes("r2", slot=0)
+    assert play << ends("r2", 2000, 0) >> reports("r2", predicted=0, lost=Lost(Loss.BYPASSED, 1999))
+
+
+def test_a_bypass_of_which_no_tokens_are_known_says_nothing():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2", bypass=True, rendered=False) >> unpinned("r2", Reason.BYPASS) << sees(1)
+    assert play << ends("r2", 2000, 0) >> reports("r2", oracle=None, lost=None)
+
+
+# -- on the way there ------------------------------------------------------------------------------------
+
+
+def test_a_file_that_cannot_be_had_is_a_loss_of_the_slots():
+    play = Play(n_slots=1, **NEW_FILES)
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << engine_lost() << engine_up() << sees()
+    play.placement.tables[play.names[0]].no_save_until = play.clock + 1000
+    assert play << shelved(snapshot("a", A, checkpoints=(1996,)))
+    assert play << arrives("r2") << knows("r2", A + MORE) >> restores(0, "a")
+    assert play << restored(Loading.UNFIT) >> goes("r2", slot=0, reason=Reason.COLD)
+    assert play << ends("r2", 2100, 0) >> reports("r2", lost=Lost(Loss.RESTARTED, 2000))
+
+
+def test_what_left_early_was_computed_as_far_as_the_engine_got_and_is_no_loss():
+    play = dense(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
+    assert play << arrives("r2") << knows("r2", A) << sees(held={0: 800}) >> goes("r2", slot=0)
+    assert play << ends("r2", 2000, 800) >> reports("r2", oracle=1200, lost=None)
+
+
+def test_a_reply_that_was_sampled_counts_as_computed():
+    play = dense(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", 2000, 0, generated=101) >> reports("r1") << replies("r1", A + MORE)
+    assert one_turn(play, "r2", X, slot=0)
+    assert play << arrives("r3") << knows("r3", A + MORE + MORE) >> goes("r3", slot=0)
+    assert play << ends("r3", 2200, 0) >> reports("r3", oracle=100, lost=Lost(Loss.OVERWRITTEN, 2100))
+
+
+# -- the account -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([A, B, C, D, X, Y, HEAD, A + MORE, B + MORE]),
+            st.sampled_from([{}, {"bypass": True}, {"id_slot": 0}, {"uncached": True}, {"brief": True}]),
+            st.integers(min_value=0, max_value=100),  # percent of what was foretold that came true
+        ),
+        max_size=8,
+    ),
+    st.sampled_from(["dense", "hybrid"]),
+)
+def test_lost_tokens_and_the_oracle_are_all_that_was_computed(turns, memory):
+    play = Play(memory=memory, eager_thinning=False, **NEW_FILES)
+    for n, (prompt, asked, percent) in enumerate(turns):
+        report = served(play, f"r{n}", prompt, percent, **asked)
+        computed = report.prompt_tokens - report.cached + report.planted
+        assert 1 <= report.oracle <= computed
+        assert (report.lost.tokens if report.lost else 0) == computed - report.oracle
+
+
+def served(play: Play, request: str, prompt: Tokens, percent: int, **asked: object) -> Report:
+    """Prefills on the way work, saves do not; then so many percent are cached of what was foretold."""
+    play << arrives(request, **asked) << knows(request, prompt)
+    while not isinstance(step := play.effects.popleft(), Forward):
+        play.step = step
+        play << (unsaved() if isinstance(step, Save) else filled(len(step.tokens)))
+    cached = (play.placement.pending(step.request).predicted or 0) * percent // 100
+    play << ends(request, len(prompt), cached, slot=step.slot or 0) << sees()
+    return play.effects.popleft()

@@ -1,0 +1,92 @@
+"""Sums since the start, and the last half hour in steps of ten seconds."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from slotkeeper.observe.history import BUCKET, BUCKETS, Figures, History
+
+START = 1_700_000_000.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def history(clock) -> History:
+    return History(clock)
+
+
+def test_at_first_all_is_zero_and_there_is_no_history(history):
+    assert set(history.totals.shown().values()) == {0}
+    assert list(history.shown()) == []
+
+
+def test_every_figure_is_added_up(history):
+    names = [field.name for field in fields(Figures)]
+    for factor in (1, 10):
+        history.add(Figures(**{name: factor * n for n, name in enumerate(names, start=1)}))
+    assert history.totals.shown() == {name: 11 * n for n, name in enumerate(names, start=1)}
+    (bucket,) = history.shown()
+    assert {name: bucket[name] for name in names} == history.totals.shown()
+
+
+def test_steps_begin_at_full_ten_seconds_and_empty_ones_are_left_out(history, clock):
+    for seconds in (3.0, 9.9, 10.0, 45.0):
+        clock.now = START + seconds
+        history.add(Figures(requests=1))
+    assert [(b["at"] - START, b["requests"]) for b in history.shown()] == [(0, 2), (10, 1), (40, 1)]
+
+
+def test_what_is_older_than_half_an_hour_is_not_shown_but_still_counted(history, clock):
+    history.add(Figures(computed=5))
+    clock.now += BUCKET * BUCKETS
+    assert len(list(history.shown())) == 1
+    clock.now += 1
+    assert list(history.shown()) == []
+    assert history.totals.computed == 5
+
+
+def test_no_more_is_kept_than_half_an_hour_has(history, clock):
+    for _ in range(3 * BUCKETS):
+        history.add(Figures(requests=1))
+        clock.now += BUCKET
+    shown = list(history.shown())
+    assert BUCKETS - 1 <= len(shown) <= BUCKETS
+    assert [b["at"] for b in shown] == sorted({b["at"] for b in shown})
+    assert history.totals.requests == 3 * BUCKETS
+
+
+def test_a_clock_that_is_set_back_mixes_nothing_up(history, clock):
+    history.add(Figures(requests=1))
+    clock.now -= 3600
+    history.add(Figures(requests=1))
+    clock.now += 3600 + BUCKET
+    history.add(Figures(requests=1))
+    assert [(b["at"] - START, b["requests"]) for b in history.shown()] == [(0, 2), (10, 1)]
+
+
+def test_seconds_are_rounded_only_to_be_shown(history):
+    for _ in range(10):
+        history.add(Figures(saved_seconds=0.00012))
+    assert history.totals.shown()["saved_seconds"] == 0.001
+    assert history.totals.saved_seconds == pytest.approx(0.0012)
+
+
+def test_what_was_shown_does_not_change_any_more(history):
+    history.add(Figures(requests=1))
+    shown, totals = list(history.shown()), history.totals.shown()
+    history.add(Figures(requests=1))
+    assert (shown[0]["requests"], totals["requests"]) == (1, 1)

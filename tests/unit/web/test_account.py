@@ -1,0 +1,58 @@
+"""What one request's account writes in its record of what it did itself."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.observe.why.record import Stage
+from slotkeeper.web.account import Account
+from slotkeeper.wire.routes import Api
+from unit.runtime.conftest import driver, link
+from unit.runtime.stubs import settled
+
+__all__ = ["driver", "link"]
+
+BODY = orjson.dumps({"messages": [{"role": "user", "content": "Which bolts are low?"}]})
+
+
+def account(driver) -> Account:
+    made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation="t")
+    made.parse(BODY)
+    return made
+
+
+async def test_what_is_known_at_once_is_written_at_once(driver):
+    came = account(driver).record
+    assert (came.request_id, came.route, came.client, came.named) == ("r-1", "chat", "anna", "t")
+    assert came.body_bytes == len(BODY)
+    (parsed,) = came.spans
+    assert (parsed.stage, parsed.begin) == (Stage.PARSE, 0.0)
+
+
+@pytest.mark.parametrize("says", [Tokens(range(40)), EngineGoneError("gone")])
+async def test_rendering_is_told_from_when_it_began_and_not_from_when_the_request_came(driver, link, says):
+    """A brief request is rendered only when its answer is over."""
+    link.says = says
+    mine = account(driver)
+    assert mine.open()
+    began = driver.now()
+    mine.render()
+    mine.render()
+    await mine.rendered.wait()
+    (rendered,) = (span for span in mine.record.spans if span.stage is Stage.RENDER)
+    assert rendered.begin >= began - mine.record.at
+    assert rendered.tokens == (40 if isinstance(says, Tokens) else None)
+    mine.gone()
+    await settled()
+
+
+async def test_a_close_tells_how_it_ended_and_how_long_it_took(driver):
+    mine = account(driver)
+    assert mine.record.outcome == "running"
+    mine.outcome = "client_gone"
+    mine.close()
+    assert (mine.record.outcome, mine.record.status) == ("client_gone", None)
+    assert mine.record.seconds >= mine.record.spans[0].end
