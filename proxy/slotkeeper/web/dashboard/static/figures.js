@@ -1,0 +1,133 @@
+/** The figures at the top, each with its course over the last half hour. */
+
+import { el, put, say, svg } from "./dom.js";
+import { exact, percent, ratio, seconds, tokens } from "./format.js";
+import { hitRate, measure, shareBar, showShares } from "./shares.js";
+
+const WIDTH = 160;
+const HEIGHT = 36;
+const EDGE = 3; // so that no line is cut at the rim
+const BUCKET = 10; // seconds that a point stands for
+
+/**
+ * @typedef {object} Figure
+ * @property {string} name
+ * @property {(totals: object) => string} value
+ * @property {(totals: object) => string} note
+ * @property {(history: object[]) => (number|null)[]} course one value for each bucket
+ * @property {(value: number) => string} written one value of the course
+ * @property {[number, number]} range the least extent of its axis
+ * @property {number} [mark] a line across, where a value is perfect
+ */
+
+/** @type {Figure[]} */
+const FIGURES = [
+  {
+    name: "Computed, against the least possible",
+    value: (totals) => ratio(measure(totals)),
+    note: () => "1.00 is perfect: no token computed twice",
+    course: (history) => history.map(measure),
+    written: ratio,
+    range: [0.8, 1.5],
+    mark: 1,
+  },
+  {
+    name: "Hit rate",
+    value: hitRate,
+    note: (totals) => `${tokens(totals.cached)} of ${tokens(totals.prompt_tokens)} prompt tokens reused`,
+    course: (history) => history.map(({ cached, prompt_tokens: all }) => (all ? cached / all : null)),
+    written: percent,
+    range: [0, 1],
+  },
+  {
+    name: "Waiting saved",
+    value: (totals) => seconds(totals.saved_seconds),
+    note: (totals) => `in ${exact(totals.requests)} requests, at the engine's own speed`,
+    course: (history) => {
+      let sum = 0;
+      return history.map(({ saved_seconds: saved }) => (sum += saved));
+    },
+    written: seconds,
+    range: [0, 0.1],
+  },
+];
+
+/** @param {Element} parent @returns {(state: object) => void} */
+export function figures(parent) {
+  const tiles = FIGURES.map(tile);
+  const division = divisionTile();
+  parent.append(...tiles.map(({ node }) => node), division.node);
+  return (state) => {
+    for (const { show } of tiles) show(state);
+    division.show(state.totals);
+  };
+}
+
+function tile(figure) {
+  const value = el("p", { class: "value" });
+  const note = el("p", { class: "quiet" });
+  const line = svg("polyline", { class: "course" });
+  const dot = svg("path", { class: "point" });
+  const mark = svg("line", { class: "mark", x1: 0, x2: WIDTH });
+  const frame = { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none" };
+  const chart = svg("svg", { class: "spark", role: "img", ...frame }, mark, line, dot);
+  const node = el("div", { class: "card figure" }, el("h3", { say: figure.name }), value, chart, note);
+  return {
+    node,
+    show({ totals, history }) {
+      say(value, figure.value(totals));
+      say(note, figure.note(totals));
+      drawCourse(figure, history, { line, dot, mark, chart });
+    },
+  };
+}
+
+function drawCourse({ course, written, range, mark: perfect, name }, history, { line, dot, mark, chart }) {
+  const values = course(history);
+  const points = history.map(({ at }, index) => ({ at, value: values[index] })).filter((p) => p.value != null);
+  const low = Math.min(range[0], ...points.map((p) => p.value));
+  const high = Math.max(range[1], ...points.map((p) => p.value));
+  const first = points[0]?.at ?? 0;
+  const span = Math.max(BUCKET, (points.at(-1)?.at ?? 0) - first);
+  const x = (at) => EDGE + ((at - first) / span) * (WIDTH - 2 * EDGE);
+  const y = (value) => HEIGHT - EDGE - ((value - low) / (high - low)) * (HEIGHT - 2 * EDGE);
+  put(line, { points: points.map((p) => `${x(p.at).toFixed(1)},${y(p.value).toFixed(1)}`).join(" ") });
+  put(mark, perfect === undefined ? { visibility: "hidden" } : { y1: y(perfect), y2: y(perfect) });
+  const last = points.at(-1);
+  put(dot, last ? { d: `M${x(last.at)} ${y(last.value)}h0` } : { d: null });
+  put(chart, { "aria-label": `${name}: ${inWords(points, written)}` });
+}
+
+function inWords(points, written) {
+  if (points.length === 0) return "nothing in the last half hour";
+  const all = points.map((p) => p.value);
+  return (
+    `between ${written(Math.min(...all))} and ${written(Math.max(...all))} ` +
+    `in the last half hour, ${written(all.at(-1))} at last`
+  );
+}
+
+/** What became of all prompt tokens. */
+function divisionTile() {
+  const value = el("p", { class: "value" });
+  const bar = shareBar();
+  const terms = { cached: "cached", fresh: "computed", repeated: "again", ahead: "ahead" };
+  const figures = Object.fromEntries(
+    Object.entries(terms).map(([key, name]) => [key, { term: el("dt", { say: name, class: key }), is: el("dd") }]),
+  );
+  const list = el("dl", { class: "division" });
+  for (const { term, is } of Object.values(figures)) list.append(el("div", {}, term, is));
+  const node = el("div", { class: "card figure" }, el("h3", { say: "Prompt tokens" }), value, bar, list);
+  return {
+    node,
+    show(totals) {
+      const again = Math.min(totals.repeated, totals.computed);
+      say(value, tokens(totals.prompt_tokens));
+      showShares(bar, totals);
+      say(figures.cached.is, tokens(totals.cached));
+      say(figures.fresh.is, tokens(totals.computed - again));
+      say(figures.repeated.is, tokens(again));
+      say(figures.ahead.is, tokens(totals.planted + totals.idle));
+    },
+  };
+}

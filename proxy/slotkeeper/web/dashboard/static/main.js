@@ -1,0 +1,70 @@
+/** The page: one look at the API after the other, and what is shown of each. */
+
+import { ask, poll, serverNow, Unauthorized } from "./connection.js";
+import { byId, put, say } from "./dom.js";
+import { door } from "./door.js";
+import { figures } from "./figures.js";
+import { plural, seconds } from "./format.js";
+import { lanes } from "./lanes.js";
+import { requests } from "./requests.js";
+import { slots } from "./slots.js";
+import { theme } from "./theme.js";
+import { tiers } from "./tiers.js";
+import { tree } from "./tree.js";
+import { why } from "./why.js";
+
+const KEPT = 100; // requests that are asked for
+
+theme(byId("theme"));
+const showFigures = figures(byId("figures"));
+const showSlots = slots(byId("engines"));
+const showLanes = lanes(byId("lanes"));
+const showTree = tree(byId("tree"));
+const showTiers = tiers(byId("tiers"));
+const showRequests = requests(byId("requests"));
+const lookAgain = why();
+const connection = byId("connection");
+let drawn = null; // what the tree was drawn of
+
+async function look() {
+  const [state, { requests: found }] = await Promise.all([ask("/api/state"), ask(`/api/requests?limit=${KEPT}`)]);
+  say(byId("vitals"), vitals(state));
+  showFigures(state);
+  showSlots(state.engines, clientsNames(found));
+  showLanes(found, serverNow());
+  showTiers(state.tiers);
+  showRequests(found);
+  await Promise.all([lookAgain(), lookAtTree(state)]);
+}
+
+/** It is asked for only when something was computed, moved or saved. */
+async function lookAtTree({ totals, tiers: kept, engines }) {
+  const held = engines.map((engine) => engine.slots.map((slot) => slot.held_tokens));
+  const now = JSON.stringify([totals, kept, held]);
+  if (now === drawn) return;
+  showTree(await ask("/api/tree"));
+  drawn = now;
+}
+
+function vitals({ version, uptime_seconds: uptime, queued, draining }) {
+  const line = queued ? `${plural(queued, "request")} in line` : "nobody waits in line";
+  const facts = [version, `up ${seconds(Math.floor(uptime))}`, line, draining ? "draining" : null];
+  return facts.filter(Boolean).join(" · ");
+}
+
+function clientsNames(found) {
+  const named = found.filter((request) => request.named && request.conversation != null);
+  return new Map(named.reverse().map((request) => [request.conversation, request.named]));
+}
+
+function told(failed) {
+  if (failed instanceof Unauthorized) openDoor();
+  const state = failed === null ? "live" : failed instanceof Unauthorized ? "locked" : "lost";
+  const words = { live: "Live", locked: "A token is wanted", lost: "Connection lost, trying again" };
+  put(connection, { "data-state": state });
+  say(connection, words[state]);
+  put(document.body, { "data-lost": state === "lost" ? "" : null });
+}
+
+const lookNow = poll(look, told);
+const openDoor = door(lookNow);

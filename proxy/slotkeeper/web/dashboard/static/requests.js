@@ -1,0 +1,70 @@
+/** The table of recent requests. */
+
+import { byId, el, keyed, put, say } from "./dom.js";
+import { conversation, exact, seconds, time, words } from "./format.js";
+import { FEW, shareBar, showShares } from "./shares.js";
+
+const ROWS = 25;
+
+/** @param {Element} body @returns {(requests: object[]) => void} newest first */
+export function requests(body) {
+  const only = byId("only-repeated");
+  let last = [];
+
+  function draw() {
+    const wanted = only.checked ? last.filter((request) => request.repeated > FEW) : last;
+    byId("requests-empty").hidden = wanted.length > 0;
+    keyed(body, wanted.slice(0, ROWS), (request) => `${request.id} ${request.came}`, make, show);
+  }
+
+  only.addEventListener("change", draw);
+  return (found) => {
+    last = found;
+    draw();
+  };
+}
+
+function make(request) {
+  const link = el("a", { href: `#request=${encodeURIComponent(request.id)}`, say: time(request.came) });
+  const cell = (name, ...inside) => el("td", { "data-name": name }, ...inside);
+  const number = (name) => el("td", { "data-name": name, class: "number" });
+  return el(
+    "tr",
+    {},
+    el("th", { scope: "row" }, link),
+    cell("Conversation", el("span", { class: "short" })),
+    cell("Kind"),
+    cell("Slot"),
+    number("Prompt"),
+    cell("Cached and computed", shareBar()),
+    number("Computed"),
+    number("First token"),
+    cell("Why"),
+  );
+}
+
+function show(row, request) {
+  const [, name, kind, slot, prompt, bar, computed, first, why] = row.children;
+  const running = request.outcome === "running";
+  put(row, { "data-running": running ? "" : null, "data-repeated": request.repeated > FEW ? "" : null });
+  say(name.firstElementChild, conversation(request));
+  put(name.firstElementChild, { title: conversation(request) });
+  say(kind, words(request.kind));
+  say(slot, went(request));
+  say(prompt, exact(request.prompt_tokens));
+  showShares(bar.firstElementChild, request);
+  say(computed, exact(request.computed));
+  say(first, seconds(request.first_token_seconds));
+  say(why, running ? "running" : ended(request));
+}
+
+function went({ slot, decision }) {
+  if (decision == null) return "waits";
+  return slot == null ? words(decision) : `${slot} · ${words(decision)}`;
+}
+
+/** What went wrong counts more than what was computed. */
+function ended({ outcome, status, verdict }) {
+  if (status != null && status >= 400) return `${words(outcome)} (${status})`;
+  return verdict || words(outcome);
+}

@@ -1,0 +1,106 @@
+/** The engines and their slots: what each holds, for whom, and how full it is. */
+
+import { el, keyed, part, put, say } from "./dom.js";
+import { age, conversation, exact, plural, tokens, words } from "./format.js";
+
+/**
+ * @param {Element} parent
+ * @returns {(engines: object[], names: Map<number, string>) => void} `names` are clients' own, by conversation
+ */
+export function slots(parent) {
+  return (engines, names) =>
+    keyed(parent, engines, (engine) => engine.engine, makeEngine, (node, engine) =>
+      showEngine(node, engine, names),
+    );
+}
+
+function makeEngine() {
+  return el(
+    "li",
+    { class: "engine" },
+    el("h3", {}, el("span", { class: "state" }), el("span", { class: "address" })),
+    el("p", { class: "quiet" }),
+    el("ul", { class: "slots" }),
+  );
+}
+
+function showEngine(node, engine, names) {
+  const [title, facts, list] = node.children;
+  const [state, address] = title.children;
+  put(state, { "data-state": engine.up ? "up" : "down" });
+  say(state, engine.up ? engine.health : "down");
+  say(address, engine.engine.replace(/^https?:\/\//, ""));
+  const speed = engine.prefill_tokens_per_second;
+  const kept = engine.ram_cache_entries_tokens.length;
+  say(
+    facts,
+    [
+      `${words(engine.memory)} memory`,
+      `${tokens(engine.context_tokens)} tokens each`,
+      speed ? `prefill ${tokens(Math.round(speed))} tokens/s` : null,
+      kept ? `${plural(kept, "prompt")} in its RAM cache` : null,
+    ]
+      .filter(Boolean)
+      .join(" · "),
+  );
+  keyed(list, engine.slots, (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine, names));
+}
+
+function makeSlot() {
+  const gauge = el("div", { class: "gauge", role: "meter", "aria-valuemin": 0 }, el("span", { class: "fill" }));
+  gauge.append(el("span", { class: "ticks" }));
+  return el(
+    "li",
+    { class: "slot" },
+    el("p", { class: "line" }, el("strong"), el("span", { class: "state" }), el("span", { class: "holds" })),
+    gauge,
+    el("p", { class: "quiet line" }, el("span"), el("span"), el("a", { hidden: "" })),
+  );
+}
+
+function showSlot(node, slot, engine, names) {
+  const [head, gauge, foot] = node.children;
+  const [name, state, holds] = head.children;
+  say(name, `Slot ${slot.slot}`);
+  say(state, slot.state);
+  put(state, { "data-state": slot.state });
+  say(holds, slot.held_tokens ? held(slot, names) : "empty");
+  showGauge(gauge, slot, engine.context_tokens);
+  const [amount, marks, link] = foot.children;
+  say(amount, `${exact(slot.held_tokens)} of ${tokens(engine.context_tokens)}`);
+  say(marks, details(slot));
+  showLink(link, slot);
+}
+
+/** To the why of the request that wrote it last. */
+function showLink(link, { slot, request, idle_seconds: idle }) {
+  link.hidden = !request;
+  if (!request) return;
+  put(link, {
+    href: `#request=${encodeURIComponent(request)}`,
+    "aria-label": `Why: last request of slot ${slot}, ${age(idle)}`,
+  });
+  say(link, age(idle));
+}
+
+function held(slot, names) {
+  return conversation({ named: names.get(slot.conversation), conversation: slot.conversation });
+}
+
+function details(slot) {
+  const marks = slot.checkpoints.length ? plural(slot.checkpoints.length, "checkpoint") : null;
+  return [marks, slot.saved ? "saved" : null].filter(Boolean).join(" · ");
+}
+
+function showGauge(gauge, slot, room) {
+  const [fill, ticks] = gauge.children;
+  part(fill, slot.held_tokens / room);
+  put(gauge, {
+    "aria-label": `Slot ${slot.slot}: tokens held`,
+    "aria-valuemax": room,
+    "aria-valuenow": Math.min(slot.held_tokens, room),
+    "data-saved": slot.saved ? "" : null,
+  });
+  const places = [...new Set(slot.checkpoints)];
+  keyed(ticks, places, (at) => at, () => el("i"), (tick, at) => part(tick, at / room));
+}

@@ -1,0 +1,32 @@
+/** Snapshots by tier: how many there are, and how much of the budget they take. */
+
+import { byId, el, keyed, part, put, say } from "./dom.js";
+import { bytes, plural } from "./format.js";
+
+/** @param {Element} parent @returns {(tiers: object[]) => void} */
+export function tiers(parent) {
+  return (all) => {
+    const found = all.filter((tier) => tier.snapshots || tier.budget_bytes); // there may be no second one
+    byId("tiers-empty").hidden = found.length > 0;
+    keyed(parent, found, (tier) => tier.tier, make, show);
+  };
+}
+
+function make() {
+  const gauge = el("div", { class: "gauge", role: "meter", "aria-valuemin": 0 }, el("span", { class: "fill" }));
+  return el("li", {}, el("p", { class: "line" }, el("strong"), el("span")), gauge, el("p", { class: "quiet" }));
+}
+
+function show(node, { tier, snapshots, bytes: size, budget_bytes: budget }) {
+  const [head, gauge, foot] = node.children;
+  say(head.firstElementChild, tier);
+  say(head.lastElementChild, plural(snapshots, "snapshot"));
+  part(gauge.firstElementChild, budget ? size / budget : 0);
+  put(gauge, {
+    "aria-label": `Bytes in the ${tier} tier`,
+    "aria-valuenow": budget ? Math.min(size, budget) : size,
+    "aria-valuemax": budget ?? size,
+    "aria-valuetext": budget ? `${bytes(size)} of ${bytes(budget)}` : bytes(size),
+  });
+  say(foot, budget ? `${bytes(size)} of ${bytes(budget)}` : `${bytes(size)}, no budget`);
+}

@@ -1,0 +1,109 @@
+/** One request's why, in a dialog of its own address: `#request=ID`. */
+
+import { ask, Missing } from "./connection.js";
+import { byId, el, say } from "./dom.js";
+import { conversation, exact, seconds, time, words } from "./format.js";
+import { choice } from "./choice.js";
+import { parting } from "./parting.js";
+import { pair, shareBar, showShares } from "./shares.js";
+import { timeline } from "./timeline.js";
+
+const PREFIX = "#request=";
+const HOME = "./";
+
+/** @returns {() => Promise<void>} looks at the request again, while it has not ended */
+export function why() {
+  const dialog = byId("why");
+  const body = byId("why-body");
+  let shown = null; // the document, as it was answered last
+  let opener = null;
+
+  async function look() {
+    const id = wanted();
+    if (id === null) return;
+    try {
+      shown = await ask(`/api/requests/${encodeURIComponent(id)}`);
+    } catch (error) {
+      if (!(error instanceof Missing)) throw error;
+      shown = { id, missing: true };
+    }
+    if (wanted() === id) fill(body, shown);
+  }
+
+  function follow() {
+    if (wanted() === null) {
+      dialog.close();
+      return;
+    }
+    if (!dialog.open) {
+      opener = document.activeElement;
+      dialog.showModal();
+    }
+    body.replaceChildren(el("p", { class: "quiet", say: "Looking it up" }));
+    say(byId("why-title"), "Request");
+    look().catch(() => {}); // the next look of the page says what is wrong
+  }
+
+  dialog.addEventListener("close", () => {
+    shown = null;
+    if (wanted() !== null) history.replaceState(null, "", HOME);
+    if (opener?.isConnected) opener.focus();
+  });
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close(); // beside its content
+  });
+  byId("why-close").addEventListener("click", () => dialog.close());
+  window.addEventListener("hashchange", follow);
+  follow();
+  return async () => {
+    if (dialog.open && (shown === null || shown.outcome === "running")) await look();
+  };
+}
+
+function wanted() {
+  if (!location.hash.startsWith(PREFIX)) return null;
+  try {
+    return decodeURIComponent(location.hash.slice(PREFIX.length)) || null;
+  } catch {
+    return null; // a broken link
+  }
+}
+
+function fill(body, request) {
+  if (request.missing) {
+    say(byId("why-title"), "Request");
+    body.replaceChildren(el("p", { say: "It is not among the last requests any more." }));
+    return;
+  }
+  say(byId("why-title"), request.verdict || words(request.outcome));
+  const inside = [account(request), figures(request), timeline(request), choice(request)];
+  body.replaceChildren(...[...inside, ...parting(request)].filter(Boolean));
+}
+
+function account(request) {
+  const facts = [time(request.came), conversation(request), words(request.kind), request.route, request.id];
+  const sentences = request.explanation.map((sentence) => el("li", { say: sentence }));
+  return el(
+    "section",
+    { "aria-label": "In words" },
+    el("p", { class: "quiet facts", say: facts.join(" · ") }),
+    el("ul", { class: "sentences" }, ...sentences),
+  );
+}
+
+function figures(request) {
+  const bar = shareBar();
+  showShares(bar, request);
+  const terms = [
+    ["prompt", exact(request.prompt_tokens), "tokens, by the engine's count"],
+    ["cached", exact(request.cached), "tokens that the engine reused"],
+    ["computed", exact(request.computed), "tokens that it evaluated"],
+    ["least possible", exact(request.oracle), "what a perfect cache would have computed"],
+    ["computed again", exact(request.repeated), "tokens that had been computed before"],
+    ["ahead of it", exact(request.planted), "tokens computed for it before it went on"],
+    ["first token", seconds(request.first_token_seconds), "since it came"],
+    ["in all", seconds(request.seconds), "since it came"],
+    ["saved", seconds(request.saved_seconds), "against computing all of the prompt"],
+  ];
+  return el("section", { "aria-label": "Figures" }, bar, el("dl", { class: "pairs" }, ...terms.map((t) => pair(...t))));
+}

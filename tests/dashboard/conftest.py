@@ -1,0 +1,64 @@
+"""The dashboard as a reader has it: a real engine, a sidecar with something to show, and a Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, async_playwright
+
+from dashboard.reading import Reader, admin_of, reading
+from dashboard.traffic import talk, talk_with_a_clock
+from programs import program
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.lab import Restartable
+from slotkeeper.bench.models import Tiny
+from slotkeeper.engine.launch import Kind
+
+FLAGS: Final = (
+    "--no-sandbox",  # a container has none, and the page is ours
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as driver:
+        chromium = await driver.chromium.launch(executable_path=program("chromium"), args=list(FLAGS))
+        yield chromium
+        await chromium.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Restartable]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    async with lab.tiny_engine(Tiny.HYBRID, Kind.XLLAMACPP, folder) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def busy(engine: Restartable) -> AsyncIterator[Sidecar]:
+    """Conversations, one of them with a cause, and their snapshots."""
+    async with lab.keeping(engine, why_text=True) as sidecar:
+        base = lab.url_of(sidecar)
+        await talk(base, "fix-importer", 3)
+        await talk_with_a_clock(base, 3)
+        await talk(base, "review-parser", 2)
+        await lab.rested(sidecar)
+        yield sidecar
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def reader(browser: Browser, busy: Sidecar) -> AsyncIterator[Reader]:
+    """Its page must not have complained of anything."""
+    async with reading(browser, admin_of(busy)) as one:
+        yield one
+        assert one.complaints == []

@@ -1,0 +1,78 @@
+"""A reader of the dashboard: one page of a Chromium, and all that it complained of or asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from playwright.async_api import Browser, ConsoleMessage, Page, expect
+
+from slotkeeper.app import Sidecar
+
+ROOT: Final = Path(__file__).parents[2]
+SCREENSHOTS: Final = Path(os.environ.get("ARTIFACTS") or ROOT / "build" / "screenshots")
+PATIENCE_MS: Final = 20_000.0
+DESK: Final = {"width": 1360, "height": 1000}
+PHONE: Final = {"width": 375, "height": 812}
+NEWEST: Final = "#requests tr:first-child th a"
+CLOCK: Final = '#requests tr:has-text("clock") th a'  # what a client had changed
+
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@dataclass
+class Reader:
+    page: Page
+    base: str  # of the admin port
+    complaints: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        """Broken rules of the page's Content-Security-Policy are told here as well."""
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    @property
+    def connection(self) -> Any:
+        return self.page.locator("#connection")
+
+    async def open(self, fragment: str = "") -> None:
+        await self.page.goto(self.base + "/" + fragment)
+        await expect(self.connection).to_have_attribute("data-state", "live")
+        await expect(self.page.locator("#tree .prompt").first).to_be_attached()
+
+    async def explain(self, link: str) -> None:
+        """Follow a link to a request's why, and wait until it is told."""
+        await self.page.locator(link).first.click()
+        await expect(self.page.locator("#why .sentences li").first).to_be_visible()
+
+    async def document(self, path: str) -> Any:
+        return await self.page.evaluate("async (path) => (await fetch(path)).json()", path)
+
+    async def shoot(self, name: str, **options: Any) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        await self.page.screenshot(path=SCREENSHOTS / f"{name}.png", **options)
+
+
+def admin_of(sidecar: Sidecar) -> str:
+    return f"http://{sidecar.addresses[1]}"
+
+
+@asynccontextmanager
+async def reading(browser: Browser, base: str, **how: Any) -> AsyncIterator[Reader]:
+    """One who was never here before. `how` is what Playwright's contexts take."""
+    context = await browser.new_context(**{"viewport": DESK, **how})
+    try:
+        yield Reader(await context.new_page(), base)
+    finally:
+        await context.close()

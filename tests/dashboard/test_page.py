@@ -1,0 +1,121 @@
+"""The page in a real browser: it loads under load, goes on by itself, and asks nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from dashboard.reading import CLOCK, NEWEST, Reader, admin_of, reading
+from dashboard.traffic import HOSTILE, ask, talk
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.lab import Restartable
+from slotkeeper.engine.launch import free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+RIGHT: Final = "right"
+LOAD: Final = 4  # conversations at once, in two slots
+
+
+async def test_it_loads_while_requests_run_and_goes_on_by_itself(reader: Reader, busy: Sidecar):
+    async with asyncio.TaskGroup() as load:
+        for number in range(LOAD):
+            load.create_task(talk(lab.url_of(busy), f"load-{number}", 3, max_tokens=200))
+        await reader.open()
+        await expect(reader.page.locator("#requests tr").nth(8)).to_be_visible()
+        await reader.shoot("under-load")
+    for number in range(LOAD):
+        await expect(reader.page.locator(".lanes .name", has_text=f"load-{number}")).to_be_visible()
+
+
+async def test_a_figure_changes_without_a_reload_and_rows_stay(reader: Reader, busy: Sidecar):
+    await reader.open()
+    requests = await reader.page.locator("#figures .quiet").nth(2).text_content()
+    row = await reader.page.locator("#requests tr").first.element_handle()
+    await reader.page.locator(NEWEST).focus()
+    await ask(lab.url_of(busy), "One more question, please.")
+    await expect(reader.page.locator("#figures .quiet").nth(2)).not_to_have_text(requests or "")
+    assert await row.evaluate("row => row.isConnected && row.previousElementSibling !== null")
+    assert await row.evaluate("row => row.contains(document.activeElement)")
+
+
+async def test_it_shows_what_the_api_says(reader: Reader, busy: Sidecar):
+    await lab.rested(busy)
+    await reader.open()
+    (engine,) = (await reader.document("/api/state"))["engines"]
+    for number, slot in enumerate(engine["slots"]):
+        line = reader.page.locator(".slot").nth(number)
+        await expect(line).to_contain_text(f"{slot['held_tokens']:,} of ")
+    nodes = (await reader.document("/api/tree"))["nodes"]
+    assert await reader.page.locator("#tree .prompt").count() == len(nodes)
+    await expect(reader.page.locator("#tiers li").first).to_contain_text("hot")
+
+
+async def test_it_asks_no_other_host(reader: Reader):
+    await reader.open()
+    await reader.explain(NEWEST)
+    assert len(reader.asked) > 10
+    assert {urlsplit(url).netloc for url in reader.asked} == {urlsplit(reader.base).netloc}
+
+
+async def test_a_request_has_a_link_of_its_own(reader: Reader):
+    await reader.open()
+    link = await reader.page.locator(CLOCK).first.get_attribute("href")
+    await reader.page.goto("about:blank")
+    await reader.open(link or "")
+    why = reader.page.locator("#why")
+    await expect(why.locator(".sentences")).to_contain_text("computed again")
+    for part in ("Timeline", "Where it went", "Where it parts from the one before"):
+        await expect(why.get_by_role("heading", name=part)).to_be_visible()
+    await expect(why.locator(".gantt .bar.computed").first).to_be_visible()
+    await expect(why.locator(".options [data-chosen]")).to_contain_text("taken")
+    assert reader.complaints == []
+
+
+async def test_what_is_not_kept_any_more_is_said(browser: Browser, busy: Sidecar):
+    async with reading(browser, admin_of(busy)) as late:
+        await late.open("#request=0123456789abcdef")
+        await expect(late.page.locator("#why")).to_contain_text("not among the last requests any more")
+
+
+async def test_markup_of_clients_stays_text(reader: Reader, busy: Sidecar):
+    headers = {"X-Slotkeeper-Conversation": HOSTILE, "X-Request-Id": HOSTILE}
+    await ask(lab.url_of(busy), HOSTILE, headers=headers)
+    await reader.open()
+    await reader.explain(CLOCK)
+    await expect(reader.page.locator("#why .texts").first).to_contain_text("<img src=x onerror=")
+    assert await reader.page.title() == "Slotkeeper"
+    assert await reader.page.locator("main img, dialog img").count() == 0
+
+
+async def test_the_sidecar_goes_and_comes_back(browser: Browser, engine: Restartable):
+    address = f"127.0.0.1:{free_port()}"
+    async with reading(browser, f"http://{address}") as looker:
+        async with lab.in_front_of(engine.base, admin_listen=address):
+            await looker.page.goto(looker.base)
+            await expect(looker.connection).to_have_text("Live")
+        await expect(looker.connection).to_contain_text("Connection lost")
+        async with lab.in_front_of(engine.base, admin_listen=address):
+            await expect(looker.connection).to_have_text("Live")
+
+
+async def test_a_token_is_asked_for_and_kept_for_the_tab(browser: Browser, engine: Restartable):
+    async with lab.in_front_of(engine.base, admin_token=RIGHT) as locked:
+        async with reading(browser, admin_of(locked)) as stranger:
+            await stranger.page.goto(stranger.base)
+            token = stranger.page.get_by_label("Admin token")
+            await expect(token).to_be_focused()
+            await token.fill("wrong")
+            await token.press("Enter")
+            await expect(stranger.page.get_by_role("alert")).to_have_text("That token was refused.")
+            await token.fill(RIGHT)
+            await token.press("Enter")
+            await expect(stranger.connection).to_have_text("Live")
+            await stranger.page.reload()
+            await expect(stranger.connection).to_have_text("Live")
+            await expect(token).not_to_be_visible()

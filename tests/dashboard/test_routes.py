@@ -1,0 +1,61 @@
+"""The files of the page: what they are sent with, that all are there, and that none needs an exception."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Final
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from slotkeeper.web.dashboard import routes as dashboard
+
+STATIC: Final = files("slotkeeper.web.dashboard") / "static"
+TEXTS: Final = {file.name: file.read_text("utf-8") for file in STATIC.iterdir()}
+
+
+@pytest.fixture
+async def client():
+    app = web.Application()
+    app.router.add_routes(dashboard.routes())
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", sorted(dashboard.OPEN))
+async def test_every_file_is_sent_with_its_type_and_a_strict_policy(client, path):
+    answer = await client.get(path)
+    assert answer.status == 200
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; ")
+    assert "unsafe" not in answer.headers["Content-Security-Policy"]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Referrer-Policy"] == "no-referrer"
+    assert answer.content_type == dashboard.TYPES["." + (path.rpartition(".")[2] if path != "/" else "html")]
+
+
+async def test_what_the_browser_has_is_not_sent_again(client):
+    first = await client.get("/")
+    again = await client.get("/", headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status, await again.read()) == (304, b"")
+    assert again.headers["Content-Security-Policy"] == first.headers["Content-Security-Policy"]
+    other = await client.get("/", headers={"If-None-Match": '"of-the-last-version"'})
+    assert other.status == 200
+
+
+def test_what_files_name_is_there():
+    named = {
+        f"/assets/{name}"
+        for text in TEXTS.values()
+        for name in re.findall(r'(?:/assets/|from "\./)([\w.-]+)"', text)
+    }
+    assert named == dashboard.OPEN - {"/"}
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_nothing_goes_around_the_policy(name):
+    text = TEXTS[name]
+    assert not re.search(r"(?:inner|outer|Adjacent)HTML|document\.write|\beval\(|new Function", text)
+    assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", text)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)\w", text)
