@@ -26,6 +26,7 @@ from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId, Reason
 from slotkeeper.observe.history import Figures, History
+from slotkeeper.observe.log import id_of
 from slotkeeper.store.trouble import Trouble
 from slotkeeper.wire.routes import Api
 
@@ -164,7 +165,6 @@ class Metrics:
         self.rewrites.labels(rule=rule.value, action="fixed" if fixed else "observed").inc()
 
     def lost(self, cause: Cause, tokens: int) -> None:
-        self.history.add(Figures(repeated=tokens))
         self.repeated.labels(cause=cause.value).inc(tokens)
 
     def engine_up(self, engine: EngineId, *, up: bool) -> None:
@@ -175,7 +175,7 @@ class Metrics:
         if report.prompt_tokens is None or report.cached is None:
             return
         computed = report.prompt_tokens - report.cached
-        known_as = exemplar(report.request.partition(":")[2])
+        known_as = exemplar(id_of(report.request))
         self._remember(report, computed)
         self.prompt_tokens.labels(source="cached").inc(report.cached)
         self.prompt_tokens.labels(source="computed").inc(computed, known_as)
@@ -199,7 +199,6 @@ class Metrics:
                 cached=report.cached or 0,
                 computed=computed,
                 oracle=report.oracle if report.oracle is not None else computed,
-                repeated=report.lost.tokens if report.lost else 0,
                 saved_seconds=report.saved_seconds or 0.0,
             )
         )

@@ -14,7 +14,7 @@ from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import EngineTable
 from slotkeeper.observe.history import History
-from slotkeeper.observe.log import id_of
+from slotkeeper.observe.why.record import Record
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.web.documents import answer, number
 
@@ -23,6 +23,7 @@ MOST_TWIGS: Final = 2000
 FILES: Final = 200  # snapshots that are looked for in the tree
 
 Document = dict[str, Any]
+Latest = dict[tuple[str | None, int | None], Record]  # by engine and slot
 
 
 class StateRoutes:
@@ -39,7 +40,7 @@ class StateRoutes:
 
     async def _state(self, _: web.Request) -> web.Response:
         placement, now = self._driver.placement, self._driver.now()
-        conversations = self._conversations()
+        latest = self._last_in_slots()
         return answer(
             {
                 "version": __version__,
@@ -50,13 +51,13 @@ class StateRoutes:
                 "totals": self._history.totals.shown(),
                 "history": list(self._history.shown()),
                 "tiers": self._tiers(),
-                "engines": [self._engine(table, conversations, now) for table in placement.tables.values()],
+                "engines": [self._engine(table, latest, now) for table in placement.tables.values()],
             }
         )
 
-    def _conversations(self) -> dict[str, int | None]:
-        """The conversation of each request that the journal still has."""
-        return {record.request_id: record.conversation for record in self._driver.journal}
+    def _last_in_slots(self) -> Latest:
+        """Of each slot the newest request that ran there, as far as the journal goes back."""
+        return {(record.engine, record.slot): record for record in reversed(tuple(self._driver.journal))}
 
     def _tiers(self) -> list[Document]:
         if self._driver.snapshots is None:
@@ -72,7 +73,7 @@ class StateRoutes:
             for tier, budget in self._budgets.items()
         ]
 
-    def _engine(self, table: EngineTable, conversations: dict[str, int | None], now: float) -> Document:
+    def _engine(self, table: EngineTable, latest: Latest, now: float) -> Document:
         rates = table.rates
         return {
             "engine": table.engine,
@@ -83,22 +84,23 @@ class StateRoutes:
             "checkpoint_limit": table.traits.checkpoint_cap,
             "prefill_tokens_per_second": round(rates.prefill, 1) if "prefill" in rates.measured else None,
             "slots": [
-                {"slot": slot, "state": state.value, **self._held(table, held, conversations, now)}
+                {
+                    "slot": slot,
+                    "state": state.value,
+                    **self._held(table, held, latest.get((table.engine, slot)), now),
+                }
                 for slot, (state, held) in enumerate(zip(table.states, table.shadow.slots, strict=True))
             ],
             "ram_cache_entries_tokens": [entry.total for entry in table.shadow.ram],
         }
 
-    def _held(
-        self, table: EngineTable, held: Held | None, conversations: dict[str, int | None], now: float
-    ) -> Document:
-        known_as = id_of(held.request) if held and held.request else None
+    def _held(self, table: EngineTable, held: Held | None, last: Record | None, now: float) -> Document:
         covered = self._driver.placement.shelf.covers(held, table.traits) if held else 0
         return {
             "held_tokens": held.total if held else 0,
             "checkpoints": [checkpoint.at for checkpoint in held.checkpoints] if held else [],
-            "request": known_as,
-            "conversation": conversations.get(known_as) if known_as else None,
+            "request": last.request_id if held and last else None,
+            "conversation": last.conversation if held and last else None,
             "idle_seconds": round(max(0.0, now - held.used), 1) if held else None,
             "saved": bool(held and covered * 2 > held.total),
         }

@@ -129,19 +129,22 @@ async def test_an_engine_and_its_empty_slots(served):
     assert engine["slots"] == [{"slot": 0, **empty}, {"slot": 1, **empty}]
 
 
-async def test_a_slot_that_was_used_tells_by_whom(served):
-    served.driver.journal.came(record("turn-1", conversation=7))
-    await served.serves("12:turn-1", PROMPT)
+async def test_a_slot_that_was_used_tells_by_whom_last(served):
+    for number in (1, 2):
+        came = record(f"turn-{number}", conversation=7)
+        served.driver.journal.came(came)
+        served.driver.journal.follow(RequestId(f"{number}:turn-{number}"), came)
+        await served.serves(f"{number}:turn-{number}", PROMPT)
     slot = await served.slot(0)
     assert (slot["state"], slot["held_tokens"]) == ("idle", len(PROMPT) + 1)
-    assert (slot["request"], slot["conversation"]) == ("turn-1", 7)
+    assert (slot["request"], slot["conversation"]) == ("turn-2", 7)
     assert slot["idle_seconds"] >= 0
 
 
-async def test_a_request_that_the_journal_has_forgotten_is_still_named(served):
+async def test_a_slot_whose_request_the_journal_has_forgotten_names_none(served):
     await served.serves("12:turn-1", PROMPT)
     slot = await served.slot(0)
-    assert (slot["request"], slot["conversation"]) == ("turn-1", None)
+    assert (slot["held_tokens"], slot["request"], slot["conversation"]) == (len(PROMPT) + 1, None, None)
 
 
 async def test_a_slot_at_work_is_not_idle(served):
