@@ -3,7 +3,7 @@
 `python -m benchmarks.watching [--tokens 30000] [--turns 60]`
 
 On is all that a request can leave behind: the journal with text, log lines, a recording, spans that a
-collector takes, and a scrape every 15 seconds. Both sidecars have an engine of their own, and get the same
+collector takes, and a scrape every 15 seconds. Each sidecar has an engine of its own, and they get the same
 turns in turn; one more, with everything off, tells what the machine itself does.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -37,11 +37,9 @@ REST_SECONDS: Final = 0.2  # after an answer there is still something to do: the
 SCRAPE_SECONDS: Final = 15.0
 LOOKS: Final = 10
 DASHBOARD: Final = ("/api/state", "/api/requests", "/api/tree")  # what the page asks for each second
-OFF, ON, AGAIN = "off", "on", "off again"
+OFF, PART, ON, AGAIN = "off", "on, without spans", "on, with spans", "off again"
 NOTHING: Final = "--why-requests 0 --log-level error"
-EVERYTHING: Final = (
-    "--why-text --log-level info --log-format json --record {folder} --otlp-endpoint {collector}"
-)
+OF_REQUESTS: Final = "--why-text --log-level info --log-format json --record {folder}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,15 +49,12 @@ class Lane:
     sidecar: Served
     chat: Conversation
 
-    async def turn(self, question: str) -> float:
-        """Milliseconds of CPU, in all threads."""
-        before = self.cpu()
+    async def turn(self, question: str) -> None:
         await self.chat.ask(question)
         await asyncio.sleep(REST_SECONDS)
-        return (self.cpu() - before) * 1000
 
     def cpu(self) -> float:
-        """Seconds that its process has run; the ticks of `cpu_times` would be too coarse."""
+        """Seconds that all threads of its process have run; `cpu_times` would be too coarse."""
         tasks = Path(f"/proc/{self.sidecar.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
@@ -71,15 +66,31 @@ async def measure(tokens: int, turns: int) -> dict[str, Any]:
             await lane.chat.fill(tokens)
         tasks = Tasks(lambda error: console.print(f"[red]{error!r}[/red]"))
         stack.push_async_callback(tasks.close)
-        tasks.start(_scrape(lanes[ON].sidecar))
-        spent: dict[str, list[float]] = {name: [] for name in lanes}
-        for number in track(range(-WARM_UP, turns), "turns", console=console, transient=True):
-            for name, lane in random.sample(list(lanes.items()), len(lanes)):
-                took = await lane.turn(f"Short question {number}?")
-                if number >= 0:
-                    spent[name].append(took)
-        looked = await _looked(lanes[ON])
-        return _summary(spent) | {"prompt_tokens": lanes[ON].chat.tokens, "dashboard_ms_per_second": looked}
+        for name in (PART, ON):
+            tasks.start(_scrape(lanes[name].sidecar))
+        for number in range(WARM_UP):
+            await _round(lanes, number)
+        began, before = time.monotonic(), {name: lane.cpu() for name, lane in lanes.items()}
+        for number in track(range(turns), "turns", console=console, transient=True):
+            await _round(lanes, WARM_UP + number)
+        seconds = time.monotonic() - began
+        spent = {name: lane.cpu() - before[name] for name, lane in lanes.items()}
+        idle = await _idle(lanes[OFF])
+        looked = round(await _looked(lanes[ON]) - idle, 2)
+        each = {name: (cpu * 1000 - idle * seconds) / turns for name, cpu in spent.items()}
+        return _summary(each) | {"prompt_tokens": lanes[ON].chat.tokens, "dashboard_ms_per_second": looked}
+
+
+async def _round(lanes: Mapping[str, Lane], number: int) -> None:
+    for lane in random.sample(list(lanes.values()), len(lanes)):
+        await lane.turn(f"Short question {number}?")
+
+
+async def _idle(lane: Lane) -> float:
+    """Milliseconds of CPU in a second in which nobody asks: engines are looked at all the time."""
+    before = lane.cpu()
+    await asyncio.sleep(LOOKS)
+    return (lane.cpu() - before) * 1000 / LOOKS
 
 
 @asynccontextmanager
@@ -87,9 +98,11 @@ async def _lanes() -> AsyncIterator[Mapping[str, Lane]]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         collector = await stack.enter_async_context(_collector())
-        watched = EVERYTHING.format(folder=folder / "recorded", collector=collector)
+        watched = OF_REQUESTS.format(folder=folder / "recorded")
         lanes = {}
-        for name, words in {OFF: NOTHING, ON: watched, AGAIN: NOTHING}.items():
+        told = OF_REQUESTS.format(folder=folder / "parts")
+        spans = f" --otlp-endpoint {collector}"
+        for name, words in {OFF: NOTHING, PART: told, ON: watched + spans, AGAIN: NOTHING}.items():
             base, spy = await engine_for(stack, folder / name.replace(" ", "-"), 1, 65536, relayed=True)
             sidecar = await stack.enter_async_context(served(base, words, asyncio.subprocess.DEVNULL))
             way = Way(name=name, url=sidecar.url, relay=spy)
@@ -133,16 +146,17 @@ async def _looked(lane: Lane) -> float:
             for path in DASHBOARD:
                 (await client.get(path)).raise_for_status()
             await asyncio.sleep(1.0)
-    return round((lane.cpu() - before) * 1000 / LOOKS, 2)
+    return (lane.cpu() - before) * 1000 / LOOKS
 
 
-def _summary(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    medians = {name: statistics.median(found) for name, found in spent.items()}
-    without = (medians[OFF] + medians[AGAIN]) / 2
+def _summary(each: Mapping[str, float]) -> dict[str, Any]:
+    """`each`: milliseconds for a request."""
+    without = (each[OFF] + each[AGAIN]) / 2
     return {
-        "cpu_ms": {name: round(found, 3) for name, found in medians.items()},
-        "share": round(medians[ON] / without - 1, 4),
-        "machine": round(abs(medians[OFF] - medians[AGAIN]) / without, 4),
+        "cpu_ms": {name: round(found, 3) for name, found in each.items()},
+        "share": round(each[ON] / without - 1, 4),
+        "share_without_spans": round(each[PART] / without - 1, 4),
+        "machine": round(abs(each[OFF] - each[AGAIN]) / without, 4),
     }
 
 
@@ -158,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(table)
     style = "green" if figures["share"] <= TARGET else "red"
     console.print(f"with everything on: {figures['share']:+.1%} (target {TARGET:.0%})", style=style)
+    console.print(f"without spans: {figures['share_without_spans']:+.1%}")
     console.print(f"the machine itself: {figures['machine']:.1%}")
     console.print(f"an open dashboard: {figures['dashboard_ms_per_second']} ms of CPU a second")
     keep("watching", figures | {"target": TARGET})

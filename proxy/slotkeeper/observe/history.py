@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 BUCKET: Final = 10.0  # seconds
@@ -26,15 +26,8 @@ class Figures:
     repeated: int = 0  # lost by the cache, or unchanged behind what a client had changed
     saved_seconds: float = 0.0
 
-    def add(self, other: Figures) -> None:
-        for name in NAMES:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
     def shown(self) -> dict[str, Any]:
         return asdict(self) | {"saved_seconds": round(self.saved_seconds, 3)}
-
-
-NAMES: Final = tuple(field.name for field in fields(Figures))
 
 
 @dataclass(slots=True)
@@ -52,12 +45,15 @@ class History:
         self._buckets: deque[_Bucket] = deque(maxlen=BUCKETS)
         self.totals = Figures()
 
-    def add(self, figures: Figures) -> None:
+    def add(self, **figures: float) -> None:
+        """Each by its name in `Figures`."""
         at = self._clock() // BUCKET * BUCKET
         if not self._buckets or self._buckets[-1].at < at:
             self._buckets.append(_Bucket(at))
-        self._buckets[-1].figures.add(figures)
-        self.totals.add(figures)
+        now, totals = self._buckets[-1].figures, self.totals
+        for name, value in figures.items():
+            setattr(now, name, getattr(now, name) + value)
+            setattr(totals, name, getattr(totals, name) + value)
 
     def shown(self) -> Iterator[dict[str, Any]]:
         """Oldest first; steps in which nothing happened are left out, and so is what is older."""

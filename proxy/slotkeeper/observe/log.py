@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from typing import Final, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TextIO
 
+import orjson
 import structlog
 from structlog.dev import ConsoleRenderer
 from structlog.processors import ExceptionRenderer, JSONRenderer
@@ -33,7 +35,7 @@ def configure(level: str, style: str) -> None:
     """`style`: json, console, or auto (console on a terminal)."""
     if style == "auto":
         style = "console" if sys.stderr.isatty() else "json"
-    renderers: list[Processor] = [ExceptionRenderer(_told), JSONRenderer()]
+    renderers: list[Processor] = [ExceptionRenderer(_told), JSONRenderer(_json)]
     if style == "console":
         renderers = [ConsoleRenderer(exception_formatter=_print_told)]
     first: list[Processor] = [
@@ -55,6 +57,14 @@ def configure(level: str, style: str) -> None:
         )
     )
     logging.basicConfig(handlers=[libraries], level=logging.WARNING)
+
+
+def _json(event: Any, default: Callable[[Any], Any] | None = None, **_: object) -> str:
+    """Quicker than the standard library's, which takes what this does not: lone surrogates, large numbers."""
+    try:
+        return orjson.dumps(event, default=default).decode()
+    except TypeError:
+        return json.dumps(event, default=default)
 
 
 class Seldom:

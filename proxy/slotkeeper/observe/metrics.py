@@ -25,7 +25,7 @@ from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId, Reason
-from slotkeeper.observe.history import Figures, History
+from slotkeeper.observe.history import History
 from slotkeeper.observe.log import id_of
 from slotkeeper.store.trouble import Trouble
 from slotkeeper.wire.routes import Api
@@ -141,7 +141,7 @@ class Metrics:
 
     def planted(self, purpose: Purpose, computed: int) -> None:
         self.prefill_tokens.labels(purpose="idle" if purpose.idle else "plant").inc(computed)
-        self.history.add(Figures(idle=computed) if purpose.idle else Figures(planted=computed))
+        self.history.add(**{"idle" if purpose.idle else "planted": computed})
 
     def snapshot_operation(self, op: str, outcome: str, seconds: float | None = None) -> None:
         """`seconds` only where it went well: how long it took in all."""
@@ -193,14 +193,12 @@ class Metrics:
 
     def _remember(self, report: Report, computed: int) -> None:
         self.history.add(
-            Figures(
-                requests=1,
-                prompt_tokens=report.prompt_tokens or 0,
-                cached=report.cached or 0,
-                computed=computed,
-                oracle=report.oracle if report.oracle is not None else computed,
-                saved_seconds=report.saved_seconds or 0.0,
-            )
+            requests=1,
+            prompt_tokens=report.prompt_tokens or 0,
+            cached=report.cached or 0,
+            computed=computed,
+            oracle=report.oracle if report.oracle is not None else computed,
+            saved_seconds=report.saved_seconds or 0.0,
         )
 
     def _touch_all(self) -> None:

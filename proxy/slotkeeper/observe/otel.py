@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import OTEL_BSP_SCHEDULE_DELAY
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from slotkeeper import __version__
@@ -27,6 +30,8 @@ from slotkeeper.observe.why.record import Record
 from slotkeeper.wire import headers as names
 
 PATH: Final = "/v1/traces"
+SHORTEST_SECONDS: Final = 0.005  # of a stage that gets a span: each costs as much as all else that is told
+BATCH_MS: Final = 10_000  # between two batches: sending one costs as much as ten spans
 CLOSE_SECONDS: Final = 2.0  # for what is still to be sent
 LIBRARY: Final = "opentelemetry"  # the logger of all its modules
 SENDING: Final = ("opentelemetry.sdk", "opentelemetry.exporter")  # the others complain of clients' headers
@@ -39,11 +44,12 @@ log = get_logger(__name__)
 class Trace:
     """One request's span. Lost, not sent, unless `end` is called."""
 
-    __slots__ = ("_span", "_tracer", "trace_parent")
+    __slots__ = ("_span", "_stages", "trace_parent")
 
-    def __init__(self, tracer: Tracer, span: Span) -> None:
-        self._tracer = tracer
+    def __init__(self, span: Span, stages: Callable[[Span, Record], None]) -> None:
+        """`stages` sends what the request spent its time with."""
         self._span = span
+        self._stages = stages
         carrier: dict[str, str] = {}
         W3C.inject(carrier, set_span_in_context(span, Context()))
         # The header for the engine, with our span as its parent. None: as it came (OTEL_SDK_DISABLED).
@@ -62,15 +68,7 @@ class Trace:
         span.set_attributes(attributes(record))
         if failed(record):
             span.set_status(Status(StatusCode.ERROR, record.outcome))
-        inside = set_span_in_context(span, Context())
-        for stage in record.spans:
-            child = self._tracer.start_span(
-                f"slotkeeper.{stage.stage.value}",
-                inside,
-                attributes=stage_attributes(stage),
-                start_time=_nanoseconds(record.came + stage.begin),
-            )
-            child.end(_nanoseconds(record.came + stage.end))
+        self._stages(span, record)
         span.end(_nanoseconds(record.came + (record.seconds or 0.0)))
 
 
@@ -83,7 +81,10 @@ class Spans:
         self._library = _library_logs()
         self._exporter = OTLPSpanExporter(endpoint=endpoint + PATH)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        delay = None if OTEL_BSP_SCHEDULE_DELAY in os.environ else BATCH_MS
+        self._batches = BatchSpanProcessor(self._exporter, schedule_delay_millis=delay)
+        self._provider.add_span_processor(self._batches)
+        self._scope = InstrumentationScope("slotkeeper", __version__)
         self._tracer = self._provider.get_tracer("slotkeeper", __version__)
         self._endpoint = endpoint
 
@@ -98,7 +99,33 @@ class Spans:
         """
         around = W3C.extract(headers, Context())
         span = self._tracer.start_span(REQUEST, around, SpanKind.SERVER, start_time=_nanoseconds(came))
-        return Trace(self._tracer, span)
+        return Trace(span, self._send_stages)
+
+    def _send_stages(self, inside: Span, record: Record) -> None:
+        """They are made when all is over, so there is nothing to start and nothing to sample."""
+        parent = inside.get_span_context()
+        for stage in record.spans:
+            if stage.end - stage.begin < SHORTEST_SECONDS:
+                continue
+            own = SpanContext(
+                parent.trace_id,
+                self._provider.id_generator.generate_span_id(),
+                is_remote=False,
+                trace_flags=parent.trace_flags,
+                trace_state=parent.trace_state,
+            )
+            span = ReadableSpan(
+                f"slotkeeper.{stage.stage.value}",
+                own,
+                parent,
+                self._provider.resource,
+                stage_attributes(stage),
+                kind=SpanKind.INTERNAL,
+                start_time=_nanoseconds(record.came + stage.begin),
+                end_time=_nanoseconds(record.came + stage.end),
+                instrumentation_scope=self._scope,
+            )
+            self._batches.on_end(span)
 
     async def close(self) -> None:
         """Send what waits, for as long as CLOSE_SECONDS."""

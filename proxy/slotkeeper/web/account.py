@@ -16,7 +16,6 @@ from slotkeeper.core.events import Finished, Gone, Rendered
 from slotkeeper.core.structure import Boundary
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId
-from slotkeeper.observe import history
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.why.record import Record, Stage
 from slotkeeper.runtime import render
@@ -166,7 +165,7 @@ class Account:
         self._check_count(figures.prompt_tokens, link)
         if status < 400 and self._explaining:
             self._explaining.answered(answer, self.prompt, planted=planted)
-        self._metrics.history.add(history.Figures(repeated=self.record.repeated))
+        self._metrics.history.add(repeated=self.record.repeated)
         known = self.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             driver.learning.add(self.key)

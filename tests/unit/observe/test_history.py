@@ -37,7 +37,7 @@ def test_at_first_all_is_zero_and_there_is_no_history(history):
 def test_every_figure_is_added_up(history):
     names = [field.name for field in fields(Figures)]
     for factor in (1, 10):
-        history.add(Figures(**{name: factor * n for n, name in enumerate(names, start=1)}))
+        history.add(**{name: factor * n for n, name in enumerate(names, start=1)})
     assert history.totals.shown() == {name: 11 * n for n, name in enumerate(names, start=1)}
     (bucket,) = history.shown()
     assert {name: bucket[name] for name in names} == history.totals.shown()
@@ -46,12 +46,12 @@ def test_every_figure_is_added_up(history):
 def test_steps_begin_at_full_ten_seconds_and_empty_ones_are_left_out(history, clock):
     for seconds in (3.0, 9.9, 10.0, 45.0):
         clock.now = START + seconds
-        history.add(Figures(requests=1))
+        history.add(requests=1)
     assert [(b["at"] - START, b["requests"]) for b in history.shown()] == [(0, 2), (10, 1), (40, 1)]
 
 
 def test_what_is_older_than_half_an_hour_is_not_shown_but_still_counted(history, clock):
-    history.add(Figures(computed=5))
+    history.add(computed=5)
     clock.now += BUCKET * BUCKETS
     assert len(list(history.shown())) == 1
     clock.now += 1
@@ -61,7 +61,7 @@ def test_what_is_older_than_half_an_hour_is_not_shown_but_still_counted(history,
 
 def test_no_more_is_kept_than_half_an_hour_has(history, clock):
     for _ in range(3 * BUCKETS):
-        history.add(Figures(requests=1))
+        history.add(requests=1)
         clock.now += BUCKET
     shown = list(history.shown())
     assert BUCKETS - 1 <= len(shown) <= BUCKETS
@@ -70,23 +70,23 @@ def test_no_more_is_kept_than_half_an_hour_has(history, clock):
 
 
 def test_a_clock_that_is_set_back_mixes_nothing_up(history, clock):
-    history.add(Figures(requests=1))
+    history.add(requests=1)
     clock.now -= 3600
-    history.add(Figures(requests=1))
+    history.add(requests=1)
     clock.now += 3600 + BUCKET
-    history.add(Figures(requests=1))
+    history.add(requests=1)
     assert [(b["at"] - START, b["requests"]) for b in history.shown()] == [(0, 2), (10, 1)]
 
 
 def test_seconds_are_rounded_only_to_be_shown(history):
     for _ in range(10):
-        history.add(Figures(saved_seconds=0.00012))
+        history.add(saved_seconds=0.00012)
     assert history.totals.shown()["saved_seconds"] == 0.001
     assert history.totals.saved_seconds == pytest.approx(0.0012)
 
 
 def test_what_was_shown_does_not_change_any_more(history):
-    history.add(Figures(requests=1))
+    history.add(requests=1)
     shown, totals = list(history.shown()), history.totals.shown()
-    history.add(Figures(requests=1))
+    history.add(requests=1)
     assert (shown[0]["requests"], totals["requests"]) == (1, 1)

@@ -19,7 +19,6 @@ from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import EngineId, RequestId
-from slotkeeper.observe.history import Figures
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.runtime.driver import Driver
@@ -94,7 +93,7 @@ async def test_what_changes_with_its_settings_and_at_its_end(served):
 
 
 async def test_sums_and_history_are_those_of_the_metrics(served):
-    served.driver.metrics.history.add(Figures(requests=2, computed=30, saved_seconds=1.5))
+    served.driver.metrics.history.add(requests=2, computed=30, saved_seconds=1.5)
     state = await served.get("/api/state")
     assert (state["totals"]["requests"], state["totals"]["computed"]) == (2, 30)
     (bucket,) = state["history"]
