@@ -14,6 +14,7 @@ from benchmarks import (
     retention,
     rewriting,
     scenarios,
+    watching,
 )
 from benchmarks.figures import console
 
@@ -21,6 +22,7 @@ PROGRAMS = (
     prompt_tree,
     first_byte,
     append_turn,
+    watching,
     growth,
     restart,
     large_files,

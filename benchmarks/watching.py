@@ -4,8 +4,8 @@
 
 On is all that a request can leave behind: the journal with text, log lines, a recording, and spans that a
 collector takes. Those who look on cost what they cost whether requests come or not, and are measured by
-themselves: a scrape by Prometheus, an open dashboard. Each sidecar has an engine of its own, and they get the same
-turns in turn; one more, with everything off, tells what the machine itself does.
+themselves: a scrape by Prometheus, an open dashboard. Each sidecar has an engine of its own; they get the
+same turns in turn, and one more, with everything off, tells what the machine itself does.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from slotkeeper.observe.why.record import Stage
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "Spans of this test. " + prose(6000, 3)}
 
+LONG = prose(20000)  # so that computing it takes a while on any machine
+
 
 def body(*texts: str) -> dict:
     messages = [{"role": "user", "content": text} for text in texts]
@@ -23,7 +25,7 @@ async def test_a_span_says_what_the_engine_counted_and_how_the_time_was_spent(en
     async with collecting() as collector:
         async with lab.sidecar(engine.base, engine.flags, otlp_endpoint=collector.url) as url:
             async with aiohttp.ClientSession(url) as client:
-                for sent in (body("One?"), body("One?", "And two?")):
+                for sent in (body(LONG), body(LONG, "And two?")):
                     async with client.post(CHAT, json=sent) as answer:
                         assert answer.status == 200
                         await answer.read()
@@ -37,9 +39,9 @@ async def test_a_span_says_what_the_engine_counted_and_how_the_time_was_spent(en
         assert said["gen_ai.response.time_to_first_chunk"] > 0
         assert said["slotkeeper.slot"] in {0, 1}
     assert warm["gen_ai.usage.cache_read.input_tokens"] > 0.8 * cold["gen_ai.usage.input_tokens"]
+    assert "slotkeeper.prefill" in collector.inside(spans[0])
     for span in spans:
         inside = collector.inside(span)
-        assert inside
         assert set(inside) <= {f"slotkeeper.{stage.value}" for stage in Stage}
         for child in inside.values():
             assert child.trace_id == span.trace_id

@@ -48,8 +48,8 @@ def record(**more: Any) -> Record:
     }
     made = Record(**(what | more))
     made.add(Stage.PARSE, 50.0, 50.001)
-    made.add(Stage.QUEUE, 50.001, 50.01)
-    made.add(Stage.PLANT, 50.01, 50.3, tokens=128, note="boundary")
+    made.add(Stage.QUEUE, 50.001, 50.05)
+    made.add(Stage.PLANT, 50.05, 50.3, tokens=128, note="boundary")
     made.add(Stage.PREFILL, 50.3, 50.5)
     made.add(Stage.GENERATE, 50.5, 52.0)
     return made
@@ -97,7 +97,7 @@ async def test_a_request_is_one_span_with_a_child_for_each_stage_that_took_a_whi
     assert sorted(inside) == [f"slotkeeper.{name}" for name in ("generate", "plant", "prefill", "queue")]
     assert {child.trace_id.hex() for child in inside.values()} == {TRACE}
     plant = inside["slotkeeper.plant"]
-    assert plant.start_time_unix_nano == round((CAME + 0.01) * 1e9)
+    assert plant.start_time_unix_nano == round((CAME + 0.05) * 1e9)
     assert plant.end_time_unix_nano == round((CAME + 0.3) * 1e9)
     assert values(plant) == {"slotkeeper.tokens": 128, "slotkeeper.note": "boundary"}
     assert {resource["service.name"] for resource in collector.resources} == {"slotkeeper"}
