@@ -263,10 +263,10 @@ async def test_another_engine_may_have_it_also_after_our_head(monkeypatch):
         asked: list[str] = []
         send = upstream.send
 
-        async def late(base, *more):
+        async def late(base, *more, **named):
             asked.append(base)
             await dead.wait()
-            return await send(base, *more)
+            return await send(base, *more, **named)
 
         monkeypatch.setattr(upstream, "send", late)
         async with dial(sidecar.addresses[0]) as wire:

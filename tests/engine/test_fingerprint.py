@@ -34,7 +34,7 @@ async def test_a_restart_changes_nothing(engine_factory, build, ours):
 @pytest.mark.parametrize(
     "args",
     [
-        ["-ctk", "q8_0"],
+        ["-ctk", "f32"],  # what is quantized dies of an illegal instruction in b10434 on some processors
         ["-np", "3"],
         ["-kvu"],
         ["-fa", "off"],

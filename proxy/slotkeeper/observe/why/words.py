@@ -61,7 +61,7 @@ LOST: Final[Mapping[Loss, str]] = MappingProxyType(
     {
         Loss.CHECKPOINT: (
             "the slot held them, but this model's state can be cut only where a checkpoint stands, and none "
-            "stood there. More checkpoints (--ctx-checkpoints) or a --slot-dir help"
+            "stood there. More checkpoints or a --slot-dir help; `slotkeeper doctor` says which flags"
         ),
         Loss.OVERWRITTEN: (
             "no free slot and no file had them any more. More slots (-np) or a --slot-dir with more room help"
