@@ -1,6 +1,6 @@
 """Spans to an OpenTelemetry collector, over OTLP/HTTP. Only this module needs the extra `otel`.
 
-A span begins when its request comes, so that the engine can be told of it, and is filled when all is over.
+A request gets its ids when it comes, so that the engine can be told; its spans are made when it is over.
 Spans are sent in batches by a thread; what goes wrong there is logged and disturbs nothing.
 """
 
@@ -19,15 +19,23 @@ from opentelemetry.sdk.environment_variables import OTEL_BSP_SCHEDULE_DELAY
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import (
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    get_current_span,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from slotkeeper import __version__
 from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.observe.spans import REQUEST, attributes, failed, stage_attributes
+from slotkeeper.observe.spans import REQUEST, Value, attributes, failed, stage_attributes
 from slotkeeper.observe.why.record import Record
-from slotkeeper.wire import headers as names
 
 PATH: Final = "/v1/traces"
 # Each span costs as much CPU time as a line of the log, and a batch as much as ten spans.
@@ -43,34 +51,30 @@ log = get_logger(__name__)
 
 
 class Trace:
-    """One request's span. Lost, not sent, unless `end` is called."""
+    """One request's place in a trace. Nothing is sent of it unless `end` is called."""
 
-    __slots__ = ("_span", "_stages", "trace_parent")
+    __slots__ = ("_caller", "_own", "_send", "trace_parent")
 
-    def __init__(self, span: Span, stages: Callable[[Span, Record], None]) -> None:
-        """`stages` sends what the request spent its time with."""
-        self._span = span
-        self._stages = stages
-        carrier: dict[str, str] = {}
-        W3C.inject(carrier, set_span_in_context(span, Context()))
-        # The header for the engine, with our span as its parent. None: as it came (OTEL_SDK_DISABLED).
-        self.trace_parent = carrier.get(names.TRACE_PARENT)
+    def __init__(
+        self,
+        own: SpanContext,
+        caller: SpanContext | None,
+        send: Callable[[Record, SpanContext, SpanContext | None], None],
+    ) -> None:
+        self._own = own
+        self._caller = caller
+        self._send = send
+        # The header for the engine, with our span as its parent.
+        self.trace_parent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
 
     def end(self, record: Record) -> None:
-        """Fill it from a request that has ended, and have it sent. Never raises."""
+        """Have the span of a request that has ended sent, unless it is not sampled. Never raises."""
+        if not self._own.trace_flags.sampled:  # its caller has decided so, or the sampler
+            return
         try:
-            if self._span.is_recording():  # else its caller has decided otherwise, or the sampler
-                self._fill(record)
+            self._send(record, self._own, self._caller)
         except Exception:
             log.exception("span_failed", request_id=record.request_id)
-
-    def _fill(self, record: Record) -> None:
-        span = self._span
-        span.set_attributes(attributes(record))
-        if failed(record):
-            span.set_status(Status(StatusCode.ERROR, record.outcome))
-        self._stages(span, record)
-        span.end(_nanoseconds(record.came + (record.seconds or 0.0)))
 
 
 class Spans:
@@ -86,47 +90,68 @@ class Spans:
         self._batches = BatchSpanProcessor(self._exporter, schedule_delay_millis=delay)
         self._provider.add_span_processor(self._batches)
         self._scope = InstrumentationScope("slotkeeper", __version__)
-        self._tracer = self._provider.get_tracer("slotkeeper", __version__)
         self._endpoint = endpoint
 
     def __repr__(self) -> str:
         return f"<Spans to {self._endpoint}>"
 
-    def begin(self, headers: Mapping[str, str], came: float) -> Trace:
-        """The span of a request that came at `came` seconds since the epoch.
+    def begin(self, headers: Mapping[str, str]) -> Trace:
+        """Of a request with these headers.
 
         It belongs to the trace that `traceparent` and `tracestate` name, and is sampled if that one is.
         What is no such header is as none.
         """
-        around = W3C.extract(headers, Context())
-        span = self._tracer.start_span(REQUEST, around, SpanKind.SERVER, start_time=_nanoseconds(came))
-        return Trace(span, self._send_stages)
+        around, ids = W3C.extract(headers, Context()), self._provider.id_generator
+        caller = get_current_span(around).get_span_context()
+        trace = caller.trace_id if caller.is_valid else ids.generate_trace_id()
+        sampled = self._provider.sampler.should_sample(around, trace, REQUEST, SpanKind.SERVER)
+        wanted = sampled.decision is Decision.RECORD_AND_SAMPLE
+        flags = TraceFlags(TraceFlags.SAMPLED if wanted else TraceFlags.DEFAULT)
+        own = _context(trace, ids.generate_span_id(), flags, sampled.trace_state)
+        return Trace(own, caller if caller.is_valid else None, self._send)
 
-    def _send_stages(self, inside: Span, record: Record) -> None:
-        """They are made when all is over, so there is nothing to start and nothing to sample."""
-        parent = inside.get_span_context()
+    def _send(self, record: Record, own: SpanContext, caller: SpanContext | None) -> None:
+        """All spans are made when all is over, so nothing has to be started, locked or checked."""
+        came, status = record.came, Status(StatusCode.ERROR, record.outcome) if failed(record) else Status()
+        end = came + (record.seconds or 0.0)
+        self._end(REQUEST, own, caller, said=attributes(record), begin=came, end=end, status=status)
         for stage in record.spans:
-            if stage.end - stage.begin < SHORTEST_SECONDS:
-                continue
-            own = SpanContext(
-                parent.trace_id,
-                self._provider.id_generator.generate_span_id(),
-                is_remote=False,
-                trace_flags=parent.trace_flags,
-                trace_state=parent.trace_state,
-            )
-            span = ReadableSpan(
-                f"slotkeeper.{stage.stage.value}",
-                own,
-                parent,
-                self._provider.resource,
-                stage_attributes(stage),
-                kind=SpanKind.INTERNAL,
-                start_time=_nanoseconds(record.came + stage.begin),
-                end_time=_nanoseconds(record.came + stage.end),
-                instrumentation_scope=self._scope,
-            )
-            self._batches.on_end(span)
+            if stage.end - stage.begin >= SHORTEST_SECONDS:
+                known_as = self._provider.id_generator.generate_span_id()
+                self._end(
+                    f"slotkeeper.{stage.stage.value}",
+                    _context(own.trace_id, known_as, own.trace_flags, own.trace_state),
+                    own,
+                    said=stage_attributes(stage),
+                    begin=came + stage.begin,
+                    end=came + stage.end,
+                )
+
+    def _end(
+        self,
+        name: str,
+        own: SpanContext,
+        parent: SpanContext | None,
+        *,
+        said: Mapping[str, Value],
+        begin: float,
+        end: float,
+        status: Status | None = None,
+    ) -> None:
+        """`begin` and `end` in seconds since the epoch."""
+        span = ReadableSpan(
+            name,
+            own,
+            parent,
+            self._provider.resource,
+            said,
+            kind=SpanKind.SERVER if name == REQUEST else SpanKind.INTERNAL,
+            status=status or Status(),
+            start_time=_nanoseconds(begin),
+            end_time=_nanoseconds(end),
+            instrumentation_scope=self._scope,
+        )
+        self._batches.on_end(span)
 
     async def close(self) -> None:
         """Send what waits, for as long as CLOSE_SECONDS."""
@@ -161,6 +186,10 @@ def _library_logs() -> logging.Handler:
     library.addHandler(SILENT)
     library.propagate = False
     return handler
+
+
+def _context(trace: int, span: int, flags: TraceFlags, state: TraceState | None) -> SpanContext:
+    return SpanContext(trace, span, is_remote=False, trace_flags=flags, trace_state=state)
 
 
 def _nanoseconds(seconds: float) -> int:

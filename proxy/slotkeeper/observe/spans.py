@@ -5,6 +5,7 @@ The names are those of OpenTelemetry's conventions where it has any, else they b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans
 
 REQUEST: Final = "slotkeeper.request"
+DISABLED: Final = "OTEL_SDK_DISABLED"
 OPERATIONS: Final[Mapping[str, str]] = {
     Api.CHAT: "chat",
     Api.MESSAGES: "chat",
@@ -30,8 +32,11 @@ Value = str | int | float | bool
 
 
 def spans_to(endpoint: str) -> Spans | None:
-    """Where spans go; None without a collector. Raises UsageError where the extra `otel` is not installed."""
-    if not endpoint:
+    """Where spans go; None without a collector, or where the library's own variable forbids it.
+
+    Raises UsageError where the extra `otel` is not installed.
+    """
+    if not endpoint or os.environ.get(DISABLED, "").strip().lower() == "true":
         return None
     try:
         from slotkeeper.observe.otel import Spans  # noqa: PLC0415 - half a second, and an extra

@@ -72,7 +72,7 @@ class Exchange:
             client=f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}",
             conversation=safe_id(request.headers.get(names.CONVERSATION), str) or None,
         )
-        self._trace = gate.spans.begin(request.headers, self._account.record.came) if gate.spans else None
+        self._trace = gate.spans.begin(request.headers) if gate.spans else None
         self._forward: Forward | None = None  # where it is sent, once that is decided
         tasks, labels = gate.driver.tasks, self._labels
         self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)

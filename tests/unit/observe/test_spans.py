@@ -59,7 +59,7 @@ async def sent(collector: Collector, *records: Record, **headers: str) -> list[s
     """What the engine would be told of each."""
     spans, told = Spans(collector.url), []
     for each in records:
-        trace = spans.begin(headers, each.came)
+        trace = spans.begin(headers)
         told.append(trace.trace_parent)
         trace.end(each)
     await spans.close()
@@ -140,13 +140,10 @@ async def test_the_variables_say_the_rest(monkeypatch):
     assert collector.resources[0]["deployment.environment.name"] == "lab"
 
 
-async def test_a_library_that_is_switched_off_leaves_the_header_alone(monkeypatch):
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    async with collecting() as collector:
-        assert await sent(collector, record()) == [None]
-        parent = f"00-{TRACE}-{CALLER}-01"
-        assert await sent(collector, record(), traceparent=parent) == [parent]
-    assert collector.spans == []
+@pytest.mark.parametrize(("said", "off"), [("true", True), (" True", True), ("false", False), ("", False)])
+def test_the_librarys_own_variable_switches_spans_off(said, off, monkeypatch):
+    monkeypatch.setenv("OTEL_SDK_DISABLED", said)
+    assert (spans_to("http://127.0.0.1:1") is None) is off
 
 
 async def test_a_sampler_of_the_variables_decides_for_requests_without_a_trace(monkeypatch):
@@ -212,7 +209,7 @@ async def test_a_collector_that_is_not_there_disturbs_nothing_and_is_told_once(c
         configure("info", "json")
         spans = Spans("http://{}:{}".format(*nobody.getsockname()))
         for _ in range(3):
-            spans.begin({}, CAME).end(record())
+            spans.begin({}).end(record())
         await spans.close()
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
