@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import socket
 from pathlib import Path
 
 import pytest
-import structlog
 
 from slotkeeper import __version__
 from slotkeeper.cli import main
@@ -24,16 +22,6 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
         monkeypatch.delenv(f"SLOTKEEPER_{name.upper()}", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
-
-
-@pytest.fixture(autouse=True)
-def logs_as_before():
-    """A command sets logging up for its process; the streams of a test do not outlive it."""
-    root = logging.getLogger()
-    handlers = list(root.handlers)
-    yield
-    root.handlers[:] = handlers
-    structlog.reset_defaults()
 
 
 @pytest.fixture

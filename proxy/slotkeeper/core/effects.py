@@ -145,9 +145,7 @@ class Report:
     exact: bool | None  # whether our count of prompt tokens was the engine's; None: no figure to compare
     planted: int  # tokens computed by our own prefills for it
     lost: Lost | None = None  # computed beyond the oracle
-    saved_seconds: float | None = (
-        None  # that computing the cached ones would have taken, at the engine's rate
-    )
+    saved_seconds: float | None = None  # of prefill that the cached ones would have taken
 
 
 Effect = Plant | Stop | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Report

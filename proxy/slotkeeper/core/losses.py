@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from slotkeeper.core.held import Held
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
 
-UNPLACED = frozenset(
+UNPLACED: Final = frozenset(
     {
         Reason.UNRENDERED,
         Reason.UNPINNABLE,

@@ -140,8 +140,9 @@ class Metrics:
         self.decisions.labels(reason=reason.value).inc()
 
     def planted(self, purpose: Purpose, computed: int) -> None:
-        self.prefill_tokens.labels(purpose="idle" if purpose.idle else "plant").inc(computed)
-        self.history.add(**{"idle" if purpose.idle else "planted": computed})
+        label, figure = ("idle", "idle") if purpose.idle else ("plant", "planted")
+        self.prefill_tokens.labels(purpose=label).inc(computed)
+        self.history.add(**{figure: computed})
 
     def snapshot_operation(self, op: str, outcome: str, seconds: float | None = None) -> None:
         """`seconds` only where it went well: how long it took in all."""

@@ -135,10 +135,11 @@ def parting(
 
 def reply_parted(judged: Judgement, decision: Decision | None, cached: int | None) -> Parting | None:
     """Whether the newest reply came back otherwise than the slot held it, by the engine's count."""
-    if judged.echo is None or judged.parent is None or decision is None or cached is None:
+    if judged.echo is None or judged.parent is None or cached is None:
         return None
-    own = decision.common is not None and decision.common >= len(judged.parent) - OPENING
-    if not own or decision.common is None or cached >= decision.held - OVERSHOOT:
+    if decision is None or decision.common is None:
+        return None
+    if decision.common < len(judged.parent) - OPENING or cached >= decision.held - OVERSHOOT:
         return None
     return Parting(
         cause=judged.echo.cause,
