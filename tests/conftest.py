@@ -1,0 +1,94 @@
+"""What every test leaves as it found it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog
+
+PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # it changes with each phase of a test
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """Commands set things up for their whole process: give them back, whatever folder the test is in.
+
+    Logging above all: a logger that is bound to the stderr of one test fails in the next one, because pytest
+    closes that stream.
+    """
+    with _logging(), _structlog(), _environment(), _folder(), _signal_handlers(), _event_loop_policy():
+        yield
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.disable(disabled)
+
+
+@contextmanager
+def _structlog() -> Iterator[None]:
+    before = structlog.get_config() if structlog.is_configured() else None
+    yield
+    structlog.reset_defaults()
+    if before is not None:
+        structlog.configure(**before)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    def read() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name != PYTESTS_OWN}
+
+    before = read()
+    yield
+    after = read()
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if after.get(name) != value})
+
+
+@contextmanager
+def _folder() -> Iterator[None]:
+    before = os.open(".", os.O_RDONLY)  # by descriptor: it may have been moved or removed
+    try:
+        yield
+        os.fchdir(before)
+    finally:
+        os.close(before)
+
+
+@contextmanager
+def _signal_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in signal.Signals}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:  # None: not set from Python
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _event_loop_policy() -> Iterator[None]:
+    before = _quietly(asyncio.get_event_loop_policy)
+    yield
+    if _quietly(asyncio.get_event_loop_policy) is not before:
+        _quietly(asyncio.set_event_loop_policy, before)
+
+
+def _quietly(call: Callable[..., Any], *args: Any) -> Any:
+    """Python 3.14 deprecates policies."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return call(*args)
