@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import Final
+
+WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,11 @@ class Address:
             return ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def reached(self) -> Address:
+        """As this machine reaches it: what listens on every address is asked on loopback."""
+        return Address(WILDCARDS.get(self.host, self.host), self.port)
 
     @classmethod
     def parse(cls, text: str) -> Address:

@@ -179,13 +179,21 @@ class Signals:
 async def serve(
     settings: Settings,
     flags: Mapping[EngineId, EngineFlags] | None = None,
+    *,
     beside: Callable[[], Awaitable[None]] | None = None,
+    listening: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Serve until a signal. `beside` runs along (the supervised engine); its failure is raised here."""
+    """Serve until a signal.
+
+    `beside` runs along (the supervised engine); its failure is raised here. `listening` is told HOST:PORT
+    of the data port and of the admin port, as really bound.
+    """
     signals = Signals()
     signals.install()
     tasks = Tasks(lambda _: None)  # whatever fails is raised below
     async with running(settings, flags) as sidecar:
+        if listening:
+            listening(*sidecar.addresses)
         try:
             companion = tasks.start(_run(beside))
             await _first(companion, tasks.start(_wait(signals.asked)))

@@ -62,9 +62,7 @@ async def admin_port(
     """Of what is not given, what the sidecar's own variables say (SLOTKEEPER_ADMIN_LISTEN, _TOKEN)."""
     settings = load({"admin_token": token} if token else {}).settings
     if url is None:
-        address = Address.parse(settings.admin_listen)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - asked, not bound
-        url = f"http://{Address(host, address.port)}"
+        url = f"http://{Address.parse(settings.admin_listen).reached}"
     elif not url.startswith(("http://", "https://")):
         raise UsageError(f"--admin: {url!r} is not a URL; write http://HOST:PORT")
     key = settings.admin_token

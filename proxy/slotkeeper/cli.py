@@ -111,13 +111,14 @@ def _serve(commands: Any) -> None:
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.app import serve
+        from slotkeeper.terminal.greeting import greeter
 
         loaded = settings_of(args)
         if args.print_config:
             return print_config(loaded)
         configure(loaded.settings.log_level, loaded.settings.log_format)
         try:
-            run_loop(serve(loaded.settings))
+            run_loop(serve(loaded.settings, listening=greeter(loaded.settings)))
         except OSError as error:
             raise UsageError(f"cannot listen: {error.strerror or error}") from None
         return 0

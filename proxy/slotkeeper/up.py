@@ -25,6 +25,7 @@ from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, private_folder, r
 from slotkeeper.engine.supervisor import Supervisor
 from slotkeeper.observe.log import get_logger
 from slotkeeper.settings import Settings
+from slotkeeper.terminal.greeting import greeter
 from slotkeeper.vocab.gguf import GgufError, read_header
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
@@ -70,7 +71,8 @@ def up(
     folder = plan.flags.slot_save_path  # the user may have named another one after --
     front = settings.model_copy(update={"upstream": (base,), "engine_api_key": key, "slot_dir": folder})
     try:
-        run_loop(serve(front, {EngineId(base): plan.flags}, beside=lambda: _supervise(plan)))
+        known = {EngineId(base): plan.flags}
+        run_loop(serve(front, known, beside=lambda: _supervise(plan), listening=greeter(front)))
     except EngineDiedError as died:
         print(f"slotkeeper up: {died}", file=sys.stderr)  # noqa: T201
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -167,6 +168,19 @@ def test_running_answers_are_finished_at_sigterm(up):
             said += b"".join(chunks)
         assert said.rstrip().endswith(b"data: [DONE]")
         assert running.process.wait(timeout=30) == 0
+
+
+def test_llama_servers_own_web_ui_stays_where_its_users_know_it(up):
+    """With its scripts: they lie beside the page, under names that differ from build to build."""
+    with up() as running:
+        page = httpx.get(f"{running.url()}/", timeout=10)
+        assert page.headers["Content-Type"].startswith("text/html")
+        assert "<!doctype html>" in page.text
+        scripts = re.findall(r"""["'(]\.?/?([\w./-]+\.js)["')]""", page.text)
+        assert scripts, "a page without a script is no chat"
+        answers = [httpx.get(f"{running.url()}/{name}", timeout=10) for name in scripts]
+        assert {answer.status_code for answer in answers} == {200}
+        assert all("javascript" in answer.headers["Content-Type"] for answer in answers)
 
 
 def test_the_users_own_flags_win(up):

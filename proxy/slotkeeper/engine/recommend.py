@@ -55,7 +55,6 @@ def recommended(
         ("--jinja",),
         ("--slots",),
         ("--metrics",),
-        ("--no-webui",),  # everything it would show is on the admin port, and the data port stays an API
         ("--slot-save-path", str(slot_dir)),
         ("--ctx-checkpoints", str(CHECKPOINTS)),
     ]

@@ -35,6 +35,7 @@ def test_recommended_flags_read_back_as_meant(tmp_path):
     assert (flags.slots, flags.metrics, flags.slot_save_path) == (True, True, tmp_path)
     assert (flags.checkpoint_cap, flags.checkpoint_min_step, flags.cache_ram) == (64, 0, 8192)
     assert not flags.auto_slots
+    assert "--no-webui" not in line, "llama-server's own web UI stays where its users know it"
 
 
 @pytest.mark.parametrize("user", [["-np", "5"], ["--parallel", "5"]])

@@ -1,0 +1,60 @@
+"""The real command in a process of its own: what it prints, on which stream, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import httpx
+
+from engine.conftest import wait_until
+from slotkeeper.engine.launch import free_port
+
+NOBODY: Final = "http://127.0.0.1:1"  # a port at which nobody listens
+PATIENCE: Final = 60  # seconds
+SLOTKEEPER: Final = (sys.executable, "-m", "slotkeeper")
+
+
+def environ(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This machine's, without settings of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLOTKEEPER_")}
+    return {**kept, "COLUMNS": "1000", **(more or {})}
+
+
+def ended(*words: str, env: Mapping[str, str] | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run what is expected to end by itself."""
+    return subprocess.run(
+        [*SLOTKEEPER, *words],
+        env=environ(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        **how,
+    )
+
+
+@contextmanager
+def serving(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+    """`slotkeeper serve` while the block lasts: the process, HOST:PORT of its data and of its admin port."""
+    data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    ports = ("--listen", data, "--admin-listen", admin)
+    how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | how
+    with subprocess.Popen([*SLOTKEEPER, "serve", *ports, *words], env=environ(), **how) as process:
+        try:
+            wait_until(lambda: lives(admin))
+            yield process, data, admin
+        finally:
+            process.kill()
+
+
+def lives(admin: str) -> bool:
+    try:
+        return httpx.get(f"http://{admin}/livez", timeout=5).is_success
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,112 @@
+"""What a person at a terminal reads when the sidecar listens, and what no program's log may hold."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import orjson
+import pytest
+
+from commands.process import NOBODY, PATIENCE, serving
+from slotkeeper.terminal.greeting import greeting
+
+
+class Screen:
+    """A terminal, and what was written on it by the time its last writer has ended."""
+
+    def __init__(self) -> None:
+        self._ours, self.end = pty.openpty()
+
+    def close(self) -> None:
+        for number in (self._ours, self.end):
+            with suppress(OSError):
+                os.close(number)
+
+    def text(self) -> str:
+        os.close(self.end)
+        read = b""
+        with suppress(OSError):  # EIO: nobody holds the other end any more
+            while piece := os.read(self._ours, 65536):
+                read += piece
+        return read.decode()
+
+
+@pytest.fixture
+def screen() -> Iterator[Screen]:
+    made = Screen()
+    yield made
+    made.close()
+
+
+def start_and_end(*words: str, **streams: object) -> tuple[str, str]:
+    """HOST:PORT of both ports of a sidecar that has begun and ended."""
+    with serving("--upstream", NOBODY, "--drain-delay", "0", *words, **streams) as (process, data, admin):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+    return data, admin
+
+
+def test_a_terminal_shows_where_to_point_agents_the_dashboard_and_what_next(screen):
+    data, admin = start_and_end(stderr=screen.end)
+    said = screen.text()
+    for line in greeting(data, admin):
+        assert line in said
+    assert f"http://{data}/v1" in said
+    assert f"http://{admin}/" in said
+    assert f"slotkeeper why --admin http://{admin}" in said
+
+
+def test_a_log_in_a_file_stays_json_and_the_terminal_beside_it_shows_the_lines(screen, tmp_path: Path):
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        data, admin = start_and_end(stdout=screen.end, stderr=log)
+    assert screen.text().splitlines() == greeting(data, admin)
+    assert {orjson.loads(line)["event"] for line in path.read_bytes().splitlines()} >= {"listening"}
+
+
+def test_json_on_a_terminal_is_nothing_but_json(screen):
+    start_and_end("--log-format", "json", stdout=screen.end, stderr=screen.end)
+    for line in screen.text().splitlines():
+        orjson.loads(line)
+
+
+def test_without_a_terminal_nothing_but_the_log_is_written(tmp_path: Path):
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("wb") as one, err.open("wb") as other:
+        start_and_end(stdout=one, stderr=other)
+    assert not out.read_bytes()
+    for line in err.read_bytes().splitlines():
+        orjson.loads(line)
+
+
+@pytest.mark.parametrize(
+    ("bound", "prefix", "shown"),
+    [
+        (
+            ("127.0.0.1:8080", "127.0.0.1:9090"),
+            "",
+            ("http://127.0.0.1:8080", "http://127.0.0.1:9090/", "slotkeeper why   ("),
+        ),
+        (
+            ("0.0.0.0:80", "0.0.0.0:9"),
+            "",
+            ("http://127.0.0.1:80", "http://127.0.0.1:9/", "why --admin http://127.0.0.1:9   ("),
+        ),
+        (
+            ("::1:80", "::1:9"),
+            "/llm",
+            ("http://[::1]:80/llm", "http://[::1]:9/", "why --admin http://[::1]:9   ("),
+        ),
+    ],
+)
+def test_the_addresses_can_be_opened_as_they_are_shown(bound, prefix, shown):
+    first, second, third = greeting(*bound, prefix)
+    agents, dashboard, why = shown
+    assert f"{agents}/v1 or {agents}, " in first
+    assert second.endswith(f" {dashboard}")
+    assert why in third
