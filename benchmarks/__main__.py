@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import (
     append_turn,
     boundaries,
+    crowd,
     first_byte,
     growth,
     idle_work,
@@ -31,6 +32,7 @@ PROGRAMS = (
     rewriting,
     scenarios,
     boundaries,
+    crowd,
 )
 
 for program in PROGRAMS:

@@ -1,0 +1,289 @@
+"""More agents than slots: what is computed for conversations that take turns in two slots.
+
+`python -m benchmarks.crowd [--builds b10434 ...] [--models tiny-hybrid ...] [--conversations 2 4 8]
+[--gaps 0 50 500] [--kill no yes] [--busy 0 2] [--runs 1] [--all]`. Without any of these: the cells that have
+a target (4 conversations, 50 ms between requests), and from there more and fewer conversations, other gaps.
+
+Measured from outside: `waited` and `total` are divided by an oracle that is found here, from exact ids.
+`waited` is what the engine evaluated for requests (its own figures in the answers) and what was planted for
+them; `total` is all that its counter `llamacpp:prompt_tokens_total` has counted, over both of its lives where
+it is killed in the middle (kill -9, then started again). What the sidecar says of plants and idle work must
+add up to that: "else" is what is left over, such as the few tokens of a probe after a restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any, Final
+
+import httpx
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.crowd_agents import REQUESTS, Order, Replies, crowd
+from benchmarks.figures import console, keep
+from benchmarks.scenarios import BUILDS
+from benchmarks.ways import Scene, Way, opened
+from slotkeeper.bench import lab
+from slotkeeper.bench.measure import Sample, totals
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.play import play
+from slotkeeper.bench.sessions import Turn
+from slotkeeper.bench.target import Target
+from slotkeeper.observe.log import configure
+
+COUNTER: Final = "llamacpp:prompt_tokens_total "
+CONVERSATIONS: Final = (2, 4, 8)
+GAPS: Final = (0, 50, 500)  # milliseconds
+BUSY: Final = (0, 2)  # processes that do nothing but take time from the machine
+MAIN: Final = (4, 50)  # conversations and gap of the cells that have a target
+WAITED: Final = {"b10434": 1.10, "b11549": 1.05}  # targets
+TOTAL: Final = 1.20
+SPIN: Final = "while True: pass"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    build: str
+    model: Tiny
+    conversations: int
+    gap_ms: int
+    killed: bool  # in the middle
+    busy: int
+
+    @property
+    def targeted(self) -> bool:
+        return (self.conversations, self.gap_ms) == MAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Prompt tokens of one run."""
+
+    requests: int
+    failed: int
+    inexact: int  # prompts that were not what the oracle saw
+    oracle: int
+    client: int  # evaluated for requests, by the answers
+    plant: int  # by the sidecar, for requests
+    idle: int  # by the sidecar, while nobody waited
+    counted: int  # by the engine, in all
+
+    @property
+    def waited(self) -> float:
+        return (self.client + self.plant) / self.oracle
+
+    @property
+    def total(self) -> float:
+        return self.counted / self.oracle
+
+    @property
+    def unaccounted(self) -> int:
+        return self.counted - self.client - self.plant - self.idle
+
+
+class Counter:
+    """What the engine has counted since it was first asked, over all its lives."""
+
+    def __init__(self, base: str, http: httpx.AsyncClient) -> None:
+        self._url = f"{base}/metrics"
+        self._http = http
+        self._before = 0
+
+    async def read(self) -> int:
+        answer = await self._http.get(self._url)
+        lines = answer.raise_for_status().text.splitlines()
+        now = next(float(line.removeprefix(COUNTER)) for line in lines if line.startswith(COUNTER))
+        return self._before + int(now)
+
+    async def start(self) -> None:
+        """From here on."""
+        self._before = -(await self.read())
+
+    async def dies(self) -> None:
+        """The engine is about to be killed: its next life counts from nothing."""
+        self._before = await self.read()
+
+
+async def measure(
+    cell: Cell,
+    *,
+    seed: int = 1,
+    order: Order = Order.TURNS,
+    replies: Replies = Replies.SCRIPTED,
+    seen: Callable[[Sample, Scene], Any] = lambda *_: None,
+) -> Found:
+    """One run. `seen` is told of each answer."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(loaded(cell.busy))
+        scene = await stack.enter_async_context(opened(Way.UP, cell.build, cell.model))
+        http = await stack.enter_async_context(httpx.AsyncClient())
+        target = await stack.enter_async_context(Target(scene.base))
+        counter = Counter(scene.engine.base, http)
+        await counter.start()
+        left_until_killed = cell.conversations * REQUESTS // 2 if cell.killed else -1
+
+        async def before(_: Turn) -> None:
+            nonlocal left_until_killed
+            await asyncio.sleep(cell.gap_ms / 1000)
+            if left_until_killed == 0 and scene.sidecar:
+                await counter.dies()
+                await lab.restarted(scene.engine, scene.sidecar)
+            left_until_killed -= 1
+
+        script = crowd(cell.conversations, seed=seed, order=order, replies=replies)
+        samples = await play(
+            script, target, session="crowd", before=before, seen=lambda sample: seen(sample, scene)
+        )
+        return _found(samples, scene, await counter.read())
+
+
+def _found(samples: Sequence[Sample], scene: Scene, counted: int) -> Found:
+    all_of_it, spent = totals(samples), scene.spent()
+    return Found(
+        requests=all_of_it.requests,
+        failed=all_of_it.failed + all_of_it.uncounted,
+        inexact=sum(not sample.exact for sample in samples),
+        oracle=all_of_it.oracle,
+        client=all_of_it.computed,
+        plant=spent.plant,
+        idle=spent.idle,
+        counted=counted,
+    )
+
+
+@asynccontextmanager
+async def loaded(processes: int) -> AsyncIterator[None]:
+    """So many busy loops beside what is measured."""
+    spinning = [await asyncio.create_subprocess_exec(sys.executable, "-c", SPIN) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in spinning:
+            one.kill()
+            await one.wait()
+
+
+def cells(chosen: argparse.Namespace) -> Iterator[Cell]:
+    """Those that were asked for; the last that was said of a cell's work counts."""
+    kinds = product(chosen.builds, chosen.models)
+    named = any((chosen.conversations, chosen.gaps, chosen.kill, chosen.busy, chosen.all))
+    shapes: Sequence[tuple[int, int, str, int]]
+    if named:
+        shapes = tuple(
+            product(
+                chosen.conversations or (CONVERSATIONS if chosen.all else MAIN[:1]),
+                chosen.gaps or (GAPS if chosen.all else MAIN[1:]),
+                chosen.kill or ("no", "yes"),
+                chosen.busy or (BUSY if chosen.all else BUSY[:1]),
+            )
+        )
+    else:
+        others = [(n, MAIN[1], "no", 0) for n in CONVERSATIONS if n != MAIN[0]]
+        others += [(MAIN[0], gap, "no", 0) for gap in GAPS if gap != MAIN[1]]
+        shapes = (*((*MAIN, kill, busy) for kill, busy in product(("no", "yes"), BUSY)), *others)
+    for (build, model), (conversations, gap, kill, busy) in product(kinds, shapes):
+        yield Cell(
+            build=build,
+            model=model,
+            conversations=conversations,
+            gap_ms=gap,
+            killed=kill == "yes",
+            busy=busy,
+        )
+
+
+async def run(chosen: argparse.Namespace) -> list[tuple[Cell, list[Found]]]:
+    wanted = list(cells(chosen))
+    found = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("cells", total=len(wanted) * chosen.runs)
+        for cell in wanted:
+            runs = []
+            for number in range(chosen.runs):
+                seed = chosen.seed + number
+                runs.append(await measure(cell, seed=seed, order=chosen.order, replies=chosen.replies))
+                progress.advance(task)
+            found.append((cell, runs))
+    return found
+
+
+def table(rows: Sequence[tuple[Cell, Sequence[Found]]]) -> Table:
+    """Tokens are those of the run in which most was waited for; the ratios are the worst of all runs."""
+    shown = Table(title="prompt tokens computed, two slots (ratios to the oracle; the worst run)")
+    for name in ("build", "model"):
+        shown.add_column(name, no_wrap=True)
+    for name in (
+        "convs",
+        "gap",
+        "kill",
+        "busy",
+        "oracle",
+        "client",
+        "plant",
+        "idle",
+        "else",
+        "waited",
+        "total",
+    ):
+        shown.add_column(name, justify="right")
+    for cell, runs in rows:
+        worst = max(runs, key=lambda one: one.waited)
+        tokens = (worst.oracle, worst.client, worst.plant, worst.idle, worst.unaccounted)
+        shown.add_row(
+            cell.build,
+            cell.model.value,
+            str(cell.conversations),
+            str(cell.gap_ms),
+            "yes" if cell.killed else "",
+            str(cell.busy or ""),
+            *(f"{number:,}" for number in tokens),
+            _ratio(cell, worst.waited, WAITED.get(cell.build)),
+            _ratio(cell, max(one.total for one in runs), TOTAL),
+        )
+    return shown
+
+
+def _ratio(cell: Cell, value: float, target: float | None) -> str:
+    if target is None or not cell.targeted:
+        return f"{value:.2f}"
+    return f"[{'green' if value <= target else 'red'}]{value:.3f}[/]"
+
+
+def _figures(cell: Cell, runs: Sequence[Found]) -> dict[str, Any]:
+    ratios = [asdict(one) | {"waited": one.waited, "total": one.total} for one in runs]
+    return asdict(cell) | {"runs": ratios}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.crowd", description=__doc__)
+    parser.add_argument("--builds", nargs="+", default=list(BUILDS))
+    parser.add_argument("--models", nargs="+", type=Tiny, default=list(Tiny))
+    parser.add_argument("--conversations", nargs="+", type=int)
+    parser.add_argument("--gaps", nargs="+", type=int, help="milliseconds between requests")
+    parser.add_argument("--kill", nargs="+", choices=("no", "yes"), help="kill -9 the engine in the middle")
+    parser.add_argument("--busy", nargs="+", type=int, help="busy loops beside it")
+    parser.add_argument("--all", action="store_true", help="every combination")
+    parser.add_argument("--runs", type=int, default=1, help="of each cell, with one seed after the other")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--order", type=Order, default=Order.TURNS, help=", ".join(Order))
+    parser.add_argument("--replies", type=Replies, default=Replies.SCRIPTED, help=", ".join(Replies))
+    parser.add_argument("--name", default="crowd", help="of the file of figures, for a part of the table")
+    chosen = parser.parse_args(arguments)
+    configure("error", "console")
+    rows = asyncio.run(run(chosen))
+    console.print(table(rows))
+    console.print(f"targets: waited {WAITED}, total {TOTAL}, at {MAIN[0]} conversations and {MAIN[1]} ms")
+    work = {"order": chosen.order.value, "replies": chosen.replies.value}
+    keep(chosen.name, work | {"rows": [_figures(cell, runs) for cell, runs in rows]})
+    return int(any(one.failed or one.inexact for _, runs in rows for one in runs))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""Coding agents at work beside each other, each with a sub-agent: the requests, in the order they are asked.
+
+All main agents have the same system text and tools, about 3,200 tokens; their sub-agents have another system
+text and a subset of the tools. Tool results are short or long, by the seed. The tiny models' template leaves
+reasoning out of the history before the newest user message, so a new task shortens what came before it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+
+from slotkeeper.bench.agents import tool
+from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import Script, Turn, result, system
+from slotkeeper.wire.document import Doc
+
+SYSTEM: Final = 6000  # characters
+SUB_SYSTEM: Final = 2000
+DESCRIPTION: Final = 600
+NAMES: Final = ("read_file", "write_file", "run_tests", "find_names", "list_files", "start_agent")
+SUB_NAMES: Final = ("read_file", "find_names", "list_files")
+RESULTS: Final = (150, 300, 500, 800, 1500, 4000)  # characters of what a tool gives back
+TASK: Final = 1500  # characters of a user's message
+THOUGHT: Final = 300  # characters
+SAID: Final = 80
+TASKS: Final = 2
+CALLS: Final = 5  # of each task, and then an answer
+SUB_CALLS: Final = 3  # of the sub-agent, and then its report
+SUB_AFTER: Final = 2  # calls of the first task
+SHORT: Final = 8  # tokens that are sampled where nobody hears them
+LONG: Final = 300  # tokens of a reply: reasoning, words, and a call
+
+TOOLS: Final = {
+    name: tool(name, prose(DESCRIPTION, 300 + number), "path") for number, name in enumerate(NAMES)
+}
+REQUESTS: Final = TASKS * (CALLS + 1) + SUB_CALLS + 1  # of each conversation
+
+
+class Order(StrEnum):
+    TURNS = "turns"  # one request of each conversation after the other: the longest way back to any
+    RANDOM = "random"
+
+
+class Replies(StrEnum):
+    """What an agent puts into its history."""
+
+    SCRIPTED = "scripted"  # a text of ours, as where a recorded session is sent again
+    SAMPLED = "sampled"  # what the model said; a random model writes JSON that no client sends back so
+
+
+def crowd(conversations: int, *, seed: int, order: Order, replies: Replies) -> Script:
+    """The requests of all, one at a time."""
+    scripts = [
+        _Agent(number, random.Random(f"{seed} {number}"), replies).works()  # noqa: S311 - nothing secret
+        for number in range(conversations)
+    ]
+    heard: list[Doc | None] = [None] * conversations
+    for number in _order(conversations, order, seed):
+        before = heard[number]
+        turn = next(scripts[number]) if before is None else scripts[number].send(before)
+        heard[number] = yield turn
+
+
+def _order(conversations: int, order: Order, seed: int) -> Iterator[int]:
+    everyone = [number for _ in range(REQUESTS) for number in range(conversations)]
+    if order is Order.RANDOM:
+        random.Random(f"{seed} order").shuffle(everyone)  # noqa: S311 - nothing secret
+    return iter(everyone)
+
+
+@dataclass(slots=True)
+class _Agent:
+    number: int
+    rng: random.Random
+    replies: Replies
+    calls: int = field(default=0, init=False)
+
+    def works(self) -> Script:
+        """Two tasks; in the first one a part of the work is given to a sub-agent."""
+        name = str(self.number)
+        history = [system("You write code with the user.\n\n" + prose(SYSTEM, 1))]
+        for task in range(TASKS):
+            history.append(self._asked(f"Task {task + 1} of agent {name}."))
+            for call in range(CALLS):
+                reply = yield from self._ask(name, f"task {task + 1} call {call + 1}", history, NAMES)
+                given_away = task == 0 and call + 1 == SUB_AFTER
+                found = (yield from self._sub_agent()) if given_away else self._found()
+                history += [reply, result(reply, found)]
+            label = f"task {task + 1} answer"
+            history.append((yield from self._ask(name, label, history, NAMES, calls=False)))
+
+    def _sub_agent(self) -> Generator[Turn, Doc, str]:
+        """Returns its report."""
+        name = f"{self.number} sub"
+        history = [system("You look for things in code.\n\n" + prose(SUB_SYSTEM, 2))]
+        history.append(self._asked(f"Search {self.number}."))
+        for call in range(SUB_CALLS):
+            reply = yield from self._ask(name, f"call {call + 1}", history, SUB_NAMES)
+            history += [reply, result(reply, self._found())]
+        yield from self._ask(name, "report", history, SUB_NAMES, calls=False)
+        return self._found()
+
+    def _ask(
+        self, session: str, label: str, history: Sequence[Doc], names: Sequence[str], *, calls: bool = True
+    ) -> Generator[Turn, Doc, Doc]:
+        """Returns the reply as it comes back in the history."""
+        fields: dict[str, Any] = {"tools": [TOOLS[name] for name in names]}
+        if sampled := self.replies is Replies.SAMPLED:
+            fields |= {"tool_choice": "required"} if calls else {}
+        tokens = LONG if sampled else SHORT
+        messages = tuple(history)
+        heard = yield Turn(session=session, label=label, messages=messages, max_tokens=tokens, fields=fields)
+        return heard if sampled else self._said(names, calls=calls)
+
+    def _said(self, names: Sequence[str], *, calls: bool) -> Doc:
+        said: Doc = {
+            "role": "assistant",
+            "reasoning_content": self._text(THOUGHT),
+            "content": self._text(SAID),
+        }
+        if not calls:
+            return said
+        self.calls += 1
+        arguments = orjson.dumps({"path": f"part_{self.calls}.py"}).decode()
+        called = {"name": self.rng.choice(names), "arguments": arguments}
+        return said | {"tool_calls": [{"id": f"call_{self.calls}", "type": "function", "function": called}]}
+
+    def _found(self) -> str:
+        return self._text(self.rng.choice(RESULTS))
+
+    def _asked(self, beginning: str) -> Doc:
+        return {"role": "user", "content": f"{beginning} {self._text(TASK)}"}
+
+    def _text(self, characters: int) -> str:
+        return prose(characters, self.rng.randrange(10**6))
