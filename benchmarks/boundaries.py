@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from benchmarks.scenarios import BUILDS
 from benchmarks.ways import Scene, Way, opened
-from slotkeeper.bench.lab import Spent
+from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import play
@@ -58,6 +58,8 @@ CASES: Final[Mapping[str, Case]] = MappingProxyType(
         "tool-loop": Case(session="tool-loop"),
         "document": Case(session="document", skipped=2),
         "document-ub2048": Case(session="document", skipped=2, args=("-ub", "2048", "-b", "2048")),
+        "long-document": Case(session="long-document", skipped=0),
+        "long-document-ub2048": Case(session="long-document", skipped=0, args=("-ub", "2048", "-b", "2048")),
         "agents": Case(session="agents", label="call"),  # what each new agent asks first
         AT_ONCE: Case(session=AT_ONCE, skipped=0, label="call"),
     }
@@ -72,7 +74,7 @@ class Record:
     began: float = field(default_factory=time.perf_counter)
     shots: list[tuple[float, Shot]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    spent: list[Spent] = field(default_factory=list)
+    spent: list[lab.Spent] = field(default_factory=list)
 
     def sent(self, shot: Shot) -> None:
         self.shots.append((time.perf_counter() - self.began, shot))
@@ -87,6 +89,7 @@ async def measure(build: str, model: Tiny, name: str, way: Way, traces: Path | N
     case = CASES[name]
     async with opened(way, build, model, *case.args) as scene, Target(scene.base) as target:
         record = Record(scene=scene)
+        began = await lab.evaluated(scene.engine.base)
         if name == AT_ONCE:
             await _at_once(record, target)
         else:
@@ -100,6 +103,7 @@ async def measure(build: str, model: Tiny, name: str, way: Way, traces: Path | N
             )
         await scene.pause()
         figures = _figures(case, record, scene.spent())
+        figures["engine"] = await lab.evaluated(scene.engine.base) - began
     if traces and name != AT_ONCE:  # a replay sends one request at a time
         await asyncio.to_thread(write_trace, traces / f"{build}-{model}-{name}.jsonl", record.shots)
     return {"build": build, "model": model.value, "session": name, "way": way.value, **figures}
@@ -131,12 +135,12 @@ async def _least(base: str, shots: Sequence[Shot]) -> list[int]:
     return found
 
 
-def _figures(case: Case, record: Record, end: Spent) -> Row:
+def _figures(case: Case, record: Record, end: lab.Spent) -> Row:
     """Tokens of the requests that count. Idle work counts from the answer before the first of them."""
     mine = [at for at, sample in enumerate(record.samples) if sample.session == case.session]
     places = [at for at in mine if record.samples[at].label.endswith(case.label)][case.skipped :]
     samples = [record.samples[at] for at in places]
-    before = [Spent(), *record.spent]
+    before = [lab.Spent(), *record.spent]
     client = sum(sample.computed or 0 for sample in samples)
     planted = sum(before[at + 1].plant - before[at].plant for at in places)
     oracle = sum(sample.oracle or 0 for sample in samples)
@@ -200,6 +204,7 @@ def table(rows: Sequence[Row], build: str) -> Table:
         "client": "client",
         "planted": "plant",
         "idle": "idle",
+        "engine": "engine",
         "ratio": "ratio",
         "each": "each",
         "over_each": "over\noracle",
@@ -207,7 +212,8 @@ def table(rows: Sequence[Row], build: str) -> Table:
     }
     shown = Table(
         title=f"{build}: prompt tokens computed, and by whom",
-        caption="ratio: (client + plant) / oracle; each: client + plant for each request, question or agent",
+        caption="ratio: (client + plant) / oracle; each: client + plant for each request, question or agent; "
+        "engine: all that it evaluated in the session, by its own counter",
     )
     for name in ("model", "session", "way"):
         shown.add_column(name, no_wrap=True)

@@ -209,3 +209,54 @@ def test_a_request_goes_on_once_its_file_is_written_and_others_wait_until_it_can
     else:
         assert play << filed("r1", None) >> plants("r2", 1, Purpose.PLANT)
         assert play << planted("r2", 1004) >> goes("r2", slot=1)  # no file: saves fail for a while
+
+
+def asked(prompt, question=30):
+    """One long message whose last line, and one 300 tokens before the end, begin at a token."""
+    places = [(1000, Kind.HEAD), (len(prompt) - 300, Kind.LINE), (len(prompt) - question, Kind.QUESTION)]
+    return [Boundary(at, kind) for at, kind in places]
+
+
+def test_a_long_message_is_cut_before_its_last_line_and_the_next_question_costs_its_own_tokens():
+    document = HEAD + Tokens(range(30_000, 36_000))
+    first, second = (document + Tokens(range(n, n + 30)) for n in (80_000, 90_000))
+    play = Play(n_slots=1, checkpoint_cap=64, **LATER_BUILD)
+    play.placement._state.tree.add(HEAD + ASKS[1])  # so its end is worth nothing
+    play << arrives("r1") << knows("r1", first, *asked(first))
+    play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 1004)) << planted("r1", 1004)
+    play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 7004)) << planted("r1", 6000)
+    assert play >> goes("r1", slot=0) << ends("r1", 7030, 7004) >> reports("r1", planted=7004)
+    assert play << arrives("r2") << knows("r2", second, *asked(second)) >> goes("r2", slot=0)
+    assert play << ends("r2", 7030, 7000) >> reports("r2", predicted=7000, planted=0, oracle=30)
+
+
+def test_with_large_batches_it_is_cut_further_back_as_well():
+    prompt = Tokens(range(8000))
+    play = Play(n_slots=1, checkpoint_cap=64, n_ubatch=2048, **LATER_BUILD)
+    play << arrives("r1") << knows("r1", prompt, *asked(prompt)[1:])
+    play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 7704)) << planted("r1")
+    play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 7974)) << planted("r1")
+    assert play >> goes("r1", slot=0)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"memory": "dense"},
+        {"eager_thinning": True},  # the next task would thin it out
+        {"checkpoint_cap": 5},  # an older checkpoint would go for it
+    ],
+)
+def test_no_line_is_cut_where_a_checkpoint_would_not_last_or_push_out_another(engine):
+    prompt = Tokens(range(8000))
+    play = Play(n_slots=1, **{**LATER_BUILD, **engine})
+    play << arrives("r1") << knows("r1", prompt, *asked(prompt)[1:])
+    assert play >> goes("r1", slot=0)
+
+
+def test_no_line_is_cut_where_the_engine_keeps_a_checkpoint_near_enough():
+    """With small batches it leaves one 68 tokens before the end."""
+    prompt = Tokens(range(8000))
+    play = Play(n_slots=1, checkpoint_cap=64, n_ubatch=64, **LATER_BUILD)
+    play << arrives("r1") << knows("r1", prompt, Boundary(7970, Kind.QUESTION))
+    assert play >> goes("r1", slot=0)

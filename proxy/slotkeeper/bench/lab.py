@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineBinary, Kind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
@@ -24,6 +27,7 @@ READY_SECONDS: Final = 30.0
 REST_SECONDS: Final = 120.0
 ANY_PORT: Final = "127.0.0.1:0"
 PREFILLED: Final = "slotkeeper_prefill_tokens_total"
+EVALUATED: Final = "llamacpp:prompt_tokens_total"
 PAUSE_SECONDS: Final = 0.05  # until a conversation is saved: a laboratory has no time
 DRAFTS: Final = ("--spec-type", "draft-mtp")
 
@@ -77,6 +81,14 @@ def spent(started: Sidecar | None) -> Spent:
         return Spent()
     value = started.driver.metrics.registry.get_sample_value
     return Spent(**{name: int(value(PREFILLED, {"purpose": name}) or 0) for name in ("plant", "idle")})
+
+
+async def evaluated(base: str) -> int:
+    """Prompt tokens that an engine has evaluated, by its own counter."""
+    async with EngineClient(base) as client:
+        said = await client.metrics()
+    samples = (sample for family in text_string_to_metric_families(said) for sample in family.samples)
+    return int(next(sample.value for sample in samples if sample.name == EVALUATED))
 
 
 class Restartable:

@@ -40,7 +40,13 @@ QUESTIONS: Final = (  # about one document: a short line each, as a form or a re
     "Where does the text speak of something that was removed?",
     "List the three most important terms that it explains.",
     "Is anything said here about what happens at exit?",
+    "Which examples does it give, and what do they show?",
+    "Name one thing that a reader may misunderstand here.",
+    "What would be different if names were bound later?",
+    "Which part of the text is about modules?",
+    "Write a title of at most ten words for it.",
 )
+READERS: Final = 6  # of the short document; the long one is asked all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,10 +196,10 @@ def many_turns() -> Script:
     yield Turn(label="back to the first branch", messages=(*history, user(15)))
 
 
-def document() -> Script:
-    """ix: one long document, about 6,000 tokens; each question about it is a conversation of its own."""
-    text = prose(21000, 60)
-    for number, question in enumerate(QUESTIONS):
+def document(characters: int, questions: Sequence[str]) -> Script:
+    """ix: one document of 3.5 characters a token; each question about it is a conversation of its own."""
+    text = prose(characters, 60)
+    for number, question in enumerate(questions):
         asked = {"role": "user", "content": f"{text}\n\n{question}"}
         yield Turn(label=f"question {number + 1}", messages=(system(prose(1000, 1)), asked), max_tokens=16)
 
@@ -237,7 +243,8 @@ SESSIONS: Final[Mapping[str, Callable[[], Script]]] = MappingProxyType(
         "edits": edits,
         "interleaved": interleaved,
         "many-turns": many_turns,
-        "document": document,
+        "document": lambda: document(21_000, QUESTIONS[:READERS]),
+        "long-document": lambda: document(49_500, QUESTIONS),
         "agents": agents,
     }
 )

@@ -11,6 +11,8 @@ computed twice. A beginning that others will share is saved there as well, so th
 3. Elsewhere in tools and system text, nobody knows where: a sub-agent has other tools, a file of
    instructions is edited. Checkpoints at even distances bound what the first such parting costs.
 4. Users go back to their messages and edit them, now and then.
+5. A long message often ends in a question, and the next one is about the same text. That is a guess, so it
+   is cut there only while the engine's list has room: else an older checkpoint would go for it.
 
 What a cut is worth is the chance that a prompt parts there, or behind it but before the next cut, times
 the tokens that the cut before it would leave to compute. The best one is taken, then the others are looked
@@ -38,7 +40,8 @@ from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.tree import Branch
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
-MOST: Final = 8  # in one request: each takes up to three of the engine's checkpoints
+TAKEN: Final = 3  # of the engine's checkpoints that a plant makes, at most
+MOST: Final = 8  # plants in one request
 LEAST: Final = 64  # tokens to compute, below which nothing is planted
 
 # How likely the next prompt parts at such a place. Only their order matters much: a branch that was seen
@@ -48,6 +51,7 @@ SEEN_ONCE: Final = 0.3
 NEW_HEAD: Final = 0.5
 EDIT: Final = 0.02
 SOMEWHERE: Final = 0.02  # in a stretch of tools and system text
+GUESSED: Final = {Kind.QUESTION: 0.1, Kind.LINE: 0.02}  # in a long message at the end
 
 STRETCH: Final = 1024  # tokens, at least
 STRETCHES: Final = MOST  # at most, of one head
@@ -78,6 +82,7 @@ class Place:
     at: int  # tokens
     chance: float
     shared: bool  # by several conversations, or likely to be
+    guessed: bool = False  # worth no older checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ def places(structure: Structure, length: int) -> Iterator[Place]:
     for boundary in structure.boundaries:
         if boundary.kind is Kind.USER and boundary.at < length:
             yield Place(boundary.at, EDIT, shared=False)
+        elif boundary.kind in GUESSED:
+            yield Place(boundary.at, GUESSED[boundary.kind], shared=False, guessed=True)
 
 
 def steps(
@@ -153,7 +160,12 @@ def _checkpoints(
     cuts = {0, look.reuse, *(c.at for c in left)}
     chosen: set[int] = set()
     most = min(MOST, traits.checkpoint_cap // 4)
-    while len(chosen) < most and (best := _best(found, cuts)):
+    room = traits.checkpoint_cap - len(left) - 1  # the engine thins its list before it is quite full
+    while len(chosen) < most:
+        full = TAKEN * (len(chosen) + 1) > room
+        best = _best([p for p in found if not (full and p.guessed)], cuts)
+        if best is None:
+            break
         chosen.add(best.at)
         cuts.add(best.at)
     return chosen
@@ -167,8 +179,8 @@ def _best(found: Collection[Place], cuts: Collection[int]) -> Place | None:
         upper = min((cut for cut in cuts if cut > place.at), default=inf)
         return (place.at - lower) * sum(p.chance for p in found if place.at <= p.at < upper)
 
-    best = max(found, key=worth)
-    return best if worth(best) > PRICE else None
+    best = max(found, key=worth, default=None)
+    return best if best and worth(best) > PRICE else None
 
 
 def _files(found: Collection[Place], prompt: Tokens, table: EngineTable, shelf: Shelf) -> set[int]:

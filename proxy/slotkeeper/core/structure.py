@@ -21,6 +21,8 @@ class Kind(StrEnum):
     HEAD = "head"  # the first message after tools and system text, which other conversations share
     USER = "user"  # a user message
     TOOL = "tool"  # the result of a tool
+    QUESTION = "question"  # the last paragraph or line of a long user message at the end
+    LINE = "line"  # a line further back in it
     TURN = "turn"  # the reply: all that was asked stands before it
 
 

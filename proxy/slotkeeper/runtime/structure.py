@@ -2,19 +2,24 @@
 
 Marks are found in a fraction of a millisecond. A chat is rendered otherwise only for what they cannot
 tell: once where system text stands inside a user message, twice where the template is of no known family.
+The last lines of a long message at the end are tokenized again, each with all that follows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from asyncio import gather
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final
 
+from slotkeeper.core.checkpoints import checkpoints_last
+from slotkeeper.core.endings import begins, endings, last_message
 from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import FAILURES
 from slotkeeper.wire.document import Doc, text
+from slotkeeper.wire.echo import words
 from slotkeeper.wire.request import Ask
 
 SHORTEST: Final = 512  # tokens: computing a shorter prompt takes no longer than rendering it again is worth
@@ -29,13 +34,24 @@ async def boundaries_of(
 ) -> tuple[Boundary, ...]:
     """Never raises for what the engine does: what cannot be rendered is left out."""
     markers = link.traits.markers if link.traits else UNKNOWN
-    rendered: Sequence[Boundary] = ()
-    if ask.chat is not None and len(prompt) >= SHORTEST:
-        try:
-            rendered = await _rendered(link, ask.chat, prompt, markers, auth)
-        except FAILURES as error:
-            log.debug("boundaries_not_rendered", error=sayable(error))
-    return boundaries(prompt, markers, rendered)
+    if ask.chat is None:
+        return boundaries(prompt, markers)
+    rendered: list[Boundary] = []
+    if len(prompt) >= SHORTEST:
+        rendered = await _tried(_rendered(link, ask.chat, prompt, markers, auth))
+    found = boundaries(prompt, markers, rendered)
+    if link.traits and checkpoints_last(link.traits):
+        lines = await _tried(_lines(link, ask.chat, prompt, found))
+        return tuple(sorted((*found, *lines)))
+    return found
+
+
+async def _tried(looking: Awaitable[list[Boundary]]) -> list[Boundary]:
+    try:
+        return await looking
+    except FAILURES as error:
+        log.debug("boundaries_not_rendered", error=sayable(error))
+        return []
 
 
 async def _rendered(
@@ -55,6 +71,17 @@ async def _rendered(
     if not markers.user and last > lead:
         found.append(Boundary(await _parting(link, chat, messages[:last], prompt, auth), Kind.USER))
     return found
+
+
+async def _lines(link: EngineLink, chat: Doc, prompt: Tokens, found: Sequence[Boundary]) -> list[Boundary]:
+    """Where the last lines begin of a long user message at the end."""
+    message, last = last_message(found, len(prompt)), chat["messages"][-1:]
+    if message is None or not last or text(last[0], "role") != "user":
+        return []
+    ends = endings(words(last[0]))
+    ids = await gather(*(link.render_text(end) for end, _ in ends))
+    places = [(begins(prompt, message, end), kind) for end, (_, kind) in zip(ids, ends, strict=True)]
+    return [Boundary(at, kind) for at, kind in places if at is not None]
 
 
 async def _parting(

@@ -100,13 +100,14 @@ def test_the_demos_agents_share_their_beginning_and_one_rewrites_his_message():
     assert sum(turn.label.startswith("title") for turn in turns) == 2
 
 
-def test_questions_about_a_document_part_behind_its_end():
-    turns = played(SESSIONS["document"]())
+@pytest.mark.parametrize(("name", "questions"), [("document", 6), ("long-document", 11)])
+def test_questions_about_a_document_part_behind_its_end(name, questions):
+    turns = played(SESSIONS[name]())
     asked = [turn.messages[-1]["content"] for turn in turns]
     assert all(len(turn.messages) == 2 for turn in turns)
     assert len({turn.messages[0]["content"] for turn in turns}) == 1
     assert len({text.rpartition("\n\n")[0] for text in asked}) == 1
-    assert len({text.rpartition("\n\n")[2] for text in asked}) == len(turns) == 6
+    assert len({text.rpartition("\n\n")[2] for text in asked}) == len(turns) == questions
 
 
 def test_agents_share_system_text_and_tools_and_others_go_on_between_them():

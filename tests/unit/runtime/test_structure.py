@@ -8,6 +8,7 @@ import pytest
 
 from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers
 from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import Memory
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.runtime.structure import boundaries_of
 from slotkeeper.wire.request import Ask
@@ -129,3 +130,52 @@ async def test_an_engine_that_was_never_probed_has_no_boundaries():
     link = Templating(KNOWN)
     link.traits = None
     assert await boundaries_of(link, asked(chat=None, prompt="x"), written(TALK), {}) == ()
+
+
+DOCUMENT = "A line of it.\n" * 100
+ASKED = [TALK[0], {"role": "user", "content": f"{DOCUMENT}\nWhat is it?"}]
+HYBRID = replace(TRAITS, memory=Memory.HYBRID)
+
+
+async def kinds_of(link, messages=ASKED):
+    return [b.kind for b in await found(link, messages)]
+
+
+async def test_a_long_message_at_the_end_is_cut_before_its_question_where_checkpoints_last():
+    link = Templating(KNOWN)
+    link.traits = replace(HYBRID, markers=KNOWN)
+    result = await found(link, ASKED)
+    assert [b.kind for b in result] == [Kind.HEAD, Kind.LINE, Kind.QUESTION, Kind.TURN]
+    assert result[2].at == len(written(ASKED)) - len("What is it?" + TAIL)
+    for memory in (Memory.DENSE, Memory.HYBRID):
+        link.traits = replace(HYBRID, memory=memory, markers=KNOWN, eager_thinning=memory is Memory.HYBRID)
+        assert await kinds_of(link) == [Kind.HEAD, Kind.TURN]
+
+
+async def test_text_in_parts_is_one_text_and_a_part_begins_a_line():
+    """This template shows parts as Python does, with the line end of the text spelled out."""
+    link = Templating(KNOWN)
+    link.traits = replace(HYBRID, markers=KNOWN)
+    parts = [{"type": "text", "text": DOCUMENT * 2}, {"type": "text", "text": "What is it?"}]
+    messages = [TALK[0], {"role": "user", "content": parts}]
+    result = await found(link, messages)
+    assert [b.kind for b in result] == [Kind.HEAD, Kind.QUESTION, Kind.TURN]
+    assert result[1].at == written(messages).find_all(Tokens(map(ord, "What is it?")))[0]
+
+
+async def test_what_is_said_before_or_by_a_tool_is_not_cut():
+    link = Templating(KNOWN)
+    link.traits = replace(HYBRID, markers=KNOWN)
+    tool = {"role": "tool", "content": ASKED[1]["content"]}
+    for messages in ([*ASKED, {"role": "assistant", "content": "It is."}], [*TALK[:4], tool]):
+        assert not {Kind.LINE, Kind.QUESTION} & set(await kinds_of(link, messages))
+
+
+async def test_lines_that_cannot_be_tokenized_are_left_out(monkeypatch):
+    async def refuse(*_):
+        raise EngineGoneError("gone")
+
+    link = Templating(KNOWN)
+    link.traits = replace(HYBRID, markers=KNOWN)
+    monkeypatch.setattr(link, "render_text", refuse)
+    assert await kinds_of(link) == [Kind.HEAD, Kind.TURN]
