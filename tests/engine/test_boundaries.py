@@ -28,6 +28,7 @@ class Played:
     samples: list[Sample] = field(default_factory=list)
     planted: list[int] = field(default_factory=list)
     files: set[SnapshotId] = field(default_factory=set)
+    evaluated: int = 0  # by the engine's own counter
 
     def seen(self, sample: Sample) -> None:
         assert sample.counted, sample
@@ -53,7 +54,9 @@ async def played(model: Tiny, build: str, folder, session: str, *args: str, paus
             await lab.rested(sidecar)
 
         before = rest if pauses else at_once
+        began = await lab.evaluated(engine.base)
         await play(SESSIONS[session](), target, session=session, seen=found.seen, before=before)
+        found.evaluated = await lab.evaluated(engine.base) - began
         return found
 
 
@@ -79,6 +82,17 @@ async def test_a_further_question_about_a_document_costs_its_own_tokens(args, bu
     found = await played(Tiny.HYBRID, build, tmp_path, "document", *args)
     computed, _ = found.cost(skipped=2)
     assert computed <= 40 * (len(found.samples) - 2)
+
+
+@pytest.mark.parametrize(("model", "args"), [(Tiny.HYBRID, ("-b", "2048", "-ub", "2048")), (Tiny.SWA, ())])
+async def test_the_first_further_question_about_a_document_costs_its_own_tokens_too(
+    model, args, build, tmp_path
+):
+    found = await played(model, build, tmp_path, "long-document", *args)
+    document = found.samples[0].prompt or 0
+    computed, oracle = found.cost(skipped=1)
+    assert computed <= oracle + 8 * (len(found.samples) - 1)
+    assert found.evaluated <= document + 40 * (len(found.samples) - 1)
 
 
 async def test_in_a_tool_loop_the_client_waits_only_for_what_is_new(build, tmp_path):

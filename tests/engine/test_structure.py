@@ -7,7 +7,7 @@ which is harder than a token for each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -15,6 +15,7 @@ import pytest
 
 from slotkeeper.core.structure import Boundary, Kind
 from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import Memory
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import prompt_of
@@ -236,3 +237,32 @@ async def test_a_text_without_messages_has_no_boundaries(engine):
     async with Told(engine.base) as told:
         _, found = await told.asked(Api.COMPLETION, {"prompt": FILLER})
         assert found == ()
+
+
+QUESTION = "What does this say of Rome?"
+DOCUMENTS = {
+    "ascii": (FILLER + "\n") * 2 + "\n",
+    "multi-byte": ("Größe und 語言 🦙🦙 – дальше.\n" * 60) + "\n",
+    "crlf": (FILLER + "\r\n") * 2 + "\r\n",
+    "indented": ("def f():\n    return 1  # a\n\n" * 120) + "    ",
+}
+
+
+@pytest.mark.parametrize("name", ["chatml", "gemma", "llama3", "mistral", "unknown"])
+async def test_a_long_message_is_cut_where_its_last_lines_begin(engine_factory, build, name):
+    args = ["-c", "8192", "-np", "1"]
+    if name != "chatml":
+        args += ["--chat-template-file", str(TEMPLATES / f"{name}.jinja")]
+    started = engine_factory("tiny-dense", build, args=args)
+    async with Told(started.base) as engine:
+        engine.link.traits = replace(engine.link.traits, memory=Memory.HYBRID, eager_thinning=False)
+        for kind, document in DOCUMENTS.items():
+            chat = {"messages": [{"role": "user", "content": document + QUESTION + "\n"}]}
+            prompt, found = await engine.asked(Api.CHAT, chat)
+            whole = await engine.text(chat)
+            line = document[document.rindex("\n") + 1 :] + QUESTION  # it begins with its blanks
+            before = await engine.ids(whole[: whole.rindex(line)])
+            assert Boundary(len(before), Kind.QUESTION) in found, kind
+            assert prompt.begins_with(before), kind
+            assert any(b.kind is Kind.LINE for b in found), kind
+            assert list(found) == sorted(found)
