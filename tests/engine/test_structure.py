@@ -242,7 +242,7 @@ async def test_a_text_without_messages_has_no_boundaries(engine):
 QUESTION = "What does this say of Rome?"
 DOCUMENTS = {
     "ascii": (FILLER + "\n") * 2 + "\n",
-    "multi-byte": ("Größe und 語言 🦙🦙 – дальше.\n" * 60) + "\n",
+    "multi-byte": ("Größe und 語言 🦙🦙 и дальше.\n" * 60) + "\n",
     "crlf": (FILLER + "\r\n") * 2 + "\r\n",
     "indented": ("def f():\n    return 1  # a\n\n" * 120) + "    ",
 }
