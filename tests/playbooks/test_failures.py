@@ -211,7 +211,7 @@ def test_a_plant_that_fails_does_not_keep_its_request():
     if not play.effects:
         play.later(1.0) << sees()
     assert play >> goes("r2")
-    assert play << ends("r2", 3000, 0) >> reports("r2", planted=0)
+    assert play << ends("r2", 3000, 0) >> reports("r2", usage__planted=0)
 
 
 def test_a_plant_that_outlives_its_engine_gives_no_right_to_the_slot():

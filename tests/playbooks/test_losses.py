@@ -67,7 +67,7 @@ def test_where_the_engine_gave_no_count_nothing_is_said():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0)
-    assert play << ends("r2", 2000, None) >> reports("r2", cached=None, lost=None)
+    assert play << ends("r2", 2000, None) >> reports("r2", usage=None, lost=None)
 
 
 # -- each loss -----------------------------------------------------------------------------------------
@@ -124,7 +124,9 @@ def test_checkpoint_though_one_was_planted_on_the_way():
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", B) >> plants("r2", 0, Purpose.PLANT)
     assert play << filled(1004) >> goes("r2", slot=0)
-    assert play << ends("r2", 2000, 1004) >> reports("r2", planted=1004, lost=Lost(Loss.CHECKPOINT, 1000))
+    assert (
+        play << ends("r2", 2000, 1004) >> reports("r2", usage__planted=1004, lost=Lost(Loss.CHECKPOINT, 1000))
+    )
 
 
 def test_mispredicted():
@@ -227,7 +229,7 @@ def test_lost_tokens_and_the_oracle_are_all_that_was_computed(turns, memory):
     play = Play(memory=memory, eager_thinning=False, **NEW_FILES)
     for n, (prompt, asked, percent) in enumerate(turns):
         report = served(play, f"r{n}", prompt, percent, **asked)
-        computed = report.prompt_tokens - report.cached + report.planted
+        computed = report.usage.work
         assert 1 <= report.oracle <= computed
         assert (report.lost.tokens if report.lost else 0) == computed - report.oracle
 

@@ -50,10 +50,10 @@ def test_where_two_prompts_part_a_checkpoint_is_planted_for_the_third():
     play << arrives("r2") << knows("r2", PROMPTS[1])
     assert play >> plants("r2", 0, Purpose.PLANT, tokens=BRANCH)
     assert play << planted("r2", len(BRANCH)) >> goes("r2", slot=0, reason=Reason.COLD)
-    assert play << ends("r2", 2000, len(BRANCH)) >> reports("r2", planted=len(BRANCH), oracle=1000)
+    assert play << ends("r2", 2000, len(BRANCH)) >> reports("r2", usage__planted=len(BRANCH), oracle=1000)
 
     assert play << arrives("r3") << knows("r3", PROMPTS[2]) >> goes("r3", slot=0, reason=Reason.PREFIX)
-    assert play << ends("r3", 2000, 1000) >> reports("r3", predicted=1000, planted=0, oracle=1000)
+    assert play << ends("r3", 2000, 1000) >> reports("r3", predicted=1000, usage__planted=0, oracle=1000)
 
 
 def test_nothing_is_planted_where_a_state_can_be_cut_anywhere_and_no_file_can_be_had():
@@ -148,7 +148,7 @@ def test_a_plant_that_fails_costs_the_request_nothing_but_time():
     play.placement._state.tree.add(PROMPTS[1])
     assert play << arrives("r2") << knows("r2", PROMPTS[2]) >> plants("r2", 1, Purpose.PLANT)
     assert play << planted("r2", None) >> goes("r2", slot=0)
-    assert play << ends("r2", 2000, 0) >> reports("r2", planted=0)
+    assert play << ends("r2", 2000, 0) >> reports("r2", usage__planted=0)
 
 
 def test_the_places_worth_most_are_taken_and_those_beside_them_left_out():
@@ -169,7 +169,7 @@ def test_where_the_slot_cannot_be_chosen_it_is_planted_and_then_steered():
     play >> plants("r2", 0, Purpose.PLANT, tokens=BRANCH) << planted("r2", len(BRANCH))
     play >> plants("r2", 0, Purpose.STEER, tokens=PROMPTS[1].cut(0, 1996)) << planted("r2", 992)
     assert play >> unpinned("r2", Reason.STEERED) << sees(0)
-    assert play << ends("r2", 2000, 1996) >> reports("r2", planted=len(BRANCH) + 992)
+    assert play << ends("r2", 2000, 1996) >> reports("r2", usage__planted=len(BRANCH) + 992)
 
 
 def test_with_a_draft_model_foreign_tokens_make_the_file_one_that_brings_drafts_back():
@@ -185,7 +185,7 @@ def test_with_a_draft_model_foreign_tokens_make_the_file_one_that_brings_drafts_
 def test_nothing_is_planted_for_a_request_that_wants_all_of_it_computed():
     play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
     assert play << arrives("r1", uncached=True) << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)
-    assert play << ends("r1", 2000, 0) >> reports("r1", predicted=0, planted=0)
+    assert play << ends("r1", 2000, 0) >> reports("r1", predicted=0, usage__planted=0)
 
 
 def test_what_a_file_takes_is_spent_from_the_hours_budget():

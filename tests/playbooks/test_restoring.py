@@ -190,7 +190,9 @@ def test_a_route_without_id_slot_is_steered_to_the_restored_slot():
     assert play << restored() >> fills(1, Purpose.STEER, request="r2", tokens=prompt.cut(0, 5096))
     assert play << filled(96) >> unpinned("r2", Reason.STEERED)
     assert play << starts("r2") << sees(1)
-    assert play << ends("r2", 5100, 5096) >> proves("s1", paid=True) >> reports("r2", slot=1, planted=96)
+    assert (
+        play << ends("r2", 5100, 5096) >> proves("s1", paid=True) >> reports("r2", slot=1, usage__planted=96)
+    )
 
 
 def test_t9_a_restored_slot_is_erased_before_the_engine_would_cut_it_inside_its_window():

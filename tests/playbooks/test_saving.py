@@ -189,7 +189,7 @@ def test_a_long_conversation_is_parked_before_another_takes_its_slot():
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
     assert play << arrives("r9") << knows("r9", A) >> saves(0, Moment.PARK, request="r9", tokens=LONG)
     assert play << saved("s1") >> goes("r9", slot=0, reason=Reason.COLD)
-    assert play << ends("r9", 1000) >> reports("r9", planted=0)
+    assert play << ends("r9", 1000) >> reports("r9", usage__planted=0)
     play << arrives("r10") << knows("r10", LONG + A) >> saves(0, Moment.PARK) << saved("s2")
     assert play >> restores(0, "s1") << restored() >> goes("r10", slot=0, reason=Reason.SNAPSHOT)
 

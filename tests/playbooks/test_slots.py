@@ -116,7 +116,7 @@ def test_an_error_answer_leaves_the_slot_as_it_was_once_seen_free():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
     assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0) << starts("r2")
-    assert play << fails("r2") >> reports("r2", prompt_tokens=None, oracle=None, exact=None)
+    assert play << fails("r2") >> reports("r2", usage=None, oracle=None, exact=None)
     assert play.states == ["draining"]
     assert play << sees(held={0: 100})
     assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, reason=Reason.PREFIX)

@@ -209,7 +209,9 @@ def test_messages_are_steered_where_the_engine_would_overwrite_something_better(
     )
     assert play << planted("r2", 996) >> unpinned("r2", Reason.STEERED)
     assert play << sees(1)
-    assert play << ends("r2", 1000, 996) >> reports("r2", slot=1, planted=996, predicted=996, oracle=600)
+    assert (
+        play << ends("r2", 1000, 996) >> reports("r2", slot=1, usage__planted=996, predicted=996, oracle=600)
+    )
     assert play.table.shadow.slots[0].tokens == first
 
 
@@ -266,7 +268,7 @@ def test_a_failed_plant_holds_its_request_up_no_longer_than_its_slot():
     assert play.states == ["idle", "draining"]  # what became of the plant is not known
     assert play.later(LINGER) << sees(held={1: 0}) >> unpinned("r2", Reason.ENGINE_CHOSE)
     assert play << sees(0)
-    assert play << ends("r2", len(prompt), 400) >> reports("r2", planted=0)
+    assert play << ends("r2", len(prompt), 400) >> reports("r2", usage__planted=0)
 
 
 # -- the touch (T6) -----------------------------------------------------------------------------------
@@ -279,7 +281,7 @@ def test_a_touch_lets_a_second_conversation_share_the_system_prompt():
     conversation(play, "r1", first, 0)
     assert play << arrives("r2") << knows("r2", second) >> plants("r2", 1, Purpose.TOUCH)
     assert play << planted("r2", 1) >> goes("r2", slot=1, reason=Reason.RAM_CACHE)
-    assert play << ends("r2", 2500, 2000) >> reports("r2", predicted=2000, oracle=500, planted=1)
+    assert play << ends("r2", 2500, 2000) >> reports("r2", predicted=2000, oracle=500, usage__planted=1)
     assert play.table.shadow.slots[0].tokens == first
 
 
@@ -302,7 +304,7 @@ def test_a_ram_cache_that_fails_twice_is_not_counted_on():
         play.table.shadow.slots[1] = None
         assert play << arrives(request) << knows(request, prompt) >> plants(request, 1, Purpose.TOUCH)
         assert play << planted(request) >> goes(request, slot=1, reason=Reason.RAM_CACHE)
-        assert play << ends(request, len(prompt), 0) >> reports(request, predicted=2000, cached=0)
+        assert play << ends(request, len(prompt), 0) >> reports(request, predicted=2000, usage__cached=0)
         assert play << sees()
     assert not play.table.traits.ram_cache
 

@@ -166,8 +166,11 @@ class Quiet(RuleBasedStateMachine):
         prompt = self.prompts[report.request]
         if report.predicted is not None:
             assert report.predicted <= len(prompt) - 1
-        if report.oracle is not None and report.prompt_tokens is not None and report.cached is not None:
-            assert 1 <= report.oracle <= report.prompt_tokens - report.cached + report.planted
+        if (usage := report.usage) is not None:
+            assert usage.reused + usage.computed == usage.prompt
+            assert 0 <= usage.prepared <= usage.reused
+            if report.oracle is not None:
+                assert 1 <= report.oracle <= usage.computed + usage.prepared
 
     def later(self, seconds: float) -> None:
         """Time passes. What was sent reaches the engine in less than LINGER."""

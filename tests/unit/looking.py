@@ -13,6 +13,7 @@ from slotkeeper.core.canonical.rules import Mode, RuleName
 from slotkeeper.core.canonical.shown import Change
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.figures import Sums, usage_of
 from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
@@ -27,7 +28,13 @@ Document = dict[str, Any]
 def record(number: int = 1, **given: Any) -> Record:
     """One that has just come; `given` is what else is known of it."""
     known: Document = {"request_id": f"request-{number:08}", "came": CAME + number, "at": 10.0}
-    return Record(**({"route": "chat"} | known | given))
+    return Record(**({"route": "chat"} | known | counted(**given)))
+
+
+def counted(**given: Any) -> Document:
+    """What a record keeps of them: `cached` and `planted` are the engine's figures."""
+    usage = usage_of(given.get("prompt_tokens"), given.pop("cached", None), planted=given.pop("planted", 0))
+    return {"usage": usage} | given
 
 
 def ended(number: int = 1, **given: Any) -> Record:
@@ -46,7 +53,7 @@ def ended(number: int = 1, **given: Any) -> Record:
         "generated": 20,
         "first_token": 0.5,
         "seconds": 1.25,
-        "saved_seconds": 9.0,
+        "reused_seconds": 9.0,
     }
     return record(number, **(basis | given))
 
@@ -88,17 +95,20 @@ def change(mode: Mode, before: str, after: str) -> Change:
 
 def state(**given: Any) -> Document:
     """One engine with one idle slot and one at work."""
-    figures = {
+    sums = {
         "requests": 12,
         "prompt_tokens": 1000,
-        "cached": 800,
-        "computed": 150,
+        "reused": 800,
+        "computed": 200,
         "oracle": 190,
-        "planted": 50,
+        "client": 150,
+        "plant": 50,
         "idle": 30,
         "repeated": 10,
-        "saved_seconds": 12.5,
+        "reused_seconds": 13.0,
+        "step_seconds": 0.5,
     }
+    figures = Sums(**sums).shown()
     idle = {
         "slot": 0,
         "state": "idle",

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from slotkeeper.cli import main
+from slotkeeper.core.figures import Sums
 from slotkeeper.observe.why.shown import summary
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.terminal.screen import HISTORY, Seen, history, screen
@@ -45,12 +46,31 @@ def engine(**given) -> Document:
 def test_the_measure_of_all_requests_is_at_the_top():
     out = drawn()
     assert out.splitlines()[0] == "slotkeeper 1.2.3 at 127.0.0.1:9090, up 2 h"
-    assert below(out, "computed/oracle") == ["1.05", "80", "%", "12.5", "s", "30", "12", "4", "1", "of", "1"]
+    tokens = ["800", "200", "30"]  # reused, computed, idle
+    assert below(out, "waited") == [
+        "1.05",
+        "1.21",
+        "80",
+        "%",
+        "12.5",
+        "s",
+        *tokens,
+        "12",
+        "4",
+        "1",
+        "of",
+        "1",
+    ]
 
 
 def test_nothing_is_divided_by_nothing():
-    out = drawn(totals=dict.fromkeys(state()["totals"], 0), history=[])
-    assert below(out, "computed/oracle")[:2] == ["-", "-"]
+    out = drawn(totals=Sums().shown(), history=[])
+    assert below(out, "waited")[:3] == ["-", "-", "-"]
+
+
+def test_time_that_was_lost_is_shown_as_such():
+    totals = state()["totals"] | {"saved_seconds": -0.25}
+    assert below(drawn(totals=totals), "waited")[4:6] == ["-250", "ms"]
 
 
 def test_each_slot_says_how_full_it_is_and_whose():
@@ -107,8 +127,8 @@ def test_it_fits_and_leaves_out_what_matters_least(width):
 # -- the last half hour --------------------------------------------------------------------------------
 
 
-def bucket(ago: float, cached: int, prompt: int = 100) -> Document:
-    return {"at": CAME - ago, "cached": cached, "prompt_tokens": prompt}
+def bucket(ago: float, reused: int, prompt: int = 100) -> Document:
+    return {"at": CAME - ago, "reused": reused, "prompt_tokens": prompt}
 
 
 def rates(*buckets: Document, now: float = CAME, width: int = 80) -> str:

@@ -10,6 +10,7 @@ from slotkeeper.core import chores, en_route
 from slotkeeper.core.choice import Plan, blind, cheapest, continuing
 from slotkeeper.core.effects import Effect, Forward, Observe
 from slotkeeper.core.events import Arrived, Rendered
+from slotkeeper.core.held import Held
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.state import State
@@ -125,6 +126,8 @@ def again(state: State, pending: Pending) -> None:
 def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     pending.plan = plan
     pending.steps_left = len(plan.steps)
+    found = _found(plan)
+    pending.ahead_from = state.ahead.begins(found.tokens) if found else None
     if not plan.steps:
         return forward(pending, now)
     if plan.slot is None:
@@ -134,11 +137,19 @@ def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     return next_step(state, pending, now)
 
 
+def _found(plan: Plan) -> Held | None:
+    """The state that it goes on from, as earlier work had left it."""
+    if plan.look:
+        return plan.look.base
+    return plan.table.shadow.slots[plan.slot] if plan.slot is not None else None
+
+
 def next_step(state: State, pending: Pending, now: float) -> Effect:
     plan, owner = pending.plan, pending.arrived.request
     if plan is None or plan.slot is None:
         raise AssertionError("only a planned request takes steps")
     plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
+    pending.step_began = now
     return effect(pending.step, owner, plan.table, plan.slot, shelf=state.shelf, tree=state.tree)
 
 

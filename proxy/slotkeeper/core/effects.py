@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slotkeeper.core.figures import Usage
 from slotkeeper.core.losses import Lost
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
@@ -138,14 +139,13 @@ class Report:
     request: RequestId
     reason: Reason
     slot: int | None
-    prompt_tokens: int | None
-    cached: int | None
-    predicted: int | None  # what we said `cached` would be
+    usage: Usage | None  # None: the engine gave no figures
+    predicted: int | None  # what we said `usage.cached` would be
     oracle: int | None  # tokens a perfect cache would have computed
     exact: bool | None  # whether our count of prompt tokens was the engine's; None: no figure to compare
-    planted: int  # tokens computed by our own prefills for it
     lost: Lost | None = None  # computed beyond the oracle
-    saved_seconds: float | None = None  # of prefill that the cached ones would have taken
+    reused_seconds: float | None = None  # of prefill that the reused tokens would have taken
+    step_seconds: float = 0.0  # that it waited for restores, touches and steers
 
 
 Effect = Plant | Stop | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Report

@@ -8,6 +8,7 @@ from enum import StrEnum
 from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Report
 from slotkeeper.core.events import Arrived, Finished
+from slotkeeper.core.figures import Usage, oracle, usage_of
 from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.losses import Answered, Lost, lost
 from slotkeeper.core.planting import NO_STRUCTURE, Structure
@@ -37,7 +38,10 @@ class Pending:
     base: Held | None = None  # what the slot held when it began
     predicted: int | None = None
     structure: Structure = NO_STRUCTURE
-    planted: int = 0
+    planted: int = 0  # tokens
+    ahead_from: int | None = None  # from which token on what it found was computed in idle time
+    step_began: float = 0.0
+    step_seconds: float = 0.0  # of restores, touches and steers
     steps_left: int = 0
     waits_in: Scene | None = None  # in which it was decided that it must wait
     plain: bool = False  # no steps for it: one has failed, or they would be in vain
@@ -63,55 +67,48 @@ class Pending:
         done, plan = self.finished, self.plan
         if done is None or plan is None or not self.rendered:
             return None
-        tokens, cached, oracle = done.prompt_tokens, done.cached, self._oracle(done)
-        exact = None if self.prompt is None or tokens is None else len(self.prompt) == tokens
+        usage = usage_of(done.prompt_tokens, done.cached, planted=self.planted, ahead_from=self.ahead_from)
+        known = usage is not None and self.prompt is not None
+        least = oracle(usage, self.structure.known) if usage and known else None
+        exact = None
+        if self.prompt is not None and done.prompt_tokens is not None:
+            exact = len(self.prompt) == done.prompt_tokens
         return Report(
             request=self.arrived.request,
             reason=plan.reason,
             slot=self.slot,
-            prompt_tokens=tokens,
-            cached=cached,
+            usage=usage,
             predicted=self.predicted,
-            oracle=oracle,
+            oracle=least,
             exact=exact,
-            planted=self.planted,
-            lost=self._lost(done, plan, oracle),
-            saved_seconds=self._saved_seconds(done, plan),
+            lost=self._lost(usage, plan, least),
+            reused_seconds=_seconds(usage, plan),
+            step_seconds=self.step_seconds,
         )
 
-    def _oracle(self, done: Finished) -> int | None:
-        """What a perfect cache would have computed: at least one token, and never more than was computed.
-
-        What our own plants put there for this request was not known before it came.
-        """
-        tokens = done.prompt_tokens
-        if tokens is None or self.prompt is None:
-            return None
-        return max(1, tokens - max(self.structure.known, (done.cached or 0) - self.planted))
-
-    def _lost(self, done: Finished, plan: Plan, oracle: int | None) -> Lost | None:
+    def _lost(self, usage: Usage | None, plan: Plan, least: int | None) -> Lost | None:
         """What was planted for it was computed for it."""
-        if oracle is None or done.cached is None or done.prompt_tokens is None or self.prompt is None:
+        if least is None or usage is None or self.prompt is None:
             return None
         found, as_expected = self.structure, self.slot == plan.slot
         answered = Answered(
             reason=plan.reason,
             prompt=self.prompt,
-            cached=max(0, done.cached - self.planted),
+            cached=usage.reused,
             predicted=None if self.predicted is None else max(0, self.predicted - self.planted),
             base=plan.look.base if plan.look and as_expected else self.base,
             known=found.known,
             restarted=found.known_at < plan.table.reset_at,
             uncached=self.arrived.uncached,
         )
-        return lost(answered, done.prompt_tokens - done.cached + self.planted - oracle)
-
-    def _saved_seconds(self, done: Finished, plan: Plan) -> float | None:
-        if done.cached is None or done.prompt_tokens is None:
-            return None
-        rate = plan.table.rates.shown(done.prompt_tokens - done.cached, done.prefill_seconds)
-        return done.cached / rate if rate else None
+        return lost(answered, usage.work - least)
 
     def remember(self, tree: PromptTree, now: float) -> None:
         if self.prompt is not None:
             tree.add(self.prompt, now)
+
+
+def _seconds(usage: Usage | None, plan: Plan) -> float | None:
+    """What the reused tokens would have taken, at the rate that the engine has shown so far."""
+    rate = plan.table.rates.shown
+    return usage.reused / rate if usage and rate else None

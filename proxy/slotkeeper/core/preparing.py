@@ -8,11 +8,12 @@ from typing import Final, assert_never
 
 from slotkeeper.core import chores, keeping
 from slotkeeper.core.arrivals import again, forward, next_step
+from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.state import State
-from slotkeeper.core.steps import Load, Prefill, Step
+from slotkeeper.core.steps import Load, Prefill, Step, Wipe
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.types import SlotId
 
@@ -25,6 +26,7 @@ HOPELESS: Final = 3600.0  # the same where files cannot be used
 def ended(state: State, event: Ended) -> Iterator[Effect]:
     if chore := state.chores.get(event.request):
         if chore.owns:
+            _note_ahead(state, chore, event)
             ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
             chore.recognise()
             yield from effects
@@ -43,6 +45,7 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         return
     ok, effects = _take_in(state, *owned, pending.step, event)
     yield from effects
+    pending.step_seconds += _beside(pending.step, event, event.at - pending.step_began)
     if isinstance(event, Planted):
         pending.planted += event.computed or 0
     if not ok and not isinstance(event, Saved):
@@ -51,6 +54,28 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         _without(state, pending, *owned, now=event.at)
         return
     yield from _go_on(state, pending, *owned, now=event.at)
+
+
+def _note_ahead(state: State, chore: Chore, event: Ended) -> None:
+    """Before the slot is known to hold it: what was broken off began where the slot's state did."""
+    step = chore.step
+    if isinstance(event, Planted) and isinstance(step, Prefill) and step.purpose is Purpose.NEXT:
+        if event.computed is not None:
+            state.ahead.computed(step.tokens, len(step.tokens) - event.computed)
+        elif event.stopped:
+            state.ahead.computed(step.tokens, chore.table.shadow.look(chore.slot, step.tokens).reuse)
+
+
+def _beside(step: Step, event: Ended, seconds: float) -> float:
+    """Of a step's time, what was not spent on computing the prompt, nor on keeping what the slot held."""
+    match step:
+        case Prefill(_, Purpose.TOUCH) | Load() | Wipe():
+            return seconds
+        case Prefill(_, Purpose.STEER):
+            computing = event.seconds if isinstance(event, Planted) else None
+            return max(0.0, seconds - (computing or 0.0))
+        case _:
+            return 0.0
 
 
 def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float) -> None:

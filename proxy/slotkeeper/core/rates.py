@@ -34,10 +34,9 @@ class Rates:
         if seconds and tokens >= LEAST_TOKENS:
             self._learn("prefill", tokens / seconds)
 
-    def shown(self, tokens: int, seconds: float | None) -> float | None:
-        """Tokens a second in this prefill, or in earlier ones; None as long as there was none."""
-        if seconds and tokens >= LEAST_TOKENS:
-            return tokens / seconds
+    @property
+    def shown(self) -> float | None:
+        """Tokens of prefill a second, as learned; None as long as nothing was measured."""
         return self.prefill if "prefill" in self.measured else None
 
     def restored(self, size: int, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slotkeeper.core.ahead import Ahead
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.limits import HourlyBudget, Limits
 from slotkeeper.core.pending import Pending, Scene
@@ -31,6 +32,7 @@ class State:
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
     coming: dict[RequestId, Tokens] = field(default_factory=dict)  # written, and not yet on the shelf
+    ahead: Ahead = field(default_factory=Ahead)
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     wakes_at: float | None = None  # when a `Wake` that is out will be answered

@@ -56,8 +56,14 @@ def marked(tokens: Tokens) -> Tokens:
     return tokens + Tokens([tokens[0]] * TAIL)
 
 
+def unmarked(tokens: Tokens) -> Tokens:
+    """Without the foreign tokens, where there are some."""
+    bare = tokens.cut(0, max(0, len(tokens) - TAIL))
+    return bare if bare and tokens == marked(bare) else tokens
+
+
 def is_marked(tokens: Tokens) -> bool:
-    return len(tokens) > TAIL and tokens == marked(tokens.cut(0, len(tokens) - TAIL))
+    return unmarked(tokens) is not tokens
 
 
 def effect(

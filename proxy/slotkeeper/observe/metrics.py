@@ -85,7 +85,9 @@ class Metrics:
         self.requests = counter("requests_total", "Requests answered.", "route", "outcome")
         self.decisions = counter("decisions_total", "Where requests were sent, and why.", "reason")
         self.prompt_tokens = counter(
-            "prompt_tokens_total", "Prompt tokens of client requests, by the engine's count.", "source"
+            "prompt_tokens_total",
+            "Prompt tokens of client requests: what earlier work had left, and what they waited for.",
+            "source",
         )
         self.prefill_tokens = counter(
             "prefill_tokens_total", "Prompt tokens that the engine computed, by who wanted it.", "purpose"
@@ -120,7 +122,14 @@ class Metrics:
         )
         self.saved_seconds = counter(
             "prefill_saved_seconds_total",
-            "Prefill time that cached tokens would have cost, at the engine's own rate.",
+            "Prefill time that reused tokens would have taken, at the engine's own rate.",
+        )
+        self.step_seconds = counter(
+            "step_seconds_total",
+            "Time that requests waited for restores, touches and steers: to be taken off what was saved.",
+        )
+        self.prepared_tokens = counter(
+            "prepared_tokens_total", "Of the cached prompt tokens, those that were computed in idle time."
         )
         self.lost_tokens = counter(
             "lost_tokens_total",
@@ -140,9 +149,15 @@ class Metrics:
         self.decisions.labels(reason=reason.value).inc()
 
     def planted(self, purpose: Purpose, computed: int) -> None:
-        label, figure = ("idle", "idle") if purpose.idle else ("plant", "planted")
-        self.prefill_tokens.labels(purpose=label).inc(computed)
-        self.history.add(**{figure: computed})
+        self._prefilled("idle" if purpose.idle else "plant", computed)
+
+    def probed(self, computed: int) -> None:
+        """Tokens that an engine computed while it was found out what it is like."""
+        self._prefilled("probe", computed)
+
+    def _prefilled(self, purpose: str, computed: int) -> None:
+        self.prefill_tokens.labels(purpose=purpose).inc(computed)
+        self.history.add(**{purpose: computed})
 
     def snapshot_operation(self, op: str, outcome: str, seconds: float | None = None) -> None:
         """`seconds` only where it went well: how long it took in all."""
@@ -173,41 +188,41 @@ class Metrics:
 
     def report(self, report: Report) -> None:
         """Count one answered request, from the engine's figures."""
-        if report.prompt_tokens is None or report.cached is None:
+        usage = report.usage
+        if usage is None:
             return
-        computed = report.prompt_tokens - report.cached
         known_as = exemplar(id_of(report.request))
-        self._remember(report, computed)
-        self.prompt_tokens.labels(source="cached").inc(report.cached)
-        self.prompt_tokens.labels(source="computed").inc(computed, known_as)
-        self.prefill_tokens.labels(purpose="client").inc(computed)
-        if report.oracle is not None:
-            self.oracle_tokens.inc(report.oracle)
+        oracle = usage.computed if report.oracle is None else report.oracle
+        self._prefilled("client", usage.evaluated)
+        self.history.add(
+            requests=1,
+            prompt_tokens=usage.prompt,
+            reused=usage.reused,
+            prepared=usage.prepared,
+            computed=usage.computed,
+            oracle=oracle,
+            reused_seconds=report.reused_seconds or 0.0,
+            step_seconds=report.step_seconds,
+        )
+        self.prompt_tokens.labels(source="cached").inc(usage.reused)
+        self.prompt_tokens.labels(source="computed").inc(usage.computed, known_as)
+        self.prepared_tokens.inc(usage.prepared)
+        self.oracle_tokens.inc(oracle)
+        self.saved_seconds.inc(report.reused_seconds or 0.0)
+        self.step_seconds.inc(report.step_seconds)
         if report.predicted is not None:
-            self.prediction_error.observe(abs(report.predicted - report.cached), known_as)
+            self.prediction_error.observe(abs(report.predicted - usage.cached), known_as)
         if report.exact is False:
             self.inexact.inc()
         if report.lost is not None:
             self.lost_tokens.labels(reason=report.lost.why.value).inc(report.lost.tokens, known_as)
-        if report.saved_seconds is not None:
-            self.saved_seconds.inc(report.saved_seconds)
-
-    def _remember(self, report: Report, computed: int) -> None:
-        self.history.add(
-            requests=1,
-            prompt_tokens=report.prompt_tokens or 0,
-            cached=report.cached or 0,
-            computed=computed,
-            oracle=report.oracle if report.oracle is not None else computed,
-            saved_seconds=report.saved_seconds or 0.0,
-        )
 
     def _touch_all(self) -> None:
         """Zeros are facts too: make every series exist from the start."""
         known: tuple[tuple[Counter | Histogram, Iterable[str]], ...] = (
             (self.decisions, Reason),
             (self.prompt_tokens, ("cached", "computed")),
-            (self.prefill_tokens, ("client", "plant", "idle")),
+            (self.prefill_tokens, ("client", "plant", "idle", "probe")),
             (self.lost_tokens, Loss),
             (self.repeated, Cause),
             (self.fallbacks, get_args(Fallback)),

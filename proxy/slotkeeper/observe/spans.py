@@ -48,13 +48,14 @@ def spans_to(endpoint: str) -> Spans | None:
 def attributes(record: Record) -> dict[str, Value]:
     """Of a request that has ended; what is not known of it is left out."""
     chosen = record.decision.chosen.reason.value if record.decision else None
+    usage = record.usage
     known: dict[str, Value | None] = {
         "http.request.method": "POST",  # of every route that takes a slot
         "http.response.status_code": record.status,
         "error.type": None if record.outcome == "ok" else record.outcome,
         "gen_ai.operation.name": OPERATIONS.get(record.route),
         "gen_ai.usage.input_tokens": record.prompt_tokens,
-        "gen_ai.usage.cache_read.input_tokens": record.cached,
+        "gen_ai.usage.cache_read.input_tokens": usage.reused if usage else None,
         "gen_ai.usage.output_tokens": record.generated,
         "gen_ai.response.time_to_first_chunk": record.first_token,  # seconds
         "slotkeeper.request_id": record.request_id,
@@ -62,10 +63,10 @@ def attributes(record: Record) -> dict[str, Value]:
         "slotkeeper.engine": record.engine,
         "slotkeeper.slot": record.slot,
         "slotkeeper.decision": chosen,
-        "slotkeeper.computed_tokens": record.computed,
+        "slotkeeper.computed_tokens": usage.computed if usage else None,
         "slotkeeper.predicted_tokens": record.predicted,
         "slotkeeper.oracle_tokens": record.oracle,
-        "slotkeeper.planted_tokens": record.planted,
+        "slotkeeper.planted_tokens": usage.planted if usage else None,
         "slotkeeper.conversation": record.conversation,
         "slotkeeper.kind": record.kind.value if record.kind else None,
         "slotkeeper.cause": record.parting.cause.value if record.parting else None,

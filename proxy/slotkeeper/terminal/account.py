@@ -169,8 +169,8 @@ def figures(document: Document) -> Iterator[RenderableType]:
     counts = [
         (name.replace("_", " "), tokens(document[name]))
         for name in (
-            *("prompt_tokens", "cached", "predicted", "computed", "oracle"),
-            *("planted", "repeated", "lost_tokens", "generated"),
+            *("prompt_tokens", "reused", "prepared", "computed", "planted", "oracle"),
+            *("repeated", "lost_tokens", "cached", "predicted", "generated"),
         )
     ]
     others = [

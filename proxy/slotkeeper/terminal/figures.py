@@ -26,6 +26,8 @@ def seconds(value: float | None) -> str:
     """How long something took: 3.2 ms, 340 ms, 12.3 s, 4 min."""
     if value is None:
         return UNKNOWN
+    if value < 0:
+        return f"-{seconds(-value)}"
     if value < 1:
         return f"{value * 1e3:.{int(value < 0.01)}f} ms"
     return f"{value:.1f} s" if value < 100 else span(value)
@@ -59,9 +61,9 @@ def size(count: int) -> str:
     return ByteSize(count).human_readable(separator=" ")
 
 
-def ratio(part: float, whole: float) -> str:
+def ratio(value: float | None) -> str:
     """1.00 is a perfect cache."""
-    return f"{part / whole:.2f}" if whole else UNKNOWN
+    return UNKNOWN if value is None else f"{value:.2f}"
 
 
 def percent(part: float, whole: float) -> str:

@@ -48,7 +48,7 @@ COLUMNS: Final = (
     Column("conv", lambda row: conversation(row["conversation"]), keep=4),
     Column("kind", lambda row: row["kind"] or UNKNOWN, keep=3, right=False),
     Column("prompt", lambda row: tokens(row["prompt_tokens"]), keep=9),
-    Column("cached", lambda row: tokens(row["cached"]), keep=1),
+    Column("reused", lambda row: tokens(row["reused"]), keep=1),
     Column("computed", lambda row: tokens(row["computed"]), keep=10),
     Column("oracle", lambda row: tokens(row["oracle"]), keep=7),
     Column("repeated", lambda row: tokens(row["repeated"]), keep=6, style=repeated),

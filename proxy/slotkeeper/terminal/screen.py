@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slotkeeper.core.figures import hit_rate
 from slotkeeper.terminal.columns import Column, Row, fitted
 from slotkeeper.terminal.figures import (
     UNKNOWN,
@@ -76,13 +77,13 @@ def totals(state: Document, width: int) -> Table:
 def history(buckets: Iterable[Document], now: float, width: int) -> Text:
     """The hit rate of the last half hour; blank where nobody asked."""
     cells = min(SPARKS, max(width - NARROW, 1))
-    cached, prompts = [0] * cells, [0] * cells
+    reused, prompts = [0] * cells, [0] * cells
     for bucket in buckets:
         ago = min(max(now - bucket["at"], 0.0), HISTORY)
         cell = cells - 1 - min(int(ago / HISTORY * cells), cells - 1)
-        cached[cell] += bucket["cached"]
+        reused[cell] += bucket["reused"]
         prompts[cell] += bucket["prompt_tokens"]
-    shares = [part / whole if whole else None for part, whole in zip(cached, prompts, strict=True)]
+    shares = [hit_rate(part, whole) for part, whole in zip(reused, prompts, strict=True)]
     return Text.assemble("hit rate, 30 min  ", (sparkline(shares), "green"))
 
 
@@ -129,11 +130,14 @@ def _room(tier: Row) -> str:
     return size(tier["bytes"]) + (f" of {size(budget)}" if budget is not None else "")
 
 
-TOTALS: Final = (  # 1.00 is a perfect cache
-    Column("computed/oracle", lambda sums: ratio(sums["computed"] + sums["planted"], sums["oracle"])),
-    Column("hit rate", lambda sums: percent(sums["cached"], sums["prompt_tokens"])),
+TOTALS: Final = (  # of both ratios 1.00 is a perfect cache
+    Column("waited", lambda sums: ratio(sums["waited"])),
+    Column("total", lambda sums: ratio(sums["total"])),
+    Column("hit rate", lambda sums: percent(sums["reused"], sums["prompt_tokens"])),
     Column("time saved", lambda sums: seconds(sums["saved_seconds"])),
-    Column("ahead", lambda sums: tokens(sums["idle"]), keep=1),
+    Column("reused", lambda sums: tokens(sums["reused"]), keep=1),
+    Column("computed", lambda sums: tokens(sums["computed"]), keep=1),
+    Column("idle", lambda sums: tokens(sums["idle"]), keep=1),
     Column("requests", lambda sums: tokens(sums["requests"]), keep=2),
     Column("queue", lambda sums: tokens(sums["queue"]), keep=3),
     Column("engines", lambda sums: sums["up"]),

@@ -13,6 +13,7 @@ from typing import Final
 
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Finished, Gone, Rendered
+from slotkeeper.core.figures import usage_of
 from slotkeeper.core.structure import Boundary
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId
@@ -146,7 +147,7 @@ class Account:
         planted = pending.planted if pending else 0
         self.outcome = "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"
         self._open = False
-        self._note(figures, status)
+        self._note(figures, planted, status)
         driver.post(
             Finished(
                 at=driver.now(),
@@ -183,11 +184,12 @@ class Account:
         self.record.seconds = self._driver.now() - self.arrived
         self._metrics.requests.labels(route=self._api.value, outcome=self.outcome).inc()
 
-    def _note(self, figures: Figures, status: int) -> None:
+    def _note(self, figures: Figures, planted: int, status: int) -> None:
         """What the engine says of it, in the record."""
         record = self.record
         record.status, record.generated = status, figures.generated
-        record.prompt_tokens, record.cached = figures.prompt_tokens, figures.cached
+        record.prompt_tokens = figures.prompt_tokens
+        record.usage = usage_of(figures.prompt_tokens, figures.cached, planted=planted)
 
     def _check_count(self, counted: int | None, link: EngineLink) -> None:
         """The engine counts differently: the tokenizer that we trusted is not exact for this model."""
@@ -217,7 +219,7 @@ class Account:
             self._driver.learning.discard(self.key)
 
     def _log(self, answer: Answer, forward: Forward, status: int) -> None:
-        figures, first = answer.figures, self.record.first_token
+        figures, usage, first = answer.figures, self.record.usage, self.record.first_token
         log.info(
             "request",
             request_id=self.id,
@@ -227,7 +229,9 @@ class Account:
             slot=forward.slot,
             decision=forward.reason.value,
             prompt_tokens=figures.prompt_tokens,
-            cached=figures.cached,
+            reused=usage.reused if usage else None,
+            computed=usage.computed if usage else None,
+            planted=usage.planted if usage else None,
             generated=figures.generated,
             complete=answer.complete,
             error=answer.error,

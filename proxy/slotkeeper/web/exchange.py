@@ -216,6 +216,7 @@ class Exchange:
         if self._forward.slot is not None:
             labels[names.SLOT] = str(self._forward.slot)
         pending = self._gate.driver.placement.pending(self._account.key)
+        labels[names.PLANTED] = str(pending.planted if pending else 0)
         if pending and pending.predicted is not None:
             labels[names.PREDICTED] = str(pending.predicted)
         return labels

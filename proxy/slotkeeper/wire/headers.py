@@ -10,6 +10,7 @@ REQUEST_ID: Final = "X-Request-Id"
 SLOT: Final = "X-Slotkeeper-Slot"
 DECISION: Final = "X-Slotkeeper-Decision"
 PREDICTED: Final = "X-Slotkeeper-Predicted"  # tokens that we expect the engine to reuse
+PLANTED: Final = "X-Slotkeeper-Planted"  # tokens computed a moment before for this very request
 CONVERSATION: Final = "X-Slotkeeper-Conversation"  # a client's hint
 BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": straight through, unpinned
 

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper import __version__
 from slotkeeper.core.effects import Purpose, Report
+from slotkeeper.core.figures import Usage
 from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.table import SlotState
@@ -43,6 +44,8 @@ PROMISED: Final[dict[str, set[str]]] = {
     "slotkeeper_build_info": {"version"},
 }
 BEYOND: Final[dict[str, set[str]]] = {
+    "slotkeeper_prepared_tokens_total": set(),
+    "slotkeeper_step_seconds_total": set(),
     "slotkeeper_inexact_prompts_total": set(),
     "slotkeeper_repeated_tokens_total": {"cause"},
     "slotkeeper_queued_requests": set(),
@@ -58,12 +61,10 @@ REPORT: Final = Report(
     request=RequestId("1:r"),
     reason=Reason.PREFIX,
     slot=0,
-    prompt_tokens=1000,
-    cached=900,
+    usage=Usage(prompt=1000, cached=900),
     predicted=900,
     oracle=80,
     exact=True,
-    planted=0,
 )
 
 
@@ -140,7 +141,7 @@ def test_what_has_not_happened_yet_is_zero_and_not_absent(metrics):
         assert value(metrics, "decisions_total", reason=reason.value) == 0
     for source in ("cached", "computed"):
         assert value(metrics, "prompt_tokens_total", source=source) == 0
-    for purpose in ("client", "plant", "idle"):
+    for purpose in ("client", "plant", "idle", "probe"):
         assert value(metrics, "prefill_tokens_total", purpose=purpose) == 0
     for route in Api:
         for outcome in OUTCOMES:
@@ -166,7 +167,7 @@ def test_counting_anything_makes_no_new_series(metrics):
         return {(s.name, *s.labels.items()) for family in metrics.registry.collect() for s in family.samples}
 
     before = series()
-    metrics.report(replace(REPORT, lost=Lost(Loss.OVERWRITTEN, 20), saved_seconds=2.5))
+    metrics.report(replace(REPORT, lost=Lost(Loss.OVERWRITTEN, 20), reused_seconds=2.5))
     metrics.fallback("render")
     metrics.spent("parse", 0.001)
     metrics.waited(1, "r")
@@ -191,21 +192,20 @@ def test_a_report_is_counted_by_the_engines_figures(metrics):
 
 def test_cached_and_computed_together_are_the_prompts(metrics):
     for prompt, cached in ((1000, 900), (17, 0), (1, 0), (5, 4)):
-        metrics.report(replace(REPORT, prompt_tokens=prompt, cached=cached))
+        metrics.report(replace(REPORT, usage=Usage(prompt=prompt, cached=cached)))
     together = [value(metrics, "prompt_tokens_total", source=source) for source in ("cached", "computed")]
     assert sum(together) == 1023
 
 
-@pytest.mark.parametrize("unknown", ["prompt_tokens", "cached"])
-def test_an_answer_without_figures_counts_nothing(metrics, unknown):
+def test_an_answer_without_figures_counts_nothing(metrics):
     before = generate_latest(metrics.registry)
-    metrics.report(replace(REPORT, **{unknown: None}))
+    metrics.report(replace(REPORT, usage=None))
     assert generate_latest(metrics.registry) == before
 
 
-def test_without_known_tokens_there_is_no_oracle_and_no_error(metrics):
+def test_without_known_tokens_what_was_computed_had_to_be_and_there_is_no_error(metrics):
     metrics.report(replace(REPORT, oracle=None, predicted=None, exact=None))
-    assert value(metrics, "oracle_tokens_total") == 0
+    assert value(metrics, "oracle_tokens_total") == 100
     assert value(metrics, "prediction_error_tokens_count") == 0
     assert value(metrics, "inexact_prompts_total") == 0
     assert value(metrics, "prompt_tokens_total", source="computed") == 100
@@ -225,10 +225,35 @@ def test_our_own_prefills_are_never_counted_as_a_clients(metrics, purpose):
     assert value(metrics, "prompt_tokens_total", source="computed") == 0
 
 
+def test_what_was_planted_for_a_request_was_not_reused_by_it(metrics):
+    metrics.planted(Purpose.PLANT, 850)
+    metrics.report(replace(REPORT, usage=Usage(prompt=1000, cached=900, planted=850, prepared=20)))
+    assert value(metrics, "prompt_tokens_total", source="cached") == 50
+    assert value(metrics, "prompt_tokens_total", source="computed") == 950
+    assert value(metrics, "prepared_tokens_total") == 20
+    assert value(metrics, "prefill_tokens_total", purpose="client") == 100
+    assert value(metrics, "prefill_tokens_total", purpose="plant") == 850
+    assert (metrics.history.totals.waited, metrics.history.totals.hit_rate) == (950 / 80, 0.05)
+
+
+def test_what_an_engine_computed_to_be_known_is_neither_a_clients_nor_idle_work(metrics):
+    metrics.probed(16)
+    assert value(metrics, "prefill_tokens_total", purpose="probe") == 16
+    assert metrics.history.totals.engine == 16
+    assert metrics.history.totals.total is None
+
+
 def test_what_was_lost_and_what_was_saved_is_counted(metrics):
-    metrics.report(replace(REPORT, lost=Lost(Loss.OVERWRITTEN, 20), saved_seconds=2.5))
+    metrics.report(replace(REPORT, lost=Lost(Loss.OVERWRITTEN, 20), reused_seconds=2.5))
     assert value(metrics, "lost_tokens_total", reason="overwritten") == 20
     assert value(metrics, "prefill_saved_seconds_total") == 2.5
+
+
+def test_time_for_steps_is_taken_off_even_where_that_leaves_less_than_nothing(metrics):
+    metrics.report(replace(REPORT, reused_seconds=0.5, step_seconds=0.75))
+    assert value(metrics, "prefill_saved_seconds_total") == 0.5
+    assert value(metrics, "step_seconds_total") == 0.75
+    assert metrics.history.totals.shown()["saved_seconds"] == -0.25
 
 
 # -- exemplars -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from slotkeeper.core.effects import Forward, Report
 from slotkeeper.core.events import Gone
+from slotkeeper.core.figures import Usage
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason, RequestId, SlotId
@@ -27,7 +28,7 @@ async def test_a_request_gets_a_slot_and_its_end_is_reported(driver):
     assert forward.slot in (0, 1)
     assert forward.pin
     finish(driver, "a")
-    assert [(r.request, r.prompt_tokens, r.cached) for r in reports] == [("a", len(PROMPT), 0)]
+    assert [(r.request, r.usage) for r in reports] == [("a", Usage(prompt=len(PROMPT), cached=0))]
     assert driver.placement.pending(RequestId("a")) is None
 
 

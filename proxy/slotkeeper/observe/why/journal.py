@@ -200,9 +200,9 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
             live.since, live.sent = now, True
         case Report():
             record.slot = effect.slot if effect.slot is not None else record.slot
+            record.usage, record.lost = effect.usage, effect.lost
             record.predicted, record.oracle = effect.predicted, effect.oracle
-            record.planted, record.lost = effect.planted, effect.lost
-            record.saved_seconds = effect.saved_seconds
+            record.reused_seconds, record.step_seconds = effect.reused_seconds, effect.step_seconds
         case _:
             pass
 

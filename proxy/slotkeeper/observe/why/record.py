@@ -10,6 +10,7 @@ from slotkeeper.core.canonical.rules import RuleName
 from slotkeeper.core.canonical.shown import Change
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.figures import Usage
 from slotkeeper.core.losses import Lost
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
@@ -103,13 +104,13 @@ class Record:
     engine: str | None = None  # where it was sent in the end
     slot: int | None = None
     prompt_tokens: int | None = None
-    cached: int | None = None
+    usage: Usage | None = None  # None: the engine gave no figures
     generated: int | None = None
     predicted: int | None = None
     oracle: int | None = None
-    planted: int = 0  # tokens
     lost: Lost | None = None
-    saved_seconds: float | None = None
+    reused_seconds: float | None = None  # of prefill that the reused tokens would have taken
+    step_seconds: float = 0.0  # that it waited for restores, touches and steers
     first_token: float | None = None  # seconds
     seconds: float | None = None
     outcome: str = RUNNING
@@ -122,11 +123,8 @@ class Record:
         self.spans.append(Span(stage, begin - self.at, end - self.at, tokens, note))
 
     @property
-    def computed(self) -> int | None:
-        """Prompt tokens that the engine evaluated for the request itself."""
-        if self.prompt_tokens is None or self.cached is None:
-            return None
-        return self.prompt_tokens - self.cached
+    def saved_seconds(self) -> float | None:
+        return None if self.reused_seconds is None else self.reused_seconds - self.step_seconds
 
     @property
     def repeated(self) -> int:
@@ -135,4 +133,4 @@ class Record:
         What is both counts once.
         """
         found = (self.lost.tokens if self.lost else 0) + (self.parting.tokens if self.parting else 0)
-        return min(found, (self.computed or 0) + self.planted)
+        return min(found, self.usage.work if self.usage else 0)

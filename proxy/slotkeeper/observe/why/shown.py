@@ -15,6 +15,7 @@ Document = dict[str, Any]
 def summary(record: Record) -> Document:
     """One line of a list. Tokens are the engine's counts; times are seconds."""
     parting, lost, decision = record.parting, record.lost, record.decision
+    usage, saved = record.usage, record.saved_seconds
     return {
         "id": record.request_id,
         "came": datetime.fromtimestamp(record.came, UTC).isoformat(timespec="milliseconds"),
@@ -29,16 +30,18 @@ def summary(record: Record) -> Document:
         "slot": record.slot,
         "decision": decision.chosen.reason.value if decision else None,
         "prompt_tokens": record.prompt_tokens,
-        "cached": record.cached,
-        "computed": record.computed,
+        "reused": usage.reused if usage else None,
+        "computed": usage.computed if usage else None,
+        "planted": usage.planted if usage else 0,
+        "prepared": usage.prepared if usage else 0,
         "oracle": record.oracle,
+        "cached": usage.cached if usage else None,
         "predicted": record.predicted,
-        "planted": record.planted,
         "generated": record.generated,
         "repeated": record.repeated,
         "seconds": record.seconds,
         "first_token_seconds": record.first_token,
-        "saved_seconds": record.saved_seconds,
+        "saved_seconds": None if saved is None else round(saved, 6),
         "cause": parting.cause.value if parting else None,
         "section": parting.section.value if parting and parting.section else None,
         "where": place(parting) if parting else None,

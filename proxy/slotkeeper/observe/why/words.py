@@ -87,7 +87,7 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
 def verdict(record: Record) -> str:
     """The same in a few words, for a line of a list."""
     if record.repeated <= FEW:
-        known = record.computed is not None and record.oracle is not None
+        known = record.usage is not None and record.oracle is not None
         return "nothing twice" if known else ""
     parting, lost = record.parting, record.lost
     found = []
@@ -107,16 +107,18 @@ def place(parting: Parting) -> str:
 
 
 def _computed(record: Record) -> Iterator[str]:
-    tokens, computed = record.prompt_tokens, record.computed
-    if tokens is None or computed is None:
+    usage = record.usage
+    if usage is None:
         yield "The engine gave no count of tokens."
         return
-    said = f"The engine computed {computed:,} of {tokens:,} prompt tokens"
-    if record.planted:
-        said += f", and {record.planted:,} before that, which we wanted for it"
+    said = f"{usage.reused:,} of {usage.prompt:,} prompt tokens were reused and {usage.computed:,} computed"
+    if usage.planted:
+        said += f", {usage.planted:,} of them by prefills of ours before it went on"
     yield f"{said}; the least possible was {record.oracle:,}." if record.oracle is not None else f"{said}."
-    if record.predicted is not None and record.cached is not None and record.predicted != record.cached:
-        yield f"It reused {record.cached:,}; {record.predicted:,} were foretold."
+    if usage.prepared:
+        yield f"{usage.prepared:,} of the reused tokens were computed in idle time before it came."
+    if record.predicted is not None and record.predicted != usage.cached:
+        yield f"The engine went on from {usage.cached:,} tokens; {record.predicted:,} were foretold."
     if record.repeated <= FEW and record.oracle is not None:
         yield "Nothing was computed twice."
 

@@ -65,7 +65,7 @@ def test_a_request_waits_is_decided_sent_computed_and_answered(play):
 def test_what_the_engine_reports_is_written_down(play):
     first = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1") << ends("r1", 2000, 0, prefill_seconds=2.0) >> reports("r1")
-    assert (first.predicted, first.oracle, first.planted, first.lost) == (0, 2000, 0, None)
+    assert (first.predicted, first.oracle, first.usage.planted, first.lost) == (0, 2000, 0, None)
     again = play.comes("r2", id_slot=1)
     assert play >> goes("r2", slot=1) << knows("r2", A)
     assert play << ends("r2", 2000, 0) >> reports("r2")
@@ -122,7 +122,7 @@ def test_a_plant_and_a_save_are_spans_of_their_own():
     assert (spans[Stage.PLANT].tokens, spans[Stage.PLANT].note) == (1004, "plant")
     assert (spans[Stage.SAVE].tokens, spans[Stage.SAVE].note) == (1004, "boundary")
     assert came.decision.chosen.steps == ("plant", "boundary")
-    assert came.planted == 1004
+    assert came.usage.planted == 1004
 
 
 def test_what_lay_in_the_slot_is_parked_and_a_file_restored():

@@ -56,7 +56,8 @@ def whole() -> Record:
         oracle=1000,
         planted=10,
         lost=Lost(Loss.CHECKPOINT, 110),
-        saved_seconds=1.8,
+        reused_seconds=2.0,
+        step_seconds=0.2,
         first_token=2.5,
         seconds=4.0,
         outcome="ok",
@@ -70,11 +71,14 @@ def whole() -> Record:
 
 def test_a_line_of_the_list_has_the_figures_of_the_record(whole):
     line = summary(whole)
-    figures = {name: line[name] for name in ("prompt_tokens", "cached", "computed", "oracle", "predicted")}
+    figures = {
+        name: line[name] for name in ("prompt_tokens", "cached", "reused", "computed", "oracle", "predicted")
+    }
     assert figures == {
         "prompt_tokens": 2000,
         "cached": 900,
-        "computed": 1100,
+        "reused": 890,
+        "computed": 1110,
         "oracle": 1000,
         "predicted": 950,
     }

@@ -102,13 +102,13 @@ def test_every_parting_can_be_told(cause, section):
 
 def test_what_was_computed_and_what_had_to_be():
     text = said(answered(planted=128))
-    assert "computed 1,100 of 2,000 prompt tokens, and 128 before that" in text
+    assert "772 of 2,000 prompt tokens were reused and 1,228 computed, 128 of them by prefills" in text
     assert "the least possible was 100." in text
 
 
 def test_what_was_foretold_is_told_where_it_did_not_come_true():
     assert "foretold" not in said(answered())
-    assert "It reused 900; 1,000 were foretold." in said(answered(predicted=1000))
+    assert "The engine went on from 900 tokens; 1,000 were foretold." in said(answered(predicted=1000))
 
 
 def test_where_nothing_was_computed_twice_that_is_all_there_is_to_say():

@@ -11,15 +11,15 @@ from slotkeeper.core.events import Event
 from slotkeeper.core.types import RequestId
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.observe.why.record import Record, Stage
+from unit.looking import counted
 
 THOUGHT = 0.001  # seconds that a decision takes
 BESIDE = {Stage.PARSE, Stage.RENDER}  # who reads and renders may do so while the request stands in line
 
 
 def record(request_id: str = "r1", **more: Any) -> Record:
-    return Record(
-        **{"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0, **more}
-    )
+    known = {"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0}
+    return Record(**known | counted(**more))
 
 
 class WatchedPlay(Play):

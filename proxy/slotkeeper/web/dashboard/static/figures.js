@@ -2,7 +2,7 @@
 
 import { el, put, say, svg } from "./dom.js";
 import { exact, percent, ratio, seconds, tokens } from "./format.js";
-import { hitRate, measure, shareBar, showShares } from "./shares.js";
+import { shareBar, showShares } from "./shares.js";
 
 const WIDTH = 160;
 const HEIGHT = 36;
@@ -23,26 +23,26 @@ const BUCKET = 10; // seconds that a point stands for
 /** @type {Figure[]} */
 const FIGURES = [
   {
-    name: "Computed, against the least possible",
-    value: (totals) => ratio(measure(totals)),
-    note: () => "1.00 is perfect: no token computed twice",
-    course: (history) => history.map(measure),
+    name: "Waited, against the least possible",
+    value: ({ waited }) => ratio(waited),
+    note: ({ total }) => `1.00 is perfect; ${ratio(total)} in total, with idle work (prefill amplification)`,
+    course: (history) => history.map(({ waited }) => waited),
     written: ratio,
     range: [0.8, 1.5],
     mark: 1,
   },
   {
     name: "Hit rate",
-    value: hitRate,
-    note: (totals) => `${tokens(totals.cached)} of ${tokens(totals.prompt_tokens)} prompt tokens reused`,
-    course: (history) => history.map(({ cached, prompt_tokens: all }) => (all ? cached / all : null)),
+    value: ({ hit_rate: rate }) => percent(rate),
+    note: (totals) => `${tokens(totals.reused)} of ${tokens(totals.prompt_tokens)} prompt tokens reused`,
+    course: (history) => history.map(({ hit_rate: rate }) => rate),
     written: percent,
     range: [0, 1],
   },
   {
     name: "Waiting saved",
     value: (totals) => seconds(totals.saved_seconds),
-    note: (totals) => `in ${exact(totals.requests)} requests, at the engine's own speed`,
+    note: (totals) => `in ${exact(totals.requests)} requests, less what restores and touches took`,
     course: (history) => {
       let sum = 0;
       return history.map(({ saved_seconds: saved }) => (sum += saved));
@@ -111,7 +111,7 @@ function inWords(points, written) {
 function divisionTile() {
   const value = el("p", { class: "value" });
   const bar = shareBar();
-  const terms = { cached: "cached", fresh: "computed", repeated: "again", ahead: "ahead" };
+  const terms = { reused: "reused", fresh: "computed", repeated: "again", idle: "idle" };
   const figures = Object.fromEntries(
     Object.entries(terms).map(([key, name]) => [key, { term: el("dt", { say: name, class: key }), is: el("dd") }]),
   );
@@ -124,10 +124,10 @@ function divisionTile() {
       const again = Math.min(totals.repeated, totals.computed);
       say(value, tokens(totals.prompt_tokens));
       showShares(bar, totals);
-      say(figures.cached.is, tokens(totals.cached));
+      say(figures.reused.is, tokens(totals.reused));
       say(figures.fresh.is, tokens(totals.computed - again));
       say(figures.repeated.is, tokens(again));
-      say(figures.ahead.is, tokens(totals.planted + totals.idle));
+      say(figures.idle.is, tokens(totals.idle));
     },
   };
 }

@@ -22,6 +22,7 @@ export function seconds(time) {
   if (time == null) return NONE;
   const size = Math.abs(time);
   if (size < 0.001) return size === 0 ? "0 s" : "< 1 ms";
+  if (time < 0) return `−${seconds(size)}`;
   if (size < 0.9995) return `${(time * 1000).toFixed(size < 0.00995 ? 1 : 0)} ms`;
   if (size < 59.95) return `${time.toFixed(1)} s`;
   const whole = Math.round(time);

@@ -66,19 +66,19 @@ function showLane(node, row, scale) {
   say(name, row.name);
   put(name, { title: row.name });
   say(figure, `${row.requests.length} · ${hitRate(sum)}`);
-  put(chart, { "aria-label": `${row.name}: ${plural(row.requests.length, "request")}, ${hitRate(sum)} cached` });
+  put(chart, { "aria-label": `${row.name}: ${plural(row.requests.length, "request")}, ${hitRate(sum)} reused` });
   keyed(chart, row.requests, (request) => request.key, makeBar, (bar, request) => showBar(bar, request, scale));
   settleFocus(chart);
 }
 
 function total(requests) {
-  const counted = requests.filter((request) => request.cached != null);
+  const counted = requests.filter((request) => request.reused != null);
   const sum = (name) => counted.reduce((found, request) => found + request[name], 0);
-  return { cached: sum("cached"), prompt_tokens: sum("prompt_tokens") };
+  return { reused: sum("reused"), prompt_tokens: sum("prompt_tokens") };
 }
 
 function makeBar(request) {
-  const parts = ["frame", "cached", "computed", "repeated"].map((kind) => svg("rect", { class: kind }));
+  const parts = ["frame", "reused", "computed", "repeated"].map((kind) => svg("rect", { class: kind }));
   const href = `#request=${encodeURIComponent(request.id)}`;
   return svg("a", { class: "bar", href, tabindex: -1 }, svg("title"), ...parts);
 }
@@ -94,7 +94,7 @@ function showBar(bar, request, { x, now, tallest }) {
   put(bar, { "aria-label": `Why: ${text}`, "data-running": request.outcome === "running" ? "" : null });
   const column = { x: left.toFixed(1), width: width.toFixed(1) };
   put(frame, { ...column, y: HEIGHT - 1 - height, height });
-  const found = shares(request) ?? { cached: 0, computed: 0, repeated: 0 };
+  const found = shares(request) ?? { reused: 0, computed: 0, repeated: 0 };
   let y = HEIGHT - 1;
   for (const piece of pieces) {
     const size = found[piece.getAttribute("class")] * height;

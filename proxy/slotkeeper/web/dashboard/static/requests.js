@@ -36,7 +36,7 @@ function make(request) {
     cell("Kind"),
     cell("Slot"),
     number("Prompt"),
-    cell("Cached and computed", shareBar()),
+    cell("Reused and computed", shareBar()),
     number("Computed"),
     number("First token"),
     cell("Why"),

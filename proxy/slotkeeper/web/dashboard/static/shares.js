@@ -6,28 +6,28 @@ import { exact, percent } from "./format.js";
 export const FEW = 16; // repeated tokens that nobody has to ask about
 
 /**
- * @param {{prompt_tokens: ?number, cached: ?number, computed: ?number, repeated: number}} counts
- * @returns {{cached: number, computed: number, repeated: number}|null} parts of 1, or nothing known yet
+ * @param {{prompt_tokens: ?number, reused: ?number, computed: ?number, repeated: number}} counts
+ * @returns {{reused: number, computed: number, repeated: number}|null} parts of 1, or nothing known yet
  */
-export function shares({ prompt_tokens: all, cached, computed, repeated }) {
-  if (!all || cached == null || computed == null) return null;
+export function shares({ prompt_tokens: all, reused, computed, repeated }) {
+  if (!all || reused == null || computed == null) return null;
   const again = Math.min(repeated, computed);
-  return { cached: cached / all, computed: (computed - again) / all, repeated: again / all };
+  return { reused: reused / all, computed: (computed - again) / all, repeated: again / all };
 }
 
-/** @param {{prompt_tokens: ?number, cached: ?number, computed: ?number, repeated: number}} counts */
+/** @param {{prompt_tokens: ?number, reused: ?number, computed: ?number, repeated: number}} counts */
 export function told(counts) {
-  if (counts.prompt_tokens == null || counts.cached == null) return "no count yet";
+  if (counts.prompt_tokens == null || counts.reused == null) return "no count yet";
   const again = counts.repeated > FEW ? `, ${exact(counts.repeated)} of them again` : "";
   return (
-    `${exact(counts.prompt_tokens)} tokens: ${exact(counts.cached)} cached, ` +
+    `${exact(counts.prompt_tokens)} tokens: ${exact(counts.reused)} reused, ` +
     `${exact(counts.computed)} computed${again}`
   );
 }
 
 /** A horizontal bar in three parts. */
 export function shareBar() {
-  const kinds = ["cached", "computed", "repeated"];
+  const kinds = ["reused", "computed", "repeated"];
   return el("span", { class: "shares", role: "img" }, ...kinds.map((kind) => el("span", { class: kind })));
 }
 
@@ -39,13 +39,8 @@ export function showShares(bar, counts) {
 }
 
 /** @returns {string} the hit rate: 93.4 % */
-export function hitRate({ cached, prompt_tokens: all }) {
-  return percent(all && cached != null ? cached / all : null);
-}
-
-/** Tokens computed, divided by the least possible; null where nothing had to be computed. */
-export function measure({ computed, planted, oracle }) {
-  return oracle ? (computed + planted) / oracle : null;
+export function hitRate({ reused, prompt_tokens: all }) {
+  return percent(all && reused != null ? reused / all : null);
 }
 
 /** A term and what it is, for lists of figures. */

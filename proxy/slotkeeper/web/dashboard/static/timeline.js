@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { exact, NONE, seconds, words } from "./format.js";
 
 /** The colours of the stages; all others are time that passes between them. */
-const COLOURS = { prefill: "computed", plant: "computed", restore: "cached", save: "kept", generate: "generated" };
+const COLOURS = { prefill: "computed", plant: "computed", restore: "reused", save: "kept", generate: "generated" };
 
 /** @param {object} request @returns {Element|null} */
 export function timeline({ timeline: spans }) {

@@ -96,14 +96,15 @@ function figures(request) {
   showShares(bar, request);
   const terms = [
     ["prompt", exact(request.prompt_tokens), "tokens, by the engine's count"],
-    ["cached", exact(request.cached), "tokens that the engine reused"],
-    ["computed", exact(request.computed), "tokens that it evaluated"],
+    ["reused", exact(request.reused), "tokens that earlier work had left"],
+    ["prepared", exact(request.prepared), "of these, computed in idle time"],
+    ["computed", exact(request.computed), "tokens that it waited for"],
+    ["planted", exact(request.planted), "of these, computed by prefills of ours before it went on"],
     ["least possible", exact(request.oracle), "what a perfect cache would have computed"],
     ["computed again", exact(request.repeated), "tokens that had been computed before"],
-    ["ahead of it", exact(request.planted), "tokens computed for it before it went on"],
     ["first token", seconds(request.first_token_seconds), "since it came"],
     ["in all", seconds(request.seconds), "since it came"],
-    ["saved", seconds(request.saved_seconds), "against computing all of the prompt"],
+    ["saved", seconds(request.saved_seconds), "against computing the reused tokens, less what restores and touches took"],
   ];
   return el("section", { "aria-label": "Figures" }, bar, el("dl", { class: "pairs" }, ...terms.map((t) => pair(...t))));
 }
