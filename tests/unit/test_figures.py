@@ -49,7 +49,7 @@ def test_what_took_long_has_a_coarser_unit(value, text):
 
 
 def test_what_is_not_known_is_a_dash():
-    assert [tokens(None), span(None), seconds(None), ratio(1, 0), percent(1, 0)] == ["-"] * 5
+    assert [tokens(None), span(None), seconds(None), ratio(None), percent(1, 0)] == ["-"] * 5
 
 
 def test_only_all_of_it_is_a_hundred_per_cent():
