@@ -210,7 +210,8 @@ def differs(said: Said, document: dict[str, Any], build: str) -> list[str]:
         "cause": parting.get("cause") == said.cause,
         "rule": parting.get("rule") == said.rule,
         "lost": lost == said.lost or (few and build != OLDER),
-        "sum": document["computed"] + document["planted"] == document["oracle"] + document["lost_tokens"],
+        "sum": document["computed"] == document["oracle"] + document["lost_tokens"],
+        "whole": document["computed"] + document["reused"] == document["prompt_tokens"],
         "verdict": (document["verdict"] == "nothing twice") == (document["repeated"] <= FEW),
         "words": said.cause is None or CAUSES[said.cause].what in " ".join(document["explanation"]),
     }
