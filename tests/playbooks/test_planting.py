@@ -76,8 +76,8 @@ def test_an_engine_that_thins_gets_a_file_instead():
     assert play << ends("r1", 2000, 1000) >> reports("r1")
 
     play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
-    play >> saves(0, Moment.PARK) << saved("first") >> restores(0, "head")
-    assert play << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
+    play >> plants("r2", 0, Purpose.BACK) << planted("r2") >> saves(0, Moment.PARK) << saved("first")
+    assert play >> restores(0, "head") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
 
 
 def test_a_long_head_of_which_nothing_is_known_gets_checkpoints_at_even_distances():

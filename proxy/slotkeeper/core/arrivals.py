@@ -128,6 +128,8 @@ def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     pending.steps_left = len(plan.steps)
     found = _found(plan)
     pending.ahead_from = state.ahead.begins(found.tokens) if found else None
+    if plan.slot is not None:
+        plan.table.crowd(plan.slot, pending.arrived.outline, now)
     if not plan.steps:
         return forward(pending, now)
     if plan.slot is None:

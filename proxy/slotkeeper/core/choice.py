@@ -13,7 +13,7 @@ from typing import Final
 
 from slotkeeper.core.checkpoints import checkpoints_last
 from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.held import Held, continues, shared_messages
+from slotkeeper.core.held import Held, continues, goes_on_from, shared_messages
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pricing import Want, blind_price, loss, parked_price, price_of, restore_price
 from slotkeeper.core.shadow import Look, Source
@@ -30,6 +30,7 @@ TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
 UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known
 BEATEN: Final = 5  # plans kept beside the best, for whoever asks why it won
+TURN: Final = 2  # messages: a reply, and what is said to that
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
 
 
@@ -68,7 +69,12 @@ def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: flo
 
 
 def _goes_on(held: Held, outline: Sequence[bytes], traits: EngineTraits) -> bool:
-    """Whether it loses little there, even if it parts from the last reply; else tokens decide."""
+    """Whether it loses little there, even if it parts from the last reply; else tokens decide.
+
+    Where more than one turn has gone by since, a file may have them.
+    """
+    if traits.snapshots and len(outline) - len(held.outline) > TURN:
+        return False
     if traits.cuttable:
         return held.floor == 0  # T9
     if len(outline) == len(held.outline):  # asked again: it must be cut at the end of the last prompt
@@ -182,9 +188,12 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
     if victim.adapted or victim.total < WORTH_A_FILE:
         return None
     lost, cost = loss(table, look, want), parked_price(table, victim, want.now)
+    saving: tuple[Step, ...] = (Keep(Moment.PARK),)
+    if (end := goes_on_from(victim, table.traits)) < victim.total:
+        saving, cost = (Prefill(victim.tokens.cut(0, end), Purpose.BACK), *saving), cost + TOUCH_PRICE
     if cost >= lost:
         return None
-    return replace(plan, steps=(Keep(Moment.PARK), *plan.steps), price=plan.price - lost + cost)
+    return replace(plan, steps=(*saving, *plan.steps), price=plan.price - lost + cost)
 
 
 def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:

@@ -22,6 +22,7 @@ class Chore:
     goal: Prefill | None = None  # what it shall hold in the end, where it is warmed or goes ahead
     computes: int = 0  # tokens, for the goal
     stopped: bool = False  # somebody needed the engine
+    leaves: bool = False  # the slot is not brought home: another conversation will have it soon
 
     @property
     def ahead(self) -> bool:
@@ -42,6 +43,11 @@ class Chore:
         held, home = self.held, self.home
         if held and home and held.request in {None, self.id} and held.tokens == home.tokens:
             self._claim(held, home, following=home.following, sure=home.sure)
+
+    def left_back(self) -> None:
+        """The slot was cut back to where its conversation will go on: it is still that one's."""
+        if (held := self.held) and (home := self.home):
+            self._claim(held, home, following=home.following)
 
     def arrived(self) -> None:
         """The slot holds what the next turn will begin with: it is still the same conversation's."""

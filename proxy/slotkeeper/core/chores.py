@@ -24,12 +24,14 @@ from slotkeeper.core.tending import (
     next_step,
     unsaved,
     way_ahead,
+    way_back,
 )
 from slotkeeper.core.types import RequestId, SlotId
 from slotkeeper.core.warming import coldest, needs_warming
 from slotkeeper.core.warming import first_step as warming_step
 
 SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
+CROWD_SHARE: Final = 2.0  # the same where another conversation will have the slot soon: it is saved anyway
 LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
 CUTS: Final = 8.0  # times as long a pause, before a slot is cut back so that its boundaries can be saved
 LOOKS: Final = 1.0  # seconds between looks at an engine that others use as well
@@ -46,7 +48,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         for slot, held in _unsettled(table):
             known = held.following is not None and not state.closing
             ahead = known and table.quiet and not state.waiting
-            due = held.used + state.limits.pause if ahead else _due(state, table, held, now)
+            due = held.used + _patience(state, table, held, now) if ahead else _due(state, table, held, now)
             if due > now:
                 due_at = min(due, due_at)
             elif (chore := _chore(state, table, slot, held, ahead=ahead, now=now)) is None:
@@ -84,6 +86,8 @@ def _chore(
             return Chore(_name(state, now), table, slot, file or goal, held, goal, computes)
     if table.rates.size_of(held.total) > state.limits.hot_bytes:  # it has no room
         return None
+    if table.crowded(now) and not state.closing and (back := way_back(held, table, state.shelf)):
+        return Chore(_name(state, now), table, slot, back, held, leaves=True)
     saving = first_step(held, table, state.shelf, rested=True)
     return Chore(_name(state, now), table, slot, saving, held) if saving else None
 
@@ -98,6 +102,8 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
         return
     if ok and isinstance(chore.step, Keep):
         yield from _outdone(state, chore)
+    if ok and chore.leaves:
+        chore.left_back()
     rested = state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
     step = _next(state, chore, ok=ok, rested=rested, now=now)
     held, done = chore.held, rested or not ok or not needs_cuts(chore.table.traits)
@@ -154,8 +160,9 @@ def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
     """When it may be saved; `now` or earlier: at once."""
     if state.closing or not table.traits.snapshots:
         return table.no_save_until
-    if unsaved(held, table.traits, state.shelf):
-        paused = held.used + _pause(state, table, held)
+    back = table.crowded(now) and way_back(held, table, state.shelf)
+    if back or unsaved(held, table.traits, state.shelf):
+        paused = held.used + _pause(state, table, held, now)
     else:
         paused = _rest(state, table, held)
     if not table.quiet or state.waiting:
@@ -164,13 +171,23 @@ def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
     return max(paused, paid, table.no_save_until)
 
 
-def _pause(state: State, table: EngineTable, held: Held) -> float:
-    return min(LONGEST, max(state.limits.pause, SHARE * table.rates.save_seconds(held.total)))
+def _pause(state: State, table: EngineTable, held: Held, now: float) -> float:
+    """How long it has to pause before it is saved. In a crowd nobody waits for a pause that will not come."""
+    seconds = table.rates.save_seconds(held.total)
+    if table.crowded(now):
+        return min(LONGEST, CROWD_SHARE * seconds)
+    return min(LONGEST, max(state.limits.pause, SHARE * seconds))
+
+
+def _patience(state: State, table: EngineTable, held: Held, now: float) -> float:
+    """How long it has to pause before the next turn is computed ahead."""
+    return min(state.limits.pause, _pause(state, table, held, now))
 
 
 def _rest(state: State, table: EngineTable, held: Held) -> float:
     """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted."""
-    return held.used + min(LONGEST, CUTS * _pause(state, table, held))
+    usual = max(state.limits.pause, SHARE * table.rates.save_seconds(held.total))
+    return held.used + min(LONGEST, CUTS * usual)
 
 
 def _look_before(table: EngineTable, now: float) -> float:

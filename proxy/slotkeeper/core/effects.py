@@ -20,6 +20,7 @@ class Purpose(StrEnum):
     PLANT = "plant"  # up to a boundary, so that the engine makes a checkpoint there, or a file can be had
     NEXT = "next"  # what the next turn will begin with
     CUT = "cut"  # back to a checkpoint, so that the state there can be saved
+    BACK = "back"  # to where the next turn will go on, since the slot is overwritten once that is saved
     HOME = "home"  # forward again to where the slot was before its states were saved
     DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
 

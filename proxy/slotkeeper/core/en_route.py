@@ -52,7 +52,7 @@ def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
 
 def _coming(state: State, but: Pending) -> Iterator[Tokens]:
     """What will lie in a file in a moment."""
-    yield from state.coming.values()
+    yield from (held.tokens for held in state.coming.values())
     for other in state.requests.values():
         if other.stage is Stage.PREPARING and other.plan and other is not but:
             shared = planting.kept(other.plan.steps, other.steps_left)

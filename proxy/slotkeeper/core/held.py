@@ -89,6 +89,7 @@ def restored(
             for at in carried[-traits.checkpoint_cap :]
         ),
         request=request,
+        turns=snapshot.turns,
         used=now,
     )
     # A mended window is one position longer than a bare one, so that it can be extended.
@@ -119,6 +120,24 @@ def unsafe(held: Held | None, prompt: Tokens, traits: EngineTraits) -> bool:
         return False
     common = min(held.tokens.lcp(prompt), len(prompt) - 1)
     return held.floor + 1 - traits.n_swa < common < held.floor
+
+
+def goes_on_from(held: Held, traits: EngineTraits) -> int:
+    """Tokens of this state at which a file of it should end, so that its next turn can go on from there.
+
+    All of them, where a file can be cut as the slot can, or where the next turn is known to extend it. Else
+    one more than the newest checkpoint before the place where that parts: the end of the last prompt, as
+    long as nobody knows how its reply comes back.
+    """
+    if traits.cuttable or traits.files_carry is not False or held.sure:
+        return held.total
+    common = held.total
+    if held.following is not None:
+        common = held.tokens.lcp(held.following)
+        if common == held.total:
+            return held.total
+    at = max((c.at for c in held.checkpoints if c.at <= common), default=0)
+    return at + 1 if 0 < at < min(len(held.tokens), held.total - 1) else held.total
 
 
 def first_kept(held: Held | None, kept: int, traits: EngineTraits) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core import keeping
-from slotkeeper.core.effects import Effect
+from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import (
     Finished,
     Gone,
@@ -23,7 +23,7 @@ from slotkeeper.core.looking import observe
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State, user_starts
-from slotkeeper.core.steps import Keep
+from slotkeeper.core.steps import Keep, Prefill, Step
 from slotkeeper.core.table import LINGER, EngineTable, Orphan, SlotState
 from slotkeeper.core.types import SlotId
 
@@ -142,13 +142,20 @@ def gone(state: State, event: Gone) -> None:
         if pending.stage is Stage.RUNNING:
             table.shadow.slots[slot] = _broken_off(pending, table)
         elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
-            table.shadow.slots[slot] = None
+            table.shadow.slots[slot] = _on_its_way(table, slot, pending.step)
         # A resumable stream goes on without its client (engine.md 7): not ours to wait for.
         table.leave(slot, event.at, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
     elif pending.plan and event.request in pending.plan.table.unsettled:
         sent = pending.plan.table.unsettled.pop(event.request)
         left = Orphan(event.request, None, event.at + LINGER, sent.slots)
         pending.plan.table.orphans.append(left)
+
+
+def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> Held | None:
+    """What a slot will hold when it is released in the middle of a step; None where nobody can know."""
+    if isinstance(step, Prefill) and step.purpose is Purpose.BACK:  # it only gives up a few tokens
+        return table.shadow.broken_off(table.shadow.look(slot, step.tokens), step.tokens)
+    return None
 
 
 def _broken_off(pending: Pending, table: EngineTable) -> Held | None:

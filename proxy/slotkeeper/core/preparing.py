@@ -11,6 +11,7 @@ from slotkeeper.core.arrivals import again, forward, next_step
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import Erased, Filed, Loading, Planted, Restored, Saved
+from slotkeeper.core.held import Held
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load, Prefill, Step, Wipe
@@ -19,6 +20,7 @@ from slotkeeper.core.types import SlotId
 
 Ended = Planted | Saved | Restored | Erased
 
+SAME: Final = {Purpose.HOME, Purpose.DRAFT, Purpose.BACK}  # the slot remains its conversation's
 SAVES_REST: Final = 60.0  # seconds without saves after one has failed
 HOPELESS: Final = 3600.0  # the same where files cannot be used
 
@@ -139,7 +141,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         cached=len(tokens) - event.computed,
         generated=0,
         user_starts=(),  # a raw prompt has no messages (engine.md 1.6)
-        outline=before.outline if before and step.purpose in {Purpose.HOME, Purpose.DRAFT} else (),
+        outline=before.outline if before and step.purpose in SAME else (),
         request=event.request,
         now=before.used if before and step.purpose.idle else event.at,
     )
@@ -148,12 +150,12 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
 
 def filed(state: State, event: Filed) -> list[Effect]:
     """A file that was written on the way lies on the shelf now, or will not."""
-    state.coming.pop(event.request, None)
+    held = state.coming.pop(event.request, None)
     table = state.tables.get(event.engine)
     if table is None:
         return keeping.kept(state, event.snapshot, event.at) if event.snapshot else []
     table.moves += 1  # whoever waits for it can be decided on
-    return _account(state, table, event)
+    return _account(state, table, event, held)
 
 
 def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list[Effect]:
@@ -161,15 +163,15 @@ def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list
     held = table.shadow.slots[slot]
     if event.written:
         if held:
-            state.coming[event.request] = held.tokens
+            state.coming[event.request] = held
         return []
     if held and event.tokens is not None:
         carried = event.checkpoints if event.snapshot and table.traits.files_carry else None
         table.shadow.slots[slot] = held.seen_as(event.tokens, carried)
-    return _account(state, table, event)
+    return _account(state, table, event, held)
 
 
-def _account(state: State, table: EngineTable, event: Saved | Filed) -> list[Effect]:
+def _account(state: State, table: EngineTable, event: Saved | Filed, held: Held | None) -> list[Effect]:
     """What a save tells of the engine and its folder; and a new file may push others out."""
     snapshot = event.snapshot
     if snapshot is None:
@@ -178,6 +180,8 @@ def _account(state: State, table: EngineTable, event: Saved | Filed) -> list[Eff
         return []
     table.learn_files(snapshot)
     table.rates.saved(snapshot.size, len(snapshot.tokens), event.seconds)
+    if held and not snapshot.shared:
+        snapshot = replace(snapshot, turns=held.turns)
     effects = keeping.kept(state, snapshot, event.at)
     fits = snapshot.id in state.shelf  # else there was no room for it
     if fits and not state.shelf.covered(snapshot.tokens, table.traits):  # it can not be extended (T4)

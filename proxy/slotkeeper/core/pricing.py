@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.core.held import Held, succeeds
+from slotkeeper.core.held import Held, goes_on_from, succeeds
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.snapshots import Snapshot, Tier
@@ -50,11 +50,15 @@ def loss(table: EngineTable, look: Look, want: Want) -> float:
 
 
 def file_price(table: EngineTable, held: Held, shelf: Shelf) -> float:
-    """Of having this state again when it was overwritten: from a file as far as one goes, then computed."""
-    covered = shelf.covers(held, table.traits)
+    """Of having this state again when it was overwritten: from a file as far as one goes, then computed.
+
+    That is, for its next turn: what is in a file from which that cannot go on does not count.
+    """
+    end = goes_on_from(held, table.traits)
+    covered = shelf.covered(held.tokens.cut(0, end), table.traits) if held.tokens else 0
     if not covered:
         return held.total
-    return held.total - covered + table.rates.restore_price(table.rates.size_of(covered))
+    return end - covered + table.rates.restore_price(table.rates.size_of(covered))
 
 
 def parked_price(table: EngineTable, held: Held, now: float) -> float:

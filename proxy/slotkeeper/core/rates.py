@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import median, median_low
 from typing import Final
 
 SHARE: Final = 0.3  # of a new measurement in the running mean
 LEAST_TOKENS: Final = 64  # a shorter prefill measures the round trip
 LEAST_BYTES: Final = 64 * 1024
 CALL_SECONDS: Final = 0.004  # of a slot action beside its bytes: a round trip and a look at the file
+REMEMBERED: Final = 15  # files of which it is known how long they took
+UNLIKE: Final = 1.25  # so many times as large a file tells the time for each byte from the constant one
+PAIRS: Final = 3  # of such files, below which they do not
+
+
+@dataclass(slots=True)
+class FileTimes:
+    """How long the engine takes to write or to read a file: a constant time, and one for each byte.
+
+    Both are medians of the last measurements, with our guess among them: neither the first file, which has
+    more to set up, nor one in which the machine was held up, says what the next will cost.
+    """
+
+    guess: float  # bytes a second, as long as nothing was measured
+    _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _constant: float = 0.0
+    _each: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._each = 1 / self.guess
+
+    def seconds(self, size: int) -> float:
+        return CALL_SECONDS + self._constant + size * self._each
+
+    def took(self, size: int, seconds: float) -> None:
+        if seconds <= 0 or size < LEAST_BYTES:
+            return
+        self._seen.append((size, seconds))
+        pairs = [sorted(pair) for pair in combinations(self._seen, 2)]
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] >= UNLIKE * a[0]]
+        if len(slopes) >= PAIRS:
+            self._each = max(0.0, median(slopes))
+            self._constant = max(0.0, median(one - self._each * bytes_ for bytes_, one in self._seen))
+        else:
+            self._each = median_low([1 / self.guess, *(one / bytes_ for bytes_, one in self._seen)])
+            self._constant = 0.0
 
 
 @dataclass(slots=True)
@@ -19,8 +58,8 @@ class Rates:
     """
 
     prefill: float = 1000.0  # tokens a second
-    read: float = 1e9  # bytes a second, of a restore
-    write: float = 5e8  # bytes a second, of a save
+    reading: FileTimes = field(default_factory=lambda: FileTimes(1e9))  # of a restore
+    writing: FileTimes = field(default_factory=lambda: FileTimes(5e8))  # of a save
     cold: float = 2e8  # bytes a second, from the cold tier to the hot one
     state: float = 65536.0  # bytes a token
     measured: frozenset[str] = frozenset()
@@ -40,12 +79,10 @@ class Rates:
         return self.prefill if "prefill" in self.measured else None
 
     def restored(self, size: int, seconds: float) -> None:
-        if seconds > 0 and size >= LEAST_BYTES:
-            self._learn("read", size / seconds)
+        self.reading.took(size, seconds)
 
     def saved(self, size: int, tokens: int, seconds: float) -> None:
-        if seconds > 0 and size >= LEAST_BYTES:
-            self._learn("write", size / seconds)
+        self.writing.took(size, seconds)
         if tokens:
             self._learn("state", size / tokens)
 
@@ -54,13 +91,13 @@ class Rates:
         return int(tokens * self.state)
 
     def save_seconds(self, tokens: int) -> float:
-        return CALL_SECONDS + self.size_of(tokens) / self.write
+        return self.writing.seconds(self.size_of(tokens))
 
     def save_price(self, tokens: int) -> float:
         return self.save_seconds(tokens) * self.prefill
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
-        seconds = CALL_SECONDS + size / self.read + (size / self.cold if cold else 0.0)
+        seconds = self.reading.seconds(size) + (size / self.cold if cold else 0.0)
         return seconds * self.prefill
 
     def _learn(self, name: str, value: float) -> None:

@@ -36,6 +36,7 @@ class Snapshot:
     restores: int = 0  # that the engine said were worth it
     shared: bool = False  # the beginning of several prompts, or likely to be
     golden: bool = False  # it was restored as that: it goes after all others
+    turns: int = 0  # of the conversation whose state it is, as far as we have seen them
 
     def __repr__(self) -> str:
         cuts = f" cuts {list(self.checkpoints)}" if self.checkpoints else ""

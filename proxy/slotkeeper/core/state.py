@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from slotkeeper.core.ahead import Ahead
 from slotkeeper.core.chore import Chore
+from slotkeeper.core.held import Held
 from slotkeeper.core.limits import HourlyBudget, Limits
 from slotkeeper.core.pending import Pending, Scene
 from slotkeeper.core.queue import FairQueue
@@ -31,7 +32,7 @@ class State:
     limits: Limits = field(default_factory=Limits)
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
-    coming: dict[RequestId, Tokens] = field(default_factory=dict)  # written, and not yet on the shelf
+    coming: dict[RequestId, Held] = field(default_factory=dict)  # written, and not yet on the shelf
     ahead: Ahead = field(default_factory=Ahead)
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0

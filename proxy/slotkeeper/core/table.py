@@ -6,17 +6,20 @@ really released it. Two tasks in one slot corrupt a running answer (engine.md T1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from slotkeeper.core.held import Held
+from slotkeeper.core.held import Held, succeeds
+from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.rates import Rates
 from slotkeeper.core.shadow import EngineShadow
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, RequestId, SlotId
 
+CROWDED_FOR: Final = 60.0  # seconds after a conversation lost its slot to another
 SHARED_FOR: Final = 60.0  # seconds for which we expect more of another client's tasks, once seen
 LINGER: Final = 0.1  # seconds in which a task may still begin after its client left (engine.md 7)
 STALE: Final = 0.05  # seconds: an older look at a shared engine is no proof that a slot is free
@@ -79,6 +82,7 @@ class EngineTable:
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
     warmed: set[SnapshotId] = field(default_factory=set)  # since it came up
     no_save_until: float = -1.0  # a save failed, and so would the next ones
+    crowded_until: float = -1.0  # there are more conversations than slots
 
     def __post_init__(self) -> None:
         self.reset(self.traits)
@@ -138,6 +142,15 @@ class EngineTable:
         """Whether a pinned task may yet arrive in a slot that the engine thinks free."""
         ours = SlotState.LAUNCHED in self.states or SlotState.TENDED in self.states
         return ours or any(changed > now for changed in self.changed)
+
+    def crowd(self, slot: SlotId, outline: Sequence[bytes], now: float) -> None:
+        """A slot is given out: if that takes it from another conversation, the next ones will lose theirs."""
+        held = self.shadow.slots[slot]
+        if held and held.total >= WORTH_A_FILE and not succeeds(outline, held):
+            self.crowded_until = now + CROWDED_FOR
+
+    def crowded(self, now: float) -> bool:
+        return now < self.crowded_until
 
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until

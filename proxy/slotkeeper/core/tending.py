@@ -18,7 +18,7 @@ from typing import Final
 
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.held import Held, reuse
+from slotkeeper.core.held import Held, goes_on_from, reuse
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pricing import restore_price
 from slotkeeper.core.shelf import NEVER, Shelf
@@ -59,6 +59,15 @@ def way_ahead(held: Held, table: EngineTable, shelf: Shelf) -> tuple[Load | None
     return None, goal, len(following) - here
 
 
+def way_back(held: Held, table: EngineTable, shelf: Shelf) -> Prefill | None:
+    """To where its next turn will go on, if that is not its end and no file has it."""
+    end = goes_on_from(held, table.traits)
+    if not table.traits.snapshots or held.rough or held.adapted or not WORTH_A_FILE <= end < held.total:
+        return None
+    back = held.tokens.cut(0, end)
+    return Prefill(back, Purpose.CUT) if end - shelf.covered(back, table.traits) >= NEW else None
+
+
 def first_step(held: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
     """None where enough of it is in files already, or where it is not worth one."""
     if not table.traits.snapshots or held.total < WORTH_A_FILE or held.rough or held.adapted:
@@ -77,6 +86,8 @@ def next_step(chore: Chore, shelf: Shelf, *, rested: bool) -> Step | None:
         home = chore.home = held
     if isinstance(chore.step, Prefill) and chore.step.purpose is not Purpose.HOME:
         return Keep(Moment.PAUSE)
+    if chore.leaves:
+        return None
     if isinstance(chore.step, Keep) and held is home and (mark := _mark(held, traits)):
         return mark
     if isinstance(chore.step, Keep) and (cut := _next_cut(held, home, chore.table, shelf, rested=rested)):
@@ -87,7 +98,7 @@ def next_step(chore: Chore, shelf: Shelf, *, rested: bool) -> Step | None:
 def homewards(chore: Chore, shelf: Shelf) -> Step | None:
     """Back to where the slot was; None where it is there, or nothing leads there."""
     held, home = chore.held, chore.home
-    if held is None or home is None or held.total >= home.total:
+    if held is None or home is None or held.total >= home.total or chore.leaves:
         return None
     return _way_home(held, home, chore.table, shelf)
 

@@ -51,6 +51,7 @@ STEPS: Final[Mapping[str, str]] = MappingProxyType(
         Purpose.TOUCH: "a touch of one token",
         Purpose.STEER: "its beginning was computed there",
         Purpose.PLANT: "planting {}",
+        Purpose.BACK: "taking it back to where its own conversation will go on",
         Moment.PARK: "saving what it held",
         Moment.BOUNDARY: "saving what others will begin with",
         Stage.RESTORE: "restoring a file",

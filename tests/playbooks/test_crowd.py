@@ -1,0 +1,216 @@
+"""More conversations than slots: what is about to be overwritten is saved, where it can go on from."""
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    OLD_FILES,
+    Play,
+    arrives,
+    ends,
+    filed,
+    filled,
+    fills,
+    follows,
+    goes,
+    knows,
+    leaves,
+    one_turn,
+    plants,
+    proves,
+    reports,
+    restored,
+    restores,
+    saved,
+    saves,
+    sees,
+    shelved,
+    snapshot,
+    written,
+)
+from slotkeeper.core.effects import Moment, Purpose
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+A, B, C, D = (Tokens(range(n, n + 3000)) for n in (10_000, 20_000, 30_000, 40_000))
+REPLY, OTHER, RESULT = (Tokens(range(n, n + 200)) for n in (50_000, 60_000, 70_000))
+CUT = A.cut(0, len(A) - 3)  # one more than the checkpoint that the engine leaves before the end
+
+
+def old(**more):
+    """A build whose files carry no checkpoints."""
+    return Play(**{"n_slots": 1, "checkpoint_min_step": 0, **OLD_FILES, **more})
+
+
+def answered(play: Play, request: str = "r1", prompt: Tokens = A, slot: int = 0) -> bool:
+    """With a reply of 200 tokens, of which the slot keeps all but the last."""
+    assert play << arrives(request) << knows(request, prompt) >> goes(request, slot=slot)
+    return bool(play << ends(request, len(prompt), 0, generated=len(REPLY)) >> reports(request))
+
+
+# -- where a file can only be extended, and nobody knows how the reply comes back --------------------------
+
+
+def test_it_is_parked_where_its_next_turn_goes_on():
+    play = old()
+    assert answered(play)
+    play << arrives("r2") << knows("r2", B)
+    play >> plants("r2", 0, Purpose.BACK, tokens=CUT)
+    play << filled(1)
+    assert play >> saves(0, Moment.PARK, request="r2", tokens=CUT) << saved("s1") >> goes("r2", slot=0)
+    assert play << ends("r2", len(B), 0) >> reports("r2")
+
+    again = A + OTHER + RESULT  # the reply was written anew
+    play << arrives("r3") << knows("r3", again)
+    play >> plants("r3", 0, Purpose.BACK)
+    play << filled(1)
+    play >> saves(0, Moment.PARK) << saved("s2") >> restores(0, "s1") << restored()
+    assert play >> goes("r3", slot=0, reason=Reason.SNAPSHOT)
+    assert play.placement.pending("r3").predicted == len(CUT)
+
+
+def test_a_file_of_its_end_does_not_count_as_saved():
+    """Its next turn could not go on from there."""
+    play = old()
+    assert play << shelved(snapshot("s0", A + REPLY.cut(0, 199)))
+    assert answered(play)
+    assert play << arrives("r2") << knows("r2", B) >> plants("r2", 0, Purpose.BACK, tokens=CUT)
+
+
+def test_a_file_where_it_goes_on_does():
+    play = old()
+    assert answered(play)
+    assert play << shelved(snapshot("s0", CUT))
+    assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=0)
+
+
+def test_where_the_next_turn_is_known_to_extend_it_it_is_parked_as_it_is():
+    play = old()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << follows("r1", A + RESULT)
+    assert play << arrives("r2") << knows("r2", B) >> saves(0, Moment.PARK, tokens=A)
+
+
+def test_where_the_next_turn_is_known_to_part_early_the_cut_before_that_counts():
+    play = old(user_start=((10_500,),))
+    assert answered(play)  # a checkpoint stands at 500, the others near the end
+    assert play << follows("r1", A.cut(0, 1000) + OTHER)
+    play << arrives("r2") << knows("r2", B)
+    assert play >> plants("r2", 0, Purpose.BACK, tokens=A.cut(0, 501))
+
+
+@pytest.mark.parametrize("kind", [{"memory": "dense", **OLD_FILES}, NEW_FILES])
+def test_what_can_be_cut_after_a_restore_is_parked_as_it_is(kind):
+    play = old(**kind)
+    assert answered(play)
+    assert play << arrives("r2") << knows("r2", B) >> saves(0, Moment.PARK)
+
+
+def test_when_the_client_leaves_on_the_way_back_the_slot_is_still_known():
+    play = old()
+    assert answered(play)
+    play << arrives("r2") << knows("r2", B)
+    assert play >> plants("r2", 0, Purpose.BACK) << leaves("r2")
+    assert play.later(1) << sees(held={0: len(CUT)}) >> saves(0, tokens=CUT) << saved("s1")
+    assert play << arrives("r3") << knows("r3", A + OTHER) >> goes("r3", slot=0, reason=Reason.PREFIX)
+
+
+# -- nobody waits for a pause that will not come -----------------------------------------------------------
+
+
+def crowded(**more) -> Play:
+    """Three conversations in two slots: the one that was longest away has lost its own, and was parked."""
+    play = Play(**{"memory": "dense", **NEW_FILES, **more})
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    play << arrives("r3") << knows("r3", C) >> saves(0, Moment.PARK) << written()
+    assert play >> goes("r3", slot=0) << filed("r3", snapshot("s1", A))
+    assert play << ends("r3", len(C)) >> reports("r3")
+    return play
+
+
+def test_in_a_crowd_it_is_saved_as_soon_as_the_save_is_worth_waiting_for():
+    play = crowded()
+    ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
+    while not play.effects:
+        play.wakes()
+    assert play >> saves(1, Moment.PAUSE, tokens=B) << saved("s2")
+    while not play.effects:
+        play.wakes()
+    assert play >> saves(0, Moment.PAUSE, tokens=C)
+    assert play.clock - ended < 4 * seconds
+
+
+def test_without_one_it_is_saved_at_a_pause():
+    play = Play(memory="dense", **NEW_FILES)
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    ended, seconds = play.clock, play.table.rates.save_seconds(len(B))
+    while not play.effects:
+        play.wakes()
+    assert play.clock - ended > 15 * seconds
+
+
+def test_a_minute_later_it_is_no_crowd_any_more():
+    play = crowded()
+    assert play.table.crowded(play.clock)
+    play.later(61)
+    assert not play.table.crowded(play.clock)
+
+
+def test_the_next_turn_of_the_same_conversation_makes_no_crowd():
+    play = Play(memory="dense", **NEW_FILES)
+    first, second = (b"head", b"one"), (b"head", b"one", b"two")
+    assert one_turn(play, "r1", A, slot=0, outline=first)
+    assert play << arrives("r2", outline=second) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert not play.table.crowded(play.clock)
+
+
+def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
+    play = old(n_slots=2)
+    assert answered(play)
+    assert answered(play, "r2", B, slot=1)
+    play << arrives("r3") << knows("r3", C) >> plants("r3", 0, Purpose.BACK)
+    play << filled(1)
+    play >> saves(0, Moment.PARK) << saved("s1")
+    assert play >> goes("r3", slot=0) << ends("r3", len(C), generated=len(REPLY)) >> reports("r3")
+    while not play.effects:
+        play.wakes()
+    back = B.cut(0, len(B) - 3)
+    assert play >> fills(1, Purpose.CUT, tokens=back) << filled(1) >> saves(1, tokens=back)
+    play << saved("s2")
+    assert play.table.shadow.slots[1].tokens == back
+
+
+# -- a slot that was left behind ---------------------------------------------------------------------------
+
+
+def test_a_slot_with_an_older_turn_is_not_gone_on_with_where_a_file_has_more():
+    play = Play(memory="dense", **NEW_FILES)
+    outline = tuple(bytes([n]) for n in range(6))
+    assert one_turn(play, "r1", A.cut(0, 1000), slot=0, outline=outline[:2])
+    assert play << shelved(snapshot("s1", A.cut(0, 2500)))  # its next turns went on elsewhere
+    play << arrives("r2", outline=outline) << knows("r2", A)
+    assert play >> restores(0, "s1") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
+
+
+def test_the_turn_right_after_is_gone_on_with_at_once():
+    play = Play(memory="dense", **NEW_FILES)
+    outline = tuple(bytes([n]) for n in range(6))
+    assert one_turn(play, "r1", A.cut(0, 1000), slot=0, outline=outline[:4])
+    assert play << arrives("r2", outline=outline) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+
+
+# -- how likely it returns -------------------------------------------------------------------------------
+
+
+def test_a_conversation_that_was_restored_has_not_just_begun():
+    play = Play(memory="dense", n_slots=1, **NEW_FILES)
+    for turn in range(1, 5):
+        assert one_turn(play, f"a{turn}", A.cut(0, turn * 700), slot=0, cached=(turn - 1) * 700)
+    assert play << arrives("b") << knows("b", B) >> saves(0, Moment.PARK) << saved("s1") >> goes("b", slot=0)
+    assert play << ends("b", len(B)) >> reports("b")
+    play << arrives("a5") << knows("a5", A) >> saves(0, Moment.PARK) << saved("s2") >> restores(0, "s1")
+    play << restored() >> goes("a5", slot=0) << ends("a5", len(A), 2800)
+    assert play >> proves("s1", paid=True) >> reports("a5")
+    assert play.table.shadow.slots[0].turns == 5
