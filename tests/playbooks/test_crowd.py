@@ -182,6 +182,14 @@ def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
     assert play.table.shadow.slots[1].tokens == back
 
 
+def test_in_a_crowd_no_slot_is_warmed():
+    """Another conversation would have it at once."""
+    play = Play(speculative=True, checkpoint_min_step=0, **OLD_FILES)
+    play.table.crowded_until = play.clock + 60
+    assert play << shelved(snapshot("early", A.cut(0, 900)), snapshot("end", A, used=1001.0))
+    assert play.later(61) << sees() >> restores(0, "early")
+
+
 # -- a slot that was left behind ---------------------------------------------------------------------------
 
 

@@ -205,11 +205,11 @@ def _pay(state: State, chore: Chore, now: float) -> bool:
 
 
 def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
-    """Begin to warm an empty slot, where that is needed."""
+    """Begin to warm an empty slot, where that is needed; in a crowd others would have it at once."""
     empty = [slot for slot in table.idle if table.shadow.slots[slot] is None]
     if not empty or state.closing or state.waiting or not table.may_save(now):
         return
-    if not (needs_warming(table) and table.open_for_pins(now)):
+    if not (needs_warming(table) and table.open_for_pins(now)) or table.crowded(now):
         return
     if (end := coldest(table, state.shelf, now)) is None:
         return

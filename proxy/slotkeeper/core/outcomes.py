@@ -125,6 +125,8 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
         return
     if look and look.source is Source.RAM:
         table.ram_loaded(hit=event.cached * 2 >= pending.predicted)
+        if event.cached < pending.predicted - SURPRISE:  # it took another entry
+            table.shadow.forget_ram()
     if abs(pending.predicted - event.cached) > SURPRISE:
         table.look_again = True
 

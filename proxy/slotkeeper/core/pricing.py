@@ -16,6 +16,9 @@ from slotkeeper.core.snapshots import Snapshot, Tier
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
 
+RAM_DOUBT: Final = (
+    0.03  # of what the RAM cache promises: the engine may have dropped it, or take a like entry
+)
 IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
 
 
@@ -33,6 +36,8 @@ def price_of(table: EngineTable, look: Look, want: Want) -> float:
     """Of sending it where `look` says, less the steps before."""
     moved = look.base if look.source is Source.RAM else None
     lost = loss(table, look, want)
+    if moved:
+        lost += RAM_DOUBT * look.reuse
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
         lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
     return len(want.prompt) - look.reuse + lost

@@ -10,6 +10,7 @@ from slotkeeper.core.effects import Purpose
 from slotkeeper.core.held import Held
 from slotkeeper.core.shadow import EngineShadow
 from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.steps import Prefill
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
@@ -85,6 +86,18 @@ def test_a_content_that_is_also_in_the_ram_cache_is_overwritten_rather_than_one_
     engine = table(one, other, similarity=0.0)
     engine.shadow.ram.append(replace(other, slack=0))
     assert choose(engine, text(30_000, 500)).slot == 1
+
+
+@pytest.mark.parametrize(("size", "reason"), [(10**8, Reason.SNAPSHOT), (10**9, Reason.RAM_CACHE)])
+def test_a_file_is_surer_than_the_ram_cache_that_nobody_can_see(size, reason):
+    files = {"slot_files": True, "fingerprint": "f", "state_version": 4, "files_carry": True}
+    long = conversation(SYSTEM + text(10_000, 10_000))
+    engine = table(conversation(A), **files)
+    engine.shadow.ram.append(long)
+    shelf = Shelf()
+    file = Snapshot(id=SnapshotId("s"), fingerprint="f", tokens=long.tokens, size=size)
+    shelf.put(replace(file, checkpoints=(2125, len(long.tokens) - 4)))
+    assert choose(engine, long.tokens + text(70_000, 400), shelf=shelf).reason is reason
 
 
 def test_the_long_unused_is_overwritten_rather_than_the_recent():
