@@ -1,5 +1,7 @@
 """More conversations than slots: what is about to be overwritten is saved, where it can go on from."""
 
+from dataclasses import replace
+
 import pytest
 
 from playbooks.playbook import (
@@ -188,6 +190,36 @@ def test_in_a_crowd_no_slot_is_warmed():
     play.table.crowded_until = play.clock + 60
     assert play << shelved(snapshot("early", A.cut(0, 900)), snapshot("end", A, used=1001.0))
     assert play.later(61) << sees() >> restores(0, "early")
+
+
+def test_in_a_crowd_only_a_reply_is_computed_ahead_and_the_rest_when_it_is_over():
+    play = Play(**{"memory": "dense", **NEW_FILES})
+    play.table.crowded_until = play.clock + 60
+    assert answered(play)
+    assert play << follows("r1", A + OTHER)
+    assert play.later(1) << sees() >> fills(0, Purpose.NEXT) << filled(200) >> saves(0) << saved("s1")
+
+    play = Play(**{"memory": "dense", **NEW_FILES})
+    play.table.crowded_until = play.clock + 60
+    assert answered(play)
+    assert play << follows("r1", A.cut(0, 1000) + OTHER)  # reasoning is left out: most of it parts
+    assert play.later(1) << sees() >> saves(0) << saved("s1")
+    assert play.later(30) << sees()
+    while not play.effects:
+        play.wakes()
+    assert play >> fills(0, Purpose.NEXT)
+    assert not play.table.crowded(play.clock)
+
+
+def test_in_a_crowd_a_saved_slot_is_not_cut_for_its_boundaries():
+    play = old(n_slots=2, user_start=((A[500],),))
+    assert answered(play)
+    assert play << follows("r1", A + REPLY.cut(0, 199) + RESULT)
+    play.table.crowded_until = play.clock + 60
+    play.table.shadow.slots[0] = replace(play.table.shadow.slots[0], following=None, sure=True)
+    assert play.later(1) << sees() >> saves(0) << saved("s1")
+    assert play.later(50) << sees()
+    assert play.later(10) << sees() >> fills(0, Purpose.CUT)
 
 
 # -- a slot that was left behind ---------------------------------------------------------------------------

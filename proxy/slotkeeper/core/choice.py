@@ -79,10 +79,11 @@ def _goes_on(held: Held, outline: Sequence[bytes], traits: EngineTraits) -> bool
         return held.floor == 0  # T9
     if len(outline) == len(held.outline):  # asked again: it must be cut at the end of the last prompt
         return bool(held.checkpoints) and not held.sure
-    # Where checkpoints are thinned out, a file may have more; so it may where much was given up for a turn
-    # that was expected and is not what comes.
-    others = traits.snapshots and not checkpoints_last(traits)
-    return bool(held.checkpoints) and not others and held.given_up <= traits.n_batch
+    # Where checkpoints are thinned out, or a file brought none, another file may have more; so it may where
+    # much was given up for a turn that was expected and is not what comes.
+    others = traits.snapshots and (held.from_file or not checkpoints_last(traits))
+    risked = traits.n_ubatch if traits.snapshots else traits.n_batch
+    return bool(held.checkpoints) and not others and held.given_up <= risked
 
 
 def cheapest(

@@ -45,6 +45,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     for table in state.up:
         if any(chore.table is table for chore in state.chores.values()):
             continue
+        table.take_up(now)
         for slot, held in _unsettled(table):
             known = held.following is not None and not state.closing
             ahead = known and table.quiet and not state.waiting
@@ -61,6 +62,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
                 due_at = min(_look_before(table, now), due_at)
         else:
             yield from _warm(state, table, now)
+        due_at = min(table.put_off_until, due_at)
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at
         yield Wake(delay=max(EARLIEST, due_at - now))
@@ -82,7 +84,11 @@ def _chore(
     """What is due in a slot: to go ahead of the next turn if the budget allows it, then to save."""
     if ahead and (way := way_ahead(held, table, state.shelf)):
         file, goal, computes = way
-        if state.idle.wait(computes, now) == 0:
+        given_up = held.total - held.tokens.lcp(goal.tokens)
+        if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
+            # Others need the engine, and who has the slot next is not sure: only a reply is put right.
+            table.put_off.add(slot)
+        elif state.idle.wait(computes, now) == 0:
             return Chore(_name(state, now), table, slot, file or goal, held, goal, computes)
     if table.rates.size_of(held.total) > state.limits.hot_bytes:  # it has no room
         return None
@@ -185,9 +191,12 @@ def _patience(state: State, table: EngineTable, held: Held, now: float) -> float
 
 
 def _rest(state: State, table: EngineTable, held: Held) -> float:
-    """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted."""
+    """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted.
+
+    Not in a crowd: the way home could be long, and another conversation would have the slot by then.
+    """
     usual = max(state.limits.pause, SHARE * table.rates.save_seconds(held.total))
-    return held.used + min(LONGEST, CUTS * usual)
+    return max(held.used + min(LONGEST, CUTS * usual), table.crowded_until)
 
 
 def _look_before(table: EngineTable, now: float) -> float:

@@ -36,6 +36,7 @@ class Held:
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the driver's clock
     adapted: bool = False  # written with LoRA scales of a request's own: of no use to any other
+    from_file: bool = False  # it began as a file without checkpoints: it can be cut only behind that
     rough: bool = False  # how far its end got is not known: the engine's next count decides
 
     @property
@@ -90,6 +91,7 @@ def restored(
         ),
         request=request,
         turns=snapshot.turns,
+        from_file=keeps_checkpoints(traits) and not carried,
         used=now,
     )
     # A mended window is one position longer than a bare one, so that it can be extended.

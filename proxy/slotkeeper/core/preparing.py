@@ -12,7 +12,9 @@ from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.core.held import Held
+from slotkeeper.core.outcomes import SURPRISE
 from slotkeeper.core.pending import Pending, Stage
+from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load, Prefill, Step, Wipe
 from slotkeeper.core.table import EngineTable, SlotState
@@ -132,8 +134,10 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     if step.purpose is Purpose.TOUCH:
         shadow.touch(slot, others)
         return True
-    before = shadow.slots[slot]
-    shadow.launch(shadow.look(slot, tokens), others)
+    before, look = shadow.slots[slot], shadow.look(slot, tokens)
+    shadow.launch(look, others)
+    if look.source is Source.RAM and len(tokens) - event.computed < look.reuse - SURPRISE:
+        shadow.forget_ram()  # it took another entry
     shadow.finish(
         slot,
         prompt=tokens,

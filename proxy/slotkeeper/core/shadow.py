@@ -166,6 +166,7 @@ class EngineShadow:
             checkpoints=checkpoints,
             slack=slack(total, first_kept(base, cached, self.traits), self.traits),
             floor=base.floor if base and cached else 0,
+            from_file=bool(base and base.from_file and cached),
             outline=outline,
             request=request,
             turns=(base.turns if base and kept_most else 0) + 1,
@@ -184,6 +185,7 @@ class EngineShadow:
             outline=base.outline if base else (),
             turns=base.turns if base else 1,
             used=base.used if base else 0.0,
+            from_file=bool(base and base.from_file and look.reuse),
             rough=True,
         )
 

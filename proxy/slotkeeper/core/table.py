@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import Final
 
 from slotkeeper.core.held import Held, succeeds
@@ -79,6 +80,7 @@ class EngineTable:
     look_again: bool = False  # something was not as predicted
     ram_misses: int = 0  # loads in a row from the RAM cache that were not there
     settled: dict[SlotId, Held] = field(default_factory=dict)  # states that need not be saved (again)
+    put_off: set[SlotId] = field(default_factory=set)  # settled only as long as there is a crowd
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
     warmed: set[SnapshotId] = field(default_factory=set)  # since it came up
     no_save_until: float = -1.0  # a save failed, and so would the next ones
@@ -109,6 +111,7 @@ class EngineTable:
         self.reset_at = now
         self.observed_at = -1.0
         self.settled.clear()
+        self.put_off.clear()
         self.loaded.clear()
         self.warmed.clear()
         self.no_save_until = -1.0
@@ -151,6 +154,18 @@ class EngineTable:
 
     def crowded(self, now: float) -> bool:
         return now < self.crowded_until
+
+    @property
+    def put_off_until(self) -> float:
+        """When to look again at what was put off; infinite where nothing was."""
+        return self.crowded_until if self.put_off else inf
+
+    def take_up(self, now: float) -> None:
+        """What was put off because of a crowd is looked at again once that is over."""
+        if self.put_off and not self.crowded(now):
+            for slot in self.put_off:
+                self.settled.pop(slot, None)
+            self.put_off.clear()
 
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until

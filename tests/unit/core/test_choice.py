@@ -295,6 +295,14 @@ NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
         (NEXT, {}, {**OLD, "checkpoint_min_step": 0}, True),
         (NEXT, {"sure": True}, NEW, True),
         (NEXT, {"sure": True, "given_up": 5000}, NEW, False),  # what was expected may not be what comes
+        (NEXT, {"sure": True, "given_up": 600}, NEW, False),
+        (NEXT, {"sure": True, "given_up": 600}, {}, True),
+        (
+            NEXT,
+            {"from_file": True},
+            {**OLD, "checkpoint_min_step": 0},
+            False,
+        ),  # nor has its file
         (NEXT, {"checkpoints": ()}, NEW, False),  # it was restored: only an extension can use it
         (AGAIN, {}, NEW, True),
         (AGAIN, {"sure": True}, NEW, False),  # it is beyond the last prompt, perhaps by another reply
