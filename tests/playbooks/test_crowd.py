@@ -31,6 +31,7 @@ from playbooks.playbook import (
     written,
 )
 from slotkeeper.core.effects import Moment, Purpose
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
 
@@ -113,7 +114,7 @@ def test_when_the_client_leaves_on_the_way_back_the_slot_is_still_known():
     assert answered(play)
     play << arrives("r2") << knows("r2", B)
     assert play >> plants("r2", 0, Purpose.BACK) << leaves("r2")
-    assert play.later(1) << sees(held={0: len(CUT)}) >> saves(0, tokens=CUT) << saved("s1")
+    assert play.later(10) << sees(held={0: len(CUT)}) >> saves(0, tokens=CUT) << saved("s1")
     assert play << arrives("r3") << knows("r3", A + OTHER) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
@@ -132,7 +133,7 @@ def crowded(**more) -> Play:
 
 
 def test_in_a_crowd_it_is_saved_as_soon_as_the_save_is_worth_waiting_for():
-    play = crowded()
+    play = crowded(limits=Limits(pause=2))
     ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
     while not play.effects:
         play.wakes()
@@ -143,8 +144,16 @@ def test_in_a_crowd_it_is_saved_as_soon_as_the_save_is_worth_waiting_for():
     assert play.clock - ended < 4 * seconds
 
 
+def test_a_slow_save_holds_nobody_up_before_the_usual_pause():
+    play = crowded(limits=Limits(pause=0.5))
+    ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
+    while not play.effects:
+        play.wakes()
+    assert play.clock - ended > 15 * seconds
+
+
 def test_without_one_it_is_saved_at_a_pause():
-    play = Play(memory="dense", **NEW_FILES)
+    play = Play(memory="dense", limits=Limits(pause=2), **NEW_FILES)
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
     ended, seconds = play.clock, play.table.rates.save_seconds(len(B))
@@ -197,14 +206,14 @@ def test_in_a_crowd_only_a_reply_is_computed_ahead_and_the_rest_when_it_is_over(
     play.table.crowded_until = play.clock + 60
     assert answered(play)
     assert play << follows("r1", A + OTHER)
-    assert play.later(1) << sees() >> fills(0, Purpose.NEXT) << filled(200) >> saves(0) << saved("s1")
+    assert play.later(10) << sees() >> fills(0, Purpose.NEXT) << filled(200) >> saves(0) << saved("s1")
 
     play = Play(**{"memory": "dense", **NEW_FILES})
     play.table.crowded_until = play.clock + 60
     assert answered(play)
     assert play << follows("r1", A.cut(0, 1000) + OTHER)  # reasoning is left out: most of it parts
-    assert play.later(1) << sees() >> saves(0) << saved("s1")
-    assert play.later(30) << sees()
+    assert play.later(10) << sees() >> saves(0) << saved("s1")
+    assert play.later(20) << sees()
     while not play.effects:
         play.wakes()
     assert play >> fills(0, Purpose.NEXT)
@@ -217,9 +226,9 @@ def test_in_a_crowd_a_saved_slot_is_not_cut_for_its_boundaries():
     assert play << follows("r1", A + REPLY.cut(0, 199) + RESULT)
     play.table.crowded_until = play.clock + 60
     play.table.shadow.slots[0] = replace(play.table.shadow.slots[0], following=None, sure=True)
-    assert play.later(1) << sees() >> saves(0) << saved("s1")
-    assert play.later(50) << sees()
-    assert play.later(10) << sees() >> fills(0, Purpose.CUT)
+    assert play.later(10) << sees() >> saves(0) << saved("s1")
+    assert play.later(40) << sees()
+    assert play.later(11) << sees() >> fills(0, Purpose.CUT)
 
 
 # -- a slot that was left behind ---------------------------------------------------------------------------

@@ -178,10 +178,15 @@ def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
 
 
 def _pause(state: State, table: EngineTable, held: Held, now: float) -> float:
-    """How long it has to pause before it is saved. In a crowd nobody waits for a pause that will not come."""
+    """How long it has to pause before it is saved.
+
+    In a crowd a pause may not come before the slot is overwritten, so a quick save is not put off. A slow one
+    would hold up all slots for what may be parked anyway.
+    """
     seconds = table.rates.save_seconds(held.total)
-    if table.crowded(now):
-        return min(LONGEST, CROWD_SHARE * seconds)
+    hurried = CROWD_SHARE * seconds
+    if table.crowded(now) and hurried <= state.limits.pause:
+        return hurried
     return min(LONGEST, max(state.limits.pause, SHARE * seconds))
 
 
