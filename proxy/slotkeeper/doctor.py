@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slotkeeper.core.snapshots import Tier
+from slotkeeper.core.traits import Known
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.doctor import Finding, Probe, Severity, examine, probe
 from slotkeeper.engine.state_size import state_bytes
@@ -33,8 +34,8 @@ CHUNK: Final = 1 << 20
 async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir: Path | None = None) -> int:
     """Print the findings. Returns 1 when there is a FAIL, or no engine to look at.
 
-    With a folder it also tries out snapshots: it saves an idle slot's state, prefills a few tokens in an
-    engine that nobody has used yet, and measures how quickly the folder can be written.
+    It prefills a few hundred tokens in an engine that nobody has used yet. With a folder it also tries out
+    snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
     """
     unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []
     usable = slot_dir if not any(finding.severity is Severity.FAIL for finding in unfit) else None
@@ -131,9 +132,19 @@ def _traits(reading: Reading) -> Table:
     table.add_row("slots", f"{traits.n_slots} of {traits.n_ctx} tokens")
     table.add_row("one KV buffer for all slots", "yes" if traits.unified else "no")
     table.add_row("speculative decoding", "yes" if traits.speculative else "no")
+    for told in traits.told():
+        if told.how is Known.CANARY:
+            table.add_row(told.flag, f"{shown(told.value)} (found out)")
+    if reading.computed:
+        table.add_row("tokens to find that out", str(reading.computed))
     for note in reading.notes:
         table.add_row("note", escape(note))
     return table
+
+
+def shown(value: float | bool) -> str:
+    """A flag's value; of some it is known only whether they are on."""
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
 def _findings(findings: list[Finding]) -> Table:

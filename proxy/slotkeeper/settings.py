@@ -100,8 +100,8 @@ class Settings(BaseSettings):
     probe: bool = Field(
         default=True,
         description=(
-            "try out an engine that nobody has used yet with a few tokens, to learn what its slot files "
-            "carry; else the first snapshot tells"
+            "try out an engine that nobody has used yet with a few hundred tokens, to learn what its slot "
+            "files carry and which flags it has; else snapshots and answers tell in time"
         ),
     )
     engine_api_key: SecretStr | None = Field(

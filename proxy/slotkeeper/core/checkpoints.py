@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from slotkeeper.core.traits import EngineTraits, Memory
 
 TAIL: Final = 4  # the engine cuts its last batch this many tokens before the prompt's end
+MOST: Final = 256  # in a list: more are not believed of any engine
 CELLS: Final = 256  # a sliding layer's cache is a multiple of so many cells
 
 
@@ -32,6 +33,11 @@ def keeps_checkpoints(traits: EngineTraits) -> bool:
 def checkpoints_last(traits: EngineTraits) -> bool:
     """Whether they outlive the next task: older builds thin them at each one, unless told otherwise (T7)."""
     return keeps_checkpoints(traits) and not (traits.eager_thinning and traits.checkpoint_min_step > 0)
+
+
+def generous(traits: EngineTraits) -> EngineTraits:
+    """The traits of an engine that throws no checkpoint away."""
+    return replace(traits, eager_thinning=False, checkpoint_min_step=0, checkpoint_cap=MOST)
 
 
 def survivors(checkpoints: Sequence[Checkpoint], reuse: int) -> tuple[Checkpoint, ...]:

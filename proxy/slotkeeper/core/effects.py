@@ -9,6 +9,7 @@ from slotkeeper.core.figures import Usage
 from slotkeeper.core.losses import Lost
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import Known
 from slotkeeper.core.types import EngineId, Place, Reason, RequestId
 
 
@@ -134,6 +135,16 @@ class Observe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """One of an engine's flags turned out to be this, which nobody had told us."""
+
+    engine: EngineId
+    name: str  # the field of its traits
+    value: float | bool
+    how: Known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one request cost, from the engine's figures, once all of it is known."""
 
@@ -149,4 +160,4 @@ class Report:
     step_seconds: float = 0.0  # that it waited for restores, touches and steers
 
 
-Effect = Plant | Stop | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Report
+Effect = Plant | Stop | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Learned | Report

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from slotkeeper.core.choice import Plan
-from slotkeeper.core.effects import Effect
+from slotkeeper.core.effects import Effect, Learned
 from slotkeeper.core.events import EngineLost, EngineUp, FilesFound
 from slotkeeper.core.outcomes import close_ended
 from slotkeeper.core.pending import Stage
 from slotkeeper.core.shadow import EngineShadow
 from slotkeeper.core.state import State
 from slotkeeper.core.table import SHARED_FOR, EngineTable
-from slotkeeper.core.types import Reason
+from slotkeeper.core.traits import EngineTraits, Known
+from slotkeeper.core.types import EngineId, Reason
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
@@ -52,6 +53,19 @@ def files_found(state: State, event: FilesFound) -> None:
             files_carry=seen.files_carry,
             fingerprint=seen.fingerprint,
         )
+
+
+def learned(state: State, before: Mapping[EngineId, EngineTraits]) -> Iterator[Effect]:
+    """What became known of engines' flags since; what was read from the command line is no news."""
+    for engine, table in state.tables.items():
+        now, known = table.traits, before.get(engine)
+        if now is known:
+            continue
+        for name, how in now.knowledge.items():
+            value = getattr(now, name)
+            news = known is None or (known.known(name), getattr(known, name)) != (how, value)
+            if news and how is not Known.FLAGS:
+                yield Learned(engine=engine, name=name, value=value, how=how)
 
 
 def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:

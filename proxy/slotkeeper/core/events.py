@@ -51,6 +51,7 @@ class Planted:
     computed: int | None
     seconds: float | None = None  # that the engine took
     stopped: bool = False  # by us: the engine keeps the batches that were done
+    cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: it did not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

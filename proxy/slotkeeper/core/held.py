@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from slotkeeper.core.checkpoints import Checkpoint, keeps_checkpoints, newest_usable, window_cells
+from slotkeeper.core.checkpoints import (
+    Checkpoint,
+    checkpoints_last,
+    keeps_checkpoints,
+    newest_usable,
+    window_cells,
+)
 from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -26,6 +32,9 @@ class Held:
     tokens: Tokens = EMPTY  # the ids we know, from the first on
     opaque: int = 0  # tokens after them: the engine says they are there, we do not know their ids
     checkpoints: tuple[Checkpoint, ...] = ()
+    possible: tuple[
+        Checkpoint, ...
+    ] = ()  # where there would be some if the engine threw none away; see `evidence`
     slack: int = 0  # SWA: tokens it can be cut back without a checkpoint
     floor: int = 0  # --swa-full: below it the window is not there, though the engine thinks so (T9)
     outline: tuple[bytes, ...] = ()  # the messages, as chained digests
@@ -68,6 +77,12 @@ class Held:
         )
         return replace(self, tokens=tokens, opaque=0, checkpoints=kept, rough=False)
 
+    def relisted(self, traits: EngineTraits) -> Held:
+        """The same state, now that it is known how many checkpoints the engine keeps, and for how long."""
+        made = self.possible if self.possible and checkpoints_last(traits) else self.checkpoints
+        kept = made[-traits.checkpoint_cap :] if keeps_checkpoints(traits) else ()
+        return replace(self, checkpoints=kept)
+
     def shrunk(self, total: int) -> Held:
         """The same state, when the engine says it holds `total` tokens."""
         known = self.tokens.cut(0, total)
@@ -83,12 +98,11 @@ def restored(
     The engine takes the last checkpoints of the file, as many as its list may have.
     """
     carried = snapshot.checkpoints if keeps_checkpoints(traits) and traits.files_carry is not False else ()
+    possible = tuple(Checkpoint(at, RESTORED, max(0, at - window_cells(traits))) for at in carried)
     state = Held(
         tokens=snapshot.tokens,
-        checkpoints=tuple(
-            Checkpoint(at, RESTORED, max(0, at - window_cells(traits)))
-            for at in carried[-traits.checkpoint_cap :]
-        ),
+        checkpoints=possible[-traits.checkpoint_cap :],
+        possible=possible if traits.guessed else (),
         request=request,
         turns=snapshot.turns,
         from_file=keeps_checkpoints(traits) and not carried,

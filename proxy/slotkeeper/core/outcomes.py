@@ -123,6 +123,9 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
         yield from keeping.proved(state, pending.plan, cached=event.cached, now=event.at)
     if pending.predicted is None:
         return
+    if pending.plan.pinned and pending.base and look and look.source is Source.SLOT:
+        base, predicted = pending.base, pending.predicted
+        table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=event.cached))
     if look and look.source is Source.RAM:
         table.ram_loaded(hit=event.cached * 2 >= pending.predicted)
         if event.cached < pending.predicted - SURPRISE:  # it took another entry
@@ -174,6 +177,12 @@ def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
     return Held(
         tokens=pending.prompt,
         checkpoints=checkpoints,
+        possible=table.shadow.possible_after(
+            base,
+            reuse=pending.predicted or 0,
+            end=len(pending.prompt),
+            user_starts=user_starts(pending.prompt, table.traits),
+        ),
         outline=pending.arrived.outline,
         turns=base.turns if base else 1,
         used=pending.arrived.at,

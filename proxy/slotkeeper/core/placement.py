@@ -70,7 +70,9 @@ class Placement:
 
     def on(self, event: Event) -> list[Effect]:
         """Take one event in; returns what must be done now."""
-        return [*self._take(event), *arrivals.settle(self._state, event.at)]
+        before = {engine: table.traits for engine, table in self._state.tables.items()}
+        effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
+        return [*effects, *engines.learned(self._state, before)]
 
     # -- for those who only read -------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from slotkeeper.core.arrivals import again, forward, next_step
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import Erased, Filed, Loading, Planted, Restored, Saved
+from slotkeeper.core.evidence import by_batches
 from slotkeeper.core.held import Held
 from slotkeeper.core.outcomes import SURPRISE
 from slotkeeper.core.pending import Pending, Stage
@@ -131,6 +132,8 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         table.leave(slot, event.at)
         return False
     table.rates.prefilled(event.computed, event.seconds)
+    end = len(tokens)
+    table.learn(by_batches(table.traits, cached=end - event.computed, end=end, cuts=event.cuts))
     if step.purpose is Purpose.TOUCH:
         shadow.touch(slot, others)
         return True
@@ -171,6 +174,8 @@ def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list
         return []
     if held and event.tokens is not None:
         carried = event.checkpoints if event.snapshot and table.traits.files_carry else None
+        if carried:
+            table.learn(table.doubts.by_file(table.traits, held, carried))
         table.shadow.slots[slot] = held.seen_as(event.tokens, carried)
     return _account(state, table, event, held)
 

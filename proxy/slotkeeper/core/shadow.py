@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from slotkeeper.core.checkpoints import Checkpoint, after_prefill
+from slotkeeper.core.checkpoints import Checkpoint, after_prefill, generous
 from slotkeeper.core.held import Held, first_kept, restored, reuse, slack, unsafe
 from slotkeeper.core.ram_cache import KEEP, better, contains, parks, publish
 from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.tokens import EMPTY, Tokens
-from slotkeeper.core.traits import EngineTraits
+from slotkeeper.core.traits import EngineTraits, Known
 from slotkeeper.core.types import RequestId, SlotId
 
 
@@ -164,6 +164,7 @@ class EngineShadow:
             tokens=tokens,
             opaque=total - len(tokens),
             checkpoints=checkpoints,
+            possible=self.possible_after(base, reuse=cached, end=prompt_tokens, user_starts=user_starts),
             slack=slack(total, first_kept(base, cached, self.traits), self.traits),
             floor=base.floor if base and cached else 0,
             from_file=bool(base and base.from_file and cached),
@@ -182,6 +183,7 @@ class EngineShadow:
         return Held(
             tokens=prompt,
             checkpoints=self.checkpoints_after(base, reuse=look.reuse, end=len(prompt), user_starts=()),
+            possible=self.possible_after(base, reuse=look.reuse, end=len(prompt), user_starts=()),
             outline=base.outline if base else (),
             turns=base.turns if base else 1,
             used=base.used if base else 0.0,
@@ -204,6 +206,32 @@ class EngineShadow:
             first=first_kept(base, reuse, self.traits),
         )
 
+    def possible_after(
+        self, base: Held | None, *, reuse: int, end: int, user_starts: Sequence[int]
+    ) -> tuple[Checkpoint, ...]:
+        """The same in an engine that throws none away; nothing where its flags are known."""
+        if not self.traits.guessed or self.traits.cuttable:
+            return ()
+        return after_prefill(
+            base.possible if base else (),
+            reuse=reuse,
+            end=end,
+            user_starts=user_starts,
+            task=self._tasks,
+            traits=generous(self.traits),
+            first=first_kept(base, reuse, self.traits),
+        )
+
+    def learn(self, traits: EngineTraits) -> None:
+        """Its flags turned out to be others: so are the lists of checkpoints."""
+        before, self.traits = self.traits, traits
+        if (before.checkpoint_cap, before.checkpoint_min_step) != (
+            traits.checkpoint_cap,
+            traits.checkpoint_min_step,
+        ):
+            self.slots = [held and held.relisted(traits) for held in self.slots]
+            self.ram = [held.relisted(traits) for held in self.ram]
+
     def forget_ram(self) -> None:
         """What we believed to be in the RAM cache was not."""
         self.ram.clear()
@@ -211,7 +239,7 @@ class EngineShadow:
 
     def assume_unified(self, wiped: Collection[SlotId]) -> None:
         """These idle slots were cleared by another's task: they are in the RAM cache now (T6)."""
-        self.traits = replace(self.traits, unified=True)
+        self.traits = self.traits.corrected(Known.WIPED, unified=True)
         for slot in wiped:
             if held := self.slots[slot]:
                 publish(self.ram, held, self.traits)
@@ -219,7 +247,7 @@ class EngineShadow:
 
     def distrust_ram(self) -> None:
         """Twice the RAM cache did not hold what stock settings would have put there."""
-        self.traits = replace(self.traits, ram_cache=False)
+        self.traits = self.traits.corrected(Known.UNFOUND, ram_cache=False)
         self.forget_ram()
 
     # -- rules -------------------------------------------------------------------------------------

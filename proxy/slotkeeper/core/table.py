@@ -12,6 +12,7 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
+from slotkeeper.core.evidence import Doubts
 from slotkeeper.core.held import Held, succeeds
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.rates import Rates
@@ -85,6 +86,7 @@ class EngineTable:
     warmed: set[SnapshotId] = field(default_factory=set)  # since it came up
     no_save_until: float = -1.0  # a save failed, and so would the next ones
     crowded_until: float = -1.0  # there are more conversations than slots
+    doubts: Doubts = field(default_factory=Doubts)
 
     def __post_init__(self) -> None:
         self.reset(self.traits)
@@ -117,6 +119,7 @@ class EngineTable:
         self.no_save_until = -1.0
         self.ram_misses = 0
         self.proven = False
+        self.doubts = Doubts()
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -241,6 +244,11 @@ class EngineTable:
         traits = self.traits
         if traits.files_carry is None and not traits.cuttable and len(snapshot.tokens) > traits.n_ubatch:
             self.shadow.traits = replace(traits, files_carry=bool(snapshot.checkpoints))
+
+    def learn(self, traits: EngineTraits) -> None:
+        """What its flags are, by what it did."""
+        if traits is not self.traits:
+            self.shadow.learn(traits)
 
     def ram_loaded(self, *, hit: bool) -> None:
         """Whether the RAM cache held what we expected of it."""

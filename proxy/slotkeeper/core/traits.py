@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 from slotkeeper.core.structure import UNKNOWN, Markers
 
@@ -16,6 +19,43 @@ class Memory(StrEnum):
     HYBRID = "hybrid"  # attention and recurrent layers: only at the end or at a checkpoint
     RECURRENT = "recurrent"  # recurrent layers only: the same
     UNKNOWN = "unknown"  # not read: treated as hybrid, the careful choice
+
+
+class Known(StrEnum):
+    """How the value of one of an engine's flags is known."""
+
+    DEFAULT = "default"  # not known: what a stock llama-server does
+    FLAGS = "flags"  # from its command line
+    CANARY = "canary"  # tried out on an engine that was not used yet
+    BATCHES = "batches"  # by where it cut a prefill of ours into batches
+    KEPT = "kept"  # a checkpoint was used that another value would have thrown away
+    MISSED = "missed"  # a checkpoint was gone that this value explains
+    UNFOUND = "unfound"  # the RAM cache did not hold what it would otherwise have held
+    WIPED = "wiped"  # idle slots were emptied by a task in another
+
+
+FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields that a flag decides, and /props does not show
+    {
+        "swa_full": "--swa-full",
+        "n_batch": "--batch-size",
+        "n_ubatch": "--ubatch-size",
+        "checkpoint_cap": "--ctx-checkpoints",
+        "checkpoint_min_step": "--checkpoint-min-step",
+        "similarity": "--slot-prompt-similarity",
+        "ram_cache": "--cache-ram",
+        "idle_copy": "--cache-idle-slots",
+        "unified": "--kv-unified",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One flag."""
+
+    flag: str
+    value: float | bool  # of --cache-ram and the like: whether it is on
+    how: Known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +84,8 @@ class EngineTraits:
     files_carry: bool | None = None  # whether its slot files carry checkpoints; None = not seen yet
     token_bytes: int = 0  # of a token in a slot file, by the model's header; 0 = not known
     fingerprint: str = ""  # of all that a slot file must fit; empty = not known, so no file is offered
+    # Of `FLAGS`, how those are known that are not taken to be the defaults.
+    knowledge: Mapping[str, Known] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     @property
     def cuttable(self) -> bool:
@@ -54,3 +96,32 @@ class EngineTraits:
     def snapshots(self) -> bool:
         """Whether states can be kept in files and offered again."""
         return self.slot_files and self.state_version > 0 and bool(self.fingerprint)
+
+    def known(self, name: str) -> Known:
+        """How this field's value is known."""
+        return self.knowledge.get(name, Known.DEFAULT)
+
+    def told(self) -> tuple[Told, ...]:
+        """Every flag that decides something, as far as it is known."""
+        return tuple(
+            Told(flag=flag, value=getattr(self, name), how=self.known(name)) for name, flag in FLAGS.items()
+        )
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the flags that decide about checkpoints were not read: evidence may correct them."""
+        return self.known("checkpoint_cap") is not Known.FLAGS
+
+    def learned(self, how: Known, **values: Any) -> Self:
+        """The traits with these flags known. What was read from the command line stays."""
+        open_to = {
+            name: value
+            for name, value in values.items()
+            if how is Known.FLAGS or self.known(name) is not Known.FLAGS
+        }
+        return self.corrected(how, **open_to)
+
+    def corrected(self, how: Known, **values: Any) -> Self:
+        """The traits with these values, whatever was believed before."""
+        knowledge = MappingProxyType({**self.knowledge, **dict.fromkeys(values, how)})
+        return replace(self, **values, knowledge=knowledge)

@@ -29,6 +29,7 @@ class PrefillResult:
     held: int  # tokens in the slot afterwards
     slot: SlotId
     seconds: float = 0.0  # of computing, without the time in the engine's queue
+    cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: it did not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class Guess:
     odds: Odds
     held: int  # tokens in the slot afterwards
     slot: SlotId
+    computed: int = 0  # prompt tokens
 
 
 def seconds(said: Mapping[str, Any], name: str) -> float:

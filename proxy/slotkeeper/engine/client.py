@@ -163,14 +163,17 @@ class EngineClient:
             "response_fields": PREFILL_FIELDS,  # of the last event only
         }
         last: dict[str, Any] = {}
+        ends: list[int] = []
         # llama-server closes the connection after a stream, though it promises to keep it.
         once = {**(headers or {}), "Connection": "close"}
         async with self._http.ask("POST", "/completion", limits=PATIENT, headers=once, body=body) as response:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     last = orjson.loads(line[6:])
-                    if progress and (said := last.get("prompt_progress")):
-                        progress(said["processed"] - said["cache"])
+                    if said := last.get("prompt_progress"):
+                        ends.append(said["processed"])
+                        if progress:
+                            progress(said["processed"] - said["cache"])
         if "timings/prompt_n" not in last:  # the key is the path, not a nested object
             raise EngineError(response.status, message_in(orjson.dumps(last)))
         return PrefillResult(
@@ -179,6 +182,7 @@ class EngineClient:
             held=last["tokens_cached"],
             slot=SlotId(last["id_slot"]),
             seconds=last["timings/prompt_ms"] / 1000,
+            cuts=tuple(end for end in ends if last["timings/cache_n"] < end < len(ids)) if ends else None,
         )
 
     async def guess(self, ids: Sequence[int], most: int, *, headers: Headers | None = None) -> Guess:
@@ -189,7 +193,8 @@ class EngineClient:
             token for place in said.get("completion_probabilities", ()) for token in place["top_logprobs"]
         ]
         odds = tuple((token["id"], token["logprob"]) for token in likely)
-        return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+        computed = int(said.get("timings", {}).get("prompt_n", 0))
+        return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]), computed=computed)
 
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.traits import EngineTraits, Known, Memory
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 
@@ -171,7 +171,8 @@ def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterat
         what = f"{traits.checkpoint_cap} context checkpoints a slot are gone after a few turns."
         yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do="Add --ctx-checkpoints 64.")
     if traits.eager_thinning and traits.checkpoint_min_step > 0:
-        sure = "" if flags else " (unless it was started with -cms 0)"
+        unsure = traits.known("checkpoint_min_step") is Known.DEFAULT and not flags
+        sure = " (unless it was started with -cms 0)" if unsure else ""
         what = f"This build drops checkpoints within {traits.checkpoint_min_step} tokens of each other at"
         what += f" every task{sure}: after two turns an edit falls back to the oldest one."
         yield Finding(trap="T7", severity=Severity.WARN, what=what, do="Add --checkpoint-min-step 0.")

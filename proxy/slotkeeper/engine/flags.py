@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
-from slotkeeper.core.traits import EngineTraits
+from slotkeeper.core.traits import EngineTraits, Known
 
 AUTO_SLOTS: Final = 4  # without -np: four slots over one shared KV buffer (engine.md 6, T6)
 ON: Final = frozenset({"1", "true", "on", "enabled"})  # what llama-server takes for yes in the environment
@@ -201,8 +201,8 @@ class EngineFlags:
 
     def traits_into(self, traits: EngineTraits) -> EngineTraits:
         """The traits with everything that these flags decide written over them."""
-        return replace(
-            traits,
+        known = traits.learned(
+            Known.FLAGS,
             swa_full=self.swa_full,
             n_batch=self.n_batch,
             n_ubatch=min(self.n_ubatch, self.n_batch),
@@ -212,8 +212,8 @@ class EngineFlags:
             ram_cache=self.cache_ram != 0,
             idle_copy=self.cache_idle_slots and self.cache_ram != 0,
             unified=self.unified or self.auto_slots,
-            speculative=self.spec_type not in {"", "none"} or bool(self.draft_model),
         )
+        return replace(known, speculative=self.spec_type not in {"", "none"} or bool(self.draft_model))
 
 
 def convert(name: str, option: Option, text: str) -> Any:

@@ -8,21 +8,23 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.core.traits import EngineTraits
+from slotkeeper.core.types import SlotId
 from slotkeeper.engine.canary import ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.families import family_of, user_openers
 from slotkeeper.engine.fingerprint import Identity, about_adapters, about_flags, about_model, streams_of
+from slotkeeper.engine.flag_canary import try_flags
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.launch import LAZY_SINCE
 from slotkeeper.engine.markers import learn_markers
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.state_size import token_bytes
-from slotkeeper.engine.voice import voice_of
+from slotkeeper.engine.voice import Voice, voice_of
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
 
@@ -43,6 +45,8 @@ class Reading:
     files: ProbeResult | None = None  # what its slot files are like
     no_files: NoFilesError | None = None  # or why there are none; neither without a folder
     voice: str = ""  # its name, where the flags are not known and it could be heard
+    computed: int = 0  # prompt tokens that finding all this out took
+    left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens of ours that had to stay in slots
 
 
 async def read_traits(
@@ -83,7 +87,7 @@ async def read_traits(
                 known=known,
                 headers=headers,
             )
-            voice = ""
+            voice = Voice(name="")
             if flags is None:
                 process = str(reading.props.get("media_marker", ""))
                 voice = await voice_of(
@@ -93,8 +97,14 @@ async def read_traits(
             notes = [*reading.notes, f"no snapshots: {error}"]
             reading = replace(reading, no_files=error, notes=notes)
         else:
-            traits = files.traits_into(reading.traits, identity.fingerprint(files.state_version, voice))
-            reading = replace(reading, traits=traits, files=files, voice=voice)
+            fingerprint = identity.fingerprint(files.state_version, voice.name)
+            traits = files.traits_into(reading.traits, fingerprint)
+            computed = files.computed + voice.computed
+            reading = replace(reading, traits=traits, files=files, voice=voice.name, computed=computed)
+    if may_compute and reading.traits.guessed:
+        tried = await try_flags(client, reading.traits, headers)
+        computed = reading.computed + tried.computed
+        reading = replace(reading, traits=tried.traits, computed=computed, left=tried.left)
     return replace(reading, traits=replace(reading.traits, **(overrides or {})))
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.engine.answers import Odds
+from slotkeeper.engine.answers import Guess, Odds
 from slotkeeper.engine.canary import swept, unused
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.fingerprint import digest_of
@@ -43,6 +43,14 @@ TEXT: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """The name of an engine's voice, "" where none was heard, and the tokens that asking took."""
+
+    name: str
+    computed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """One voice, and where it was heard last."""
 
@@ -60,7 +68,7 @@ async def voice_of(
     *,
     may_compute: bool,
     headers: Headers | None = None,
-) -> str:
+) -> Voice:
     """The name of an engine's voice. Nobody pins requests to it meanwhile.
 
     1. This process was heard before.
@@ -73,27 +81,29 @@ async def voice_of(
     heard = await asyncio.to_thread(recalled, folder)
     for one in heard:
         if (one.engine, one.process) == (engine, process):  # (1)
-            return one.name
+            return Voice(name=one.name)
     try:
-        odds = await listened(client, headers) if may_compute and await unused(client, headers) else None
+        guess = await listened(client, headers) if may_compute and await unused(client, headers) else None
     except EngineError:
-        odds = None
+        guess = None
+    odds, computed = (guess.odds, guess.computed) if guess else ((), 0)
     if not odds:  # (3)
-        return next((one.name for one in reversed(heard) if one.engine == engine), "")
+        before = next((one.name for one in reversed(heard) if one.engine == engine), "")
+        return Voice(name=before, computed=computed)
     known = next((one for one in heard if one.engine == engine and alike(one.odds, odds)), None)  # (2)
     now = known or Heard(name=digest_of(orjson.dumps(odds)), engine=engine, process="", odds=odds)
     others = [one for one in heard if one != known]
     with contextlib.suppress(OSError):  # then it must be heard again after the next start
         await asyncio.to_thread(remembered, folder, [*others, replace(now, process=process)][-MOST:])
-    return now.name
+    return Voice(name=now.name, computed=computed)
 
 
-async def listened(client: EngineClient, headers: Headers | None) -> Odds:
+async def listened(client: EngineClient, headers: Headers | None) -> Guess:
     """Ask, and leave the slot empty again."""
     ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)
     guess = await client.guess(ids[:TOKENS], LIKELIEST, headers=headers)
     await swept(client, guess.slot, guess.held, headers)
-    return guess.odds
+    return guess
 
 
 def alike(one: Odds, other: Odds) -> bool:

@@ -24,6 +24,7 @@ from slotkeeper.core.losses import Loss
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import SlotState
+from slotkeeper.core.traits import FLAGS, Known
 from slotkeeper.core.types import EngineId, Reason
 from slotkeeper.observe.history import History
 from slotkeeper.observe.log import id_of
@@ -63,6 +64,7 @@ OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "prove": ("failed",),
     }
 )
+LEARNT: Final = tuple(how for how in Known if how not in {Known.DEFAULT, Known.FLAGS})
 EXEMPLAR_RUNES: Final = 128  # name and value together (OpenMetrics, "Exemplars")
 EXEMPLAR: Final = "request_id"
 
@@ -97,6 +99,9 @@ class Metrics:
         )
         self.fallbacks = counter("fallbacks_total", "Times that something of ours failed open.", "reason")
         self.inexact = counter("inexact_prompts_total", "Prompts whose length we had counted wrongly.")
+        self.flags_learned = counter(
+            "engine_flags_learned_total", "Engines' flags that were found out, and how.", "flag", "how"
+        )
         self.prediction_error = histogram(
             "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS
         )
@@ -158,6 +163,9 @@ class Metrics:
     def _prefilled(self, purpose: str, computed: int) -> None:
         self.prefill_tokens.labels(purpose=purpose).inc(computed)
         self.history.add(**{purpose: computed})
+
+    def learned(self, name: str, how: Known) -> None:
+        self.flags_learned.labels(flag=FLAGS[name], how=how.value).inc()
 
     def snapshot_operation(self, op: str, outcome: str, seconds: float | None = None) -> None:
         """`seconds` only where it went well: how long it took in all."""
@@ -234,6 +242,8 @@ class Metrics:
                 metric.labels(value)
         for rule, action in product(RuleName, ("fixed", "observed")):
             self.rewrites.labels(rule, action)
+        for flag, how in product(FLAGS.values(), LEARNT):
+            self.flags_learned.labels(flag, how)
         for route, outcome in product(Api, OUTCOMES):
             self.requests.labels(route, outcome)
         for op, outcomes in OPERATIONS.items():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, ParamSpec
 
-from slotkeeper.core.effects import Effect, Forward, Observe, Report
+from slotkeeper.core.effects import Effect, Forward, Learned, Observe, Report
 from slotkeeper.core.events import (
     Arrived,
     Closing,
@@ -26,6 +26,7 @@ from slotkeeper.core.events import (
 )
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
+from slotkeeper.core.traits import FLAGS
 from slotkeeper.core.types import EngineId, Reason, RequestId
 from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
@@ -217,8 +218,16 @@ class Driver:
                 self.metrics.decision(effect.reason)
             case Report():
                 self.reports(effect)
+            case Learned():
+                self._learned(effect)
             case _:
                 self.hands.perform(effect)
+
+    def _learned(self, what: Learned) -> None:
+        flag, value = FLAGS[what.name], what.value
+        log.info("flag_learned", engine=what.engine, flag=flag, value=value, how=what.how.value)
+        self.metrics.learned(what.name, what.how)
+        self.links[what.engine].learned(what)
 
     # -- when things go wrong ----------------------------------------------------------------------
 
@@ -254,6 +263,8 @@ class Driver:
     def _engine_up(self, link: EngineLink) -> None:
         if link.traits:
             self.metrics.engine_up(link.engine, up=True)
+            if computed := link.canary_tokens():
+                self.metrics.probed(computed)
             up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=link.fresh)
             self.post(up)
             if link.lacks_files:

@@ -11,6 +11,7 @@ from slotkeeper.core.effects import (
     Effect,
     Erase,
     Forward,
+    Learned,
     Observe,
     Plant,
     Prove,
@@ -77,7 +78,7 @@ class Hands:
                 self._tasks.start(self._wake(effect))
             case Observe():
                 self._tasks.start(self._observe(effect))
-            case Forward() | Report():
+            case Forward() | Report() | Learned():
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> None:
@@ -97,7 +98,7 @@ class Hands:
         return len(self._plants)
 
     async def _plant(self, plant: Plant) -> None:
-        computed, seconds, counted = None, None, 0
+        computed, seconds, cuts, counted = None, None, None, 0
         link = self._links[plant.place.engine]
 
         def count(so_far: int) -> None:  # as it goes: what is broken off was computed as well
@@ -109,14 +110,15 @@ class Hands:
             result = await link.client.prefill(
                 plant.tokens.ids(), plant.place.slot, headers=link.auth, progress=count
             )
-            computed, seconds = result.computed, result.seconds
+            computed, seconds, cuts = result.computed, result.seconds, result.cuts
             count(computed)
             log.debug("planted", **_about(plant), tokens=len(plant.tokens), computed=computed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it
             log.warning("plant_failed", **_about(plant), error=sayable(error))
             self._metrics.fallback("plant")
         self._plants.pop(plant.request, None)
-        self._post(Planted(at=time.monotonic(), request=plant.request, computed=computed, seconds=seconds))
+        now = time.monotonic()
+        self._post(Planted(at=now, request=plant.request, computed=computed, seconds=seconds, cuts=cuts))
 
     async def _tend(self, step: Save | Restore | Erase) -> None:
         link, snapshots = self._links[step.place.engine], self._snapshots

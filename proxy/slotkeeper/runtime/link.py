@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from slotkeeper.core.effects import Learned
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
-from slotkeeper.core.types import EngineId
+from slotkeeper.core.types import EngineId, SlotId
 from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
@@ -64,6 +65,7 @@ class EngineLink:
         self._doubt = False
         self.up = False  # probed, so that requests may be placed; until then they go through as they came
         self.fresh = False  # no slot had been used when it was probed
+        self._canaries = 0  # tokens that were not counted yet
 
     @property
     def ready(self) -> bool:
@@ -176,7 +178,7 @@ class EngineLink:
 
     async def _probe(self) -> None:
         reading = await self._read(may_compute=self._may_compute)
-        self.fresh = await self._unused()
+        self.fresh = await self._unused(reading.left)
         self.tokenizer = await self._tokenizers.fitting(reading)
         ending = await self.render_text(str(reading.props.get("eos_token") or ""))
         self.end_of_turn = ending[0] if len(ending) == 1 else -1
@@ -205,7 +207,18 @@ class EngineLink:
         folder, self.build = self._slot_dir, reading.build
         self.traits = await completed(folder, reading.traits) if folder else reading.traits
         self.files = reading.files or self.files
+        self._canaries += reading.computed
         return reading
+
+    def canary_tokens(self) -> int:
+        """That were computed to find out what it is like, since this was last asked."""
+        computed, self._canaries = self._canaries, 0
+        return computed
+
+    def learned(self, what: Learned) -> None:
+        """The core found this out."""
+        if self.traits:
+            self.traits = self.traits.corrected(what.how, **{what.name: what.value})
 
     async def look_for_files(self, found: Callable[[EngineLink], None]) -> None:
         """Until they are found, or the engine is lost: what was wrong with the folder may be mended."""
@@ -233,14 +246,15 @@ class EngineLink:
         if self.files and not self.files.layout:
             self.files = replace(self.files, layout=layout)
 
-    async def _unused(self) -> bool:
-        """Whether its slots are as at its start.
+    async def _unused(self, left: Mapping[SlotId, int]) -> bool:
+        """Whether its slots are as at its start, or hold the tokens that we `left` there.
 
         Those of an engine that was only silent for a while, or that had other clients before us, may be
         at work: that must be looked at before one is given out (engine.md T1). Raises EngineError with
         --no-slots: then nothing is pinned, ever.
         """
-        return not any(slot.busy or slot.held for slot in await self.client.slots(headers=self.auth))
+        slots = await self.client.slots(headers=self.auth)
+        return not any(slot.busy or slot.held not in {None, 0, left.get(slot.slot)} for slot in slots)
 
     # -- what the renderer needs -------------------------------------------------------------------
 

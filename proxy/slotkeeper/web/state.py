@@ -13,6 +13,7 @@ from slotkeeper.core.held import Held
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import EngineTable
+from slotkeeper.core.traits import Told
 from slotkeeper.observe.history import History
 from slotkeeper.observe.why.record import Record
 from slotkeeper.runtime.driver import Driver
@@ -24,6 +25,11 @@ FILES: Final = 200  # snapshots that are looked for in the tree
 
 Document = dict[str, Any]
 Latest = dict[tuple[str | None, int | None], Record]  # by engine and slot
+
+
+def flag(told: Told) -> Document:
+    """One of an engine's flags, and how it is known."""
+    return {"flag": told.flag, "value": told.value, "how": told.how.value}
 
 
 class StateRoutes:
@@ -82,6 +88,7 @@ class StateRoutes:
             "memory": table.traits.memory.value,
             "context_tokens": table.traits.n_ctx,
             "checkpoint_limit": table.traits.checkpoint_cap,
+            "flags": [flag(told) for told in table.traits.told()],
             "prefill_tokens_per_second": round(rates.prefill, 1) if "prefill" in rates.measured else None,
             "slots": [
                 {

@@ -46,6 +46,7 @@ PROMISED: Final[dict[str, set[str]]] = {
 BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_prepared_tokens_total": set(),
     "slotkeeper_step_seconds_total": set(),
+    "slotkeeper_engine_flags_learned_total": {"flag", "how"},
     "slotkeeper_inexact_prompts_total": set(),
     "slotkeeper_repeated_tokens_total": {"cause"},
     "slotkeeper_queued_requests": set(),

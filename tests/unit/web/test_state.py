@@ -115,6 +115,7 @@ async def test_an_engine_and_its_empty_slots(served):
     assert (engine["engine"], engine["up"], engine["health"]) == (ENGINE, True, "ok")
     assert (engine["memory"], engine["context_tokens"]) == ("dense", 4096)
     assert engine["checkpoint_limit"] == TRAITS.checkpoint_cap
+    assert {"flag": "--checkpoint-min-step", "value": 8192, "how": "default"} in engine["flags"]
     assert (engine["prefill_tokens_per_second"], engine["ram_cache_entries_tokens"]) == (None, [])
     empty = {
         "state": "idle",

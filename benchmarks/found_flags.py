@@ -1,0 +1,133 @@
+"""Tokens: scripted sessions behind `up`, and behind `serve` in front of an engine with the same flags.
+
+`serve` is not told the flags: it tries the engine out (found), or comes when it is in use already, so that it
+must learn from answers alone (met). What is compared is the engine's own counter of prompt tokens, over the
+whole session, without what trying out took. Back to back: idle work ends when the session does.
+
+`python -m benchmarks.found_flags [--builds b10434 ...] [--models tiny-hybrid ...] [--sessions edits ...]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.figures import console, keep
+from slotkeeper.bench import lab
+from slotkeeper.bench.measure import Sample
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.play import play
+from slotkeeper.bench.sessions import SESSIONS
+from slotkeeper.bench.target import Target
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.observe.log import configure
+
+BUILDS: Final = ("b10434", "b11549")
+MODELS: Final = tuple(tiny for tiny in Tiny if tiny is not Tiny.DENSE)  # dense memory needs no checkpoints
+COUNTER: Final = "llamacpp:prompt_tokens_total"
+ALIKE: Final = 0.02
+CONTEXT: Final = 65536
+
+Row = dict[str, Any]
+
+
+class Way(StrEnum):
+    """How the sidecar knows the engine's flags."""
+
+    UP = "up"  # it was told
+    FOUND = "found"  # it may try them out
+    MET = "met"  # by answers alone
+
+
+async def measure(build: str, model: Tiny, session: str, way: Way) -> Row:
+    """One session on a fresh engine with the flags of `up`."""
+    with tempfile.TemporaryDirectory(prefix="slotkeeper-") as name:
+        async with lab.tiny_engine(
+            model, build, Path(name), recipe=lab.up_flags, context_tokens=CONTEXT
+        ) as engine:
+            flags = engine.flags if way is Way.UP else None
+            settings = {"slot_dir": engine.flags.slot_save_path, "probe": way is not Way.MET}
+            async with lab.in_front_of(engine.base, flags, **settings) as started:
+                before = await evaluated(engine.base)
+                async with Target(lab.url_of(started)) as target:
+                    samples = await play(SESSIONS[session](), target, session=session)
+                computed = await evaluated(engine.base) - before
+                (table,) = started.driver.placement.tables.values()
+                learned = {name: getattr(table.traits, name) for name in table.traits.knowledge}
+    return {
+        "tried_out": before,
+        "computed": computed,
+        "waited": waited(samples),
+        "failed": sum(sample.failure is not None for sample in samples),
+        "learned": {} if way is Way.UP else learned,
+    }
+
+
+def waited(samples: Sequence[Sample]) -> int:
+    """Tokens of the requests themselves."""
+    return sum(sample.computed or 0 for sample in samples)
+
+
+async def evaluated(base: str) -> int:
+    """Prompt tokens that the engine has computed since its start."""
+    async with EngineClient(base) as client:
+        text = await client.metrics()
+    return next(int(float(line.split()[1])) for line in text.splitlines() if line.startswith(f"{COUNTER} "))
+
+
+async def run(cases: Sequence[tuple[str, Tiny, str]], ways: Sequence[Way]) -> list[Row]:
+    rows: list[Row] = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("sessions", total=len(cases) * len(ways))
+        for build, model, session in cases:
+            row: Row = {"build": build, "model": model.value, "session": session}
+            for way in ways:
+                row[way.value] = await measure(build, model, session, way)
+                progress.advance(task)
+            rows.append(row)
+    return rows
+
+
+def ratio(row: Row, way: Way) -> float:
+    return float(row[way.value]["computed"] / row[Way.UP.value]["computed"])
+
+
+def table(rows: Sequence[Row], ways: Sequence[Way]) -> Table:
+    others = [way for way in ways if way is not Way.UP]
+    shown = Table("build", "model", "session", "up", *others, "learned", title="Prompt tokens, all purposes")
+    for row in rows:
+        cells = [f"{row[way.value]['computed']} ({ratio(row, way):.3f})" for way in others]
+        learned = " ".join(f"{name}={value}" for name, value in row[others[-1].value]["learned"].items())
+        shown.add_row(row["build"], row["model"], row["session"], str(row["up"]["computed"]), *cells, learned)
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 1 where a session failed, or trying out led to more than 2 % above `up`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.found_flags", description=__doc__)
+    parser.add_argument("--builds", nargs="+", default=list(BUILDS))
+    parser.add_argument("--models", nargs="+", type=Tiny, default=list(MODELS))
+    parser.add_argument("--sessions", nargs="+", choices=list(SESSIONS), default=list(SESSIONS))
+    parser.add_argument("--ways", nargs="+", type=Way, default=[Way.FOUND, Way.MET])
+    chosen = parser.parse_args(arguments)
+    configure("error", "console")
+    ways = [Way.UP, *chosen.ways]
+    rows = asyncio.run(run(list(product(chosen.builds, chosen.models, chosen.sessions)), ways))
+    console.print(table(rows, ways))
+    keep("found_flags", rows)
+    failed = any(row[way.value]["failed"] for row in rows for way in ways)
+    dearer = Way.FOUND in ways and any(ratio(row, Way.FOUND) > 1 + ALIKE for row in rows)
+    return int(failed or dearer)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

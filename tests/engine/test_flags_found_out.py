@@ -1,0 +1,144 @@
+"""What an engine's flags are found to be where nobody tells us, on both builds: by trying it out once."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.models import build as build_model
+from slotkeeper.core.traits import Known
+from slotkeeper.core.types import SlotId
+from slotkeeper.engine import flag_canary
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.flag_canary import FEW
+from slotkeeper.engine.launch import Kind, find_engine
+from slotkeeper.engine.traits import Reading, read_traits
+
+MOST = 250  # tokens that finding out may take
+EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
+WITH_CHECKPOINTS = [tiny for tiny in EVERY_MEMORY if tiny is not Tiny.DENSE]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch) -> None:
+    """On a machine that is busy with other things an engine is slow without having slow flags."""
+    monkeypatch.setattr(flag_canary, "PATIENCE", 600.0)
+
+
+async def look(engine, **more) -> Reading:
+    async with EngineClient(engine.base) as client:
+        return await read_traits(client, may_compute=True, **more)
+
+
+def found(reading: Reading) -> dict[str, object]:
+    """What was found out, by name."""
+    knowledge = reading.traits.knowledge
+    assert set(knowledge.values()) <= {Known.CANARY}
+    return {name: getattr(reading.traits, name) for name in knowledge}
+
+
+def evaluated(engine) -> int:
+    """Prompt tokens by the engine's own counter."""
+    text = httpx.get(f"{engine.base}/metrics", timeout=10).text
+    line = next(line for line in text.splitlines() if line.startswith("llamacpp:prompt_tokens_total "))
+    return int(float(line.split()[1]))
+
+
+@pytest.mark.parametrize("model", WITH_CHECKPOINTS)
+@pytest.mark.parametrize("step", [0, 8192])
+async def test_whether_checkpoints_outlive_the_next_task_is_found_out(engine_factory, build, model, step):
+    args = [] if model is not Tiny.HYBRID_MTP else ["--spec-type", "draft-mtp"]
+    reading = await look(engine_factory(model, build, args=[*args, "-cms", str(step)]))
+    told = found(reading)
+    told.pop("checkpoint_cap", None)
+    if build == Kind.SKULK:
+        assert told == {"checkpoint_min_step": step, "ram_cache": True}
+    else:  # they do in any case
+        assert told == {"ram_cache": True}
+
+
+@pytest.mark.parametrize("model", EVERY_MEMORY)
+async def test_an_engine_without_a_ram_cache_is_found_out(engine_factory, build, model):
+    reading = await look(engine_factory(model, build, args=["-cram", "0", "-cms", "0"]))
+    assert found(reading)["ram_cache"] is False
+
+
+@pytest.mark.parametrize(("cap", "believed"), [("0", 0), ("3", FEW)])
+async def test_an_engine_with_few_checkpoints_is_found_out(engine_factory, build, cap, believed):
+    reading = await look(engine_factory(Tiny.HYBRID, build, args=["-ctxcp", cap, "-cms", "0"]))
+    assert found(reading)["checkpoint_cap"] == believed
+
+
+@pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.RECURRENT])
+@pytest.mark.parametrize("cap", [32, 64])
+@pytest.mark.parametrize("step", ["0", "8192"])
+async def test_whether_it_keeps_as_many_as_we_advise_is_found_out(engine_factory, build, model, cap, step):
+    if build == Kind.SKULK and step != "0":
+        pytest.skip("there the list is never full")
+    reading = await look(engine_factory(model, build, args=["-cms", step, "-ctxcp", str(cap)]))
+    assert found(reading)["checkpoint_cap"] == cap
+
+
+@pytest.mark.parametrize(
+    "args", [["-np", "1"], ["-np", "-1", "-c", "262144"], ["-sps", "0.9"], ["-sps", "0"]]
+)
+async def test_however_it_chooses_slots_nothing_wrong_is_concluded(engine_factory, build, args):
+    reading = await look(engine_factory(Tiny.HYBRID, build, args=[*args, "-cms", "0"]))
+    told = found(reading)
+    assert told.get("ram_cache") in {None, True}
+    assert told.get("checkpoint_min_step") in ({None, 0} if build == Kind.SKULK else {None})
+    assert told.get("checkpoint_cap") in {None, 32}
+
+
+@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
+async def test_what_it_costs_is_bounded_told_and_leaves_no_trace(engine_factory, build, model):
+    engine = engine_factory(model, build)
+    reading = await look(engine)
+    assert 0 < reading.computed <= MOST
+    assert reading.computed == evaluated(engine)
+    async with EngineClient(engine.base) as client:
+        assert not any(slot.busy or slot.held for slot in await client.slots())
+
+
+async def test_with_a_folder_every_canary_is_counted(engine_factory, build):
+    engine = engine_factory(Tiny.HYBRID, build)
+    reading = await look(engine, slot_dir=engine.slot_dir)
+    assert reading.voice
+    assert reading.computed == evaluated(engine)
+
+
+async def test_a_used_engine_is_not_tried_out(engine_factory, build):
+    engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0"])
+    async with EngineClient(engine.base) as client:
+        await client.prefill(list(range(300, 340)), SlotId(0))
+        before = evaluated(engine)
+        reading = await read_traits(client, may_compute=True)
+    assert (found(reading), reading.computed, evaluated(engine)) == ({}, 0, before)
+
+
+async def test_an_engine_whose_flags_are_known_is_not_tried_out(engine_factory, build):
+    engine = engine_factory(Tiny.HYBRID, build)
+    async with EngineClient(engine.base) as client:
+        reading = await read_traits(client, engine.flags, may_compute=True)
+    assert set(reading.traits.knowledge.values()) == {Known.FLAGS}
+    assert evaluated(engine) == reading.computed == 0
+
+
+async def test_where_slots_cannot_be_emptied_what_was_left_is_told_and_does_no_harm(build, tmp_path):
+    binary = find_engine(build)
+    words = lab.stock_flags(binary, build_model(Tiny.HYBRID), tmp_path)
+    at = words.index("--slot-save-path")
+    del words[at : at + 2]
+    async with lab.engine(binary, words, tmp_path / "engine.log") as engine:
+        async with EngineClient(engine.base) as client:
+            reading = await read_traits(client, may_compute=True)
+            assert {slot.slot: slot.held for slot in await client.slots() if slot.held} == dict(reading.left)
+        assert reading.left
+    async with (
+        lab.engine(binary, words, tmp_path / "engine.log") as engine,
+        lab.in_front_of(engine.base) as started,
+    ):
+        (link,) = started.driver.links.values()
+        assert link.fresh, "what lies there is ours, so nobody else uses this engine"
