@@ -22,6 +22,7 @@ from slotkeeper.core.effects import (
     Effect,
     Erase,
     Forward,
+    Learned,
     Moment,
     Observe,
     Plant,
@@ -63,7 +64,7 @@ from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.structure import Boundary
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.traits import EngineTraits, Known, Memory
 from slotkeeper.core.types import ClientId, EngineId, Reason, RequestId, SlotId
 
 STEP = 0.01
@@ -326,6 +327,10 @@ def _expected(kind: type) -> Callable[..., Expected]:
 
 goes = _expected(Forward)
 reports = _expected(Report)
+
+
+def learns(name: str, value: float | bool, how: Known) -> Expected:
+    return Expected(Learned, {"name": name, "value": value, "how": how})
 
 
 def plants(request: str, slot: int, purpose: Purpose, **wanted: Any) -> Expected:

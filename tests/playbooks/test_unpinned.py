@@ -8,6 +8,7 @@ from playbooks.playbook import (
     fails,
     goes,
     knows,
+    learns,
     leaves,
     planted,
     plants,
@@ -19,6 +20,7 @@ from playbooks.playbook import (
 from slotkeeper.core.effects import Purpose
 from slotkeeper.core.table import LINGER
 from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import Known
 from slotkeeper.core.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
@@ -304,7 +306,9 @@ def test_a_ram_cache_that_fails_twice_is_not_counted_on():
         play.table.shadow.slots[1] = None
         assert play << arrives(request) << knows(request, prompt) >> plants(request, 1, Purpose.TOUCH)
         assert play << planted(request) >> goes(request, slot=1, reason=Reason.RAM_CACHE)
-        assert play << ends(request, len(prompt), 0) >> reports(request, predicted=2000, usage__cached=0)
+        play << ends(request, len(prompt), 0) >> reports(request, predicted=2000, usage__cached=0)
+        if n == 3:
+            play >> learns(name="ram_cache", value=False, how=Known.UNFOUND)
         assert play << sees()
     assert not play.table.traits.ram_cache
 
