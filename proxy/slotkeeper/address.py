@@ -1,10 +1,11 @@
-"""Where a port listens: HOST:PORT."""
+"""Where a port listens, HOST:PORT, and where a server is, as a URL."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked, not bound
 
@@ -35,3 +36,19 @@ class Address:
         if not colon or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT")
         return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - ":8080" means every address
+
+
+def base_of(url: str) -> str:
+    """A server's URL as it is put in front of paths. Raises ValueError.
+
+    Clients are often given .../v1, and so are we: the paths that come have it already.
+    """
+    base = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(base)
+        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        good = False
+    if not good or parts.query or parts.fragment:
+        raise ValueError(f"{url!r} is not a URL; write http://HOST:PORT")
+    return base

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -79,7 +80,7 @@ class Sidecar:
 
     async def start(self) -> None:
         """Raises OSError when a port is taken."""
-        self._upstream = Upstream()
+        self._upstream = Upstream(secrets.token_hex(8))
         settings = self.settings
         gate = Gate(
             self.driver,

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import httpx
 
-from slotkeeper.address import Address
+from slotkeeper.address import Address, base_of
 from slotkeeper.config import UsageError, load
 
+USUAL_ADMIN: Final = "http://127.0.0.1:9090"
 ANSWER_SECONDS: Final = 10.0  # for what is answered at once
 
 
@@ -37,7 +38,10 @@ class AdminPort:
             raise self.unreached(error) from error
         if not answer.is_success:
             raise refusal(answer)
-        return answer.json()
+        try:
+            return answer.json()
+        except ValueError:
+            raise strange(answer) from None
 
     def unreached(self, error: httpx.HTTPError) -> AskedError:
         base = str(self.client.base_url).rstrip("/")
@@ -47,12 +51,26 @@ class AdminPort:
 
 
 def refusal(answer: httpx.Response) -> AskedError:
+    """Of our own admin port it is a sentence."""
     try:
-        said = str(answer.json()["error"])
+        said = answer.json()["error"]
     except (ValueError, KeyError, TypeError):
-        return AskedError(f"{answer.url} says {answer.status_code}: is that the admin port of a sidecar?")
-    hint = " Give it with --admin-token." if answer.status_code == httpx.codes.UNAUTHORIZED else ""
-    return AskedError(f"{said}.{hint}" if hint else said)
+        said = None
+    if not isinstance(said, str):
+        return strange(answer)
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        return AskedError(
+            f"{said}. Give the sidecar's --admin-token, by that flag or SLOTKEEPER_ADMIN_TOKEN."
+        )
+    return AskedError(said)
+
+
+def strange(answer: httpx.Response) -> AskedError:
+    """No admin port answers like this; the data port does, for its engine."""
+    return AskedError(
+        f"{answer.url} is not on the admin port of a sidecar (it answers {answer.status_code}). "
+        f"Name the address of --admin-listen by --admin, such as {USUAL_ADMIN}."
+    )
 
 
 @asynccontextmanager
@@ -63,8 +81,11 @@ async def admin_port(
     settings = load({"admin_token": token} if token else {}).settings
     if url is None:
         url = f"http://{Address.parse(settings.admin_listen).reached}"
-    elif not url.startswith(("http://", "https://")):
-        raise UsageError(f"--admin: {url!r} is not a URL; write http://HOST:PORT")
+    else:
+        try:
+            url = base_of(url)
+        except ValueError as error:
+            raise UsageError(f"--admin: {error}") from None
     key = settings.admin_token
     headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=ANSWER_SECONDS) as client:

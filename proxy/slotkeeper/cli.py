@@ -23,7 +23,8 @@ from slotkeeper.arguments import (
     print_config,
     settings_of,
 )
-from slotkeeper.config import UsageError
+from slotkeeper.config import UsageError, server
+from slotkeeper.misspelt import check_words
 from slotkeeper.observe.log import configure
 from slotkeeper.recordings import add_lint, add_replay
 from slotkeeper.watching import add_health, add_top, add_why
@@ -39,7 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run. Returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     own, engine_words = _split(words)
-    parser = _parser()
+    parser, commands = _parser()
+    try:
+        check_words(parser, commands, own)
+    except UsageError as error:
+        parser.exit(2, f"{error}\n")
     args = parser.parse_args(own)
     args.engine_words = engine_words
     if not hasattr(args, "run"):
@@ -76,7 +81,8 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words, []
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser, and that of each command."""
     parser = argparse.ArgumentParser(
         prog="slotkeeper",
         description="A sidecar in front of stock llama-server: no token is prefilled twice.",
@@ -94,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add_health(commands, run_loop)
     add_replay(commands, run_loop)
     add_lint(commands)
-    return parser
+    return parser, dict(commands.choices)
 
 
 # -- commands ------------------------------------------------------------------------------------------
@@ -111,14 +117,26 @@ def _serve(commands: Any) -> None:
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.app import serve
+        from slotkeeper.starting import WrongUpstreamError, check_engines, check_loops, try_folders
         from slotkeeper.terminal.greeting import greeter
+        from slotkeeper.terminal.out import complain
 
         loaded = settings_of(args)
         if args.print_config:
             return print_config(loaded)
         configure(loaded.settings.log_level, loaded.settings.log_format)
+        try_folders(loaded.settings)
+        check_loops(loaded.settings)
+
+        async def work() -> None:
+            await check_engines(loaded.settings)
+            await serve(loaded.settings, listening=greeter(loaded.settings))
+
         try:
-            run_loop(serve(loaded.settings, listening=greeter(loaded.settings)))
+            run_loop(work())
+        except WrongUpstreamError as error:
+            complain("serve", str(error))
+            return 1
         except OSError as error:
             raise UsageError(f"cannot listen: {error.strerror or error}") from None
         return 0
@@ -152,12 +170,14 @@ def _up(commands: Any) -> None:
     add_settings(parser, without=OF_UP)
 
     def run(args: argparse.Namespace) -> int:
+        from slotkeeper.starting import try_folders
         from slotkeeper.up import up
 
         loaded = settings_of(args)
         if args.print_config:
             return print_config(loaded, without=OF_UP)
         configure(loaded.settings.log_level, loaded.settings.log_format)
+        try_folders(loaded.settings)
         code: int = up(
             loaded.settings,
             model=args.model,
@@ -184,7 +204,13 @@ def _demo(commands: Any) -> None:
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.bench.demo import demo
+        from slotkeeper.engine.launch import NoEngineError, find_engine
 
+        if args.engine:
+            try:
+                find_engine(args.engine).known  # noqa: B018 - asks it for its help
+            except NoEngineError as error:
+                raise UsageError(f"--engine: {error}") from None
         configure("error", "console")
         return int(run_loop(demo(engine=args.engine, model=args.model)))
 
@@ -214,7 +240,11 @@ def _doctor(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.doctor import doctor
 
-        return int(run_loop(doctor(args.upstream, args.engine_api_key, Console(), args.slot_dir)))
+        return int(
+            run_loop(
+                doctor(server(args.upstream, "--upstream"), args.engine_api_key, Console(), args.slot_dir)
+            )
+        )
 
     parser.set_defaults(run=run)
 

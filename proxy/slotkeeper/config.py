@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
+from slotkeeper.address import base_of
 from slotkeeper.settings import PREFIX, SECRETS, Settings
-from slotkeeper.units import in_words
+from slotkeeper.units import in_words, meant, nearest
+
+OTHERS: Final = frozenset({f"{PREFIX}ENGINE_PARENT"})  # what we tell an engine of ours (engine/xllama.py)
+_LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP).*)?$")  # of a Service
+
+# What pydantic calls it -> what its user can do about it; the value stands in front.
+PLAIN: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("byte_size", "byte_size_unit"), "is no size; write a number of bytes, or such as 32GiB or 500MB"
+    ),
+    **dict.fromkeys(("float_parsing", "float_type"), "is no number; write such as 2.5"),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "is no whole number; write such as 500"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "is neither true nor false"),
+}
 
 
 class UsageError(Exception):
@@ -27,7 +42,9 @@ class Loaded:
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
     """Merge all sources. Raises UsageError with one line for each thing that is wrong."""
+    _check_names(os.environ)
     sources: list[tuple[str, Mapping[str, Any]]] = [("default", {})]
+    origins = dict.fromkeys(Settings.model_fields, "default")
     try:
         if config is not None:
             if not config.is_file():
@@ -38,13 +55,12 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
         )
         sources.append(("flag", flags))
         merged: dict[str, Any] = {}
-        origins = dict.fromkeys(Settings.model_fields, "default")
         for origin, values in sources:
             merged |= values
             origins |= dict.fromkeys(values, origin)
         return Loaded(Settings(**merged), origins)
     except ValidationError as error:
-        raise UsageError("\n".join(_line(e) for e in error.errors())) from None
+        raise UsageError("\n".join(_line(e, origins) for e in error.errors())) from None
     except ValueError as error:  # TOML that does not parse
         raise UsageError(f"{config}: {error}") from None
 
@@ -61,12 +77,47 @@ def _secret_files() -> dict[str, str]:
     return found
 
 
-def _line(error: Any) -> str:
+def _check_names(environ: Mapping[str, str]) -> None:
+    """A variable that is almost one of ours would be ignored without a word. Raises UsageError.
+
+    What is not close to any is left alone: it may be somebody else's, as what Kubernetes sets for a Service.
+    """
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    known |= {f"{PREFIX}{name.upper()}_FILE" for name in SECRETS}
+    for name in environ:
+        if not name.startswith(PREFIX) or name in known or name in OTHERS or _LINK.search(name):
+            continue
+        if probably := nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known)):
+            raise UsageError(f"{name}: there is no such variable; did you mean {PREFIX}{probably}?")
+
+
+def _line(error: Any, origins: Mapping[str, str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":  # only a file can name what is no flag
-        return f"{name}: there is no such setting; --print-config lists them"
-    flag = f"--{name.replace('_', '-')}: " if name else ""
-    return f"{flag}{error['msg'].removeprefix('Value error, ')}"
+        hint = meant(name.replace("-", "_").lower(), Settings.model_fields)
+        return f"{_named(name, origins)}: there is no such setting{hint or '; --print-config lists them'}"
+    said = PLAIN.get(error["type"], error["msg"].removeprefix("Value error, "))
+    if error["type"] in PLAIN:
+        said = f"{error['input']!r} {said}"
+    return f"{_named(error['loc'][0], origins)}: {said}" if name else said
+
+
+def _named(setting: str, origins: Mapping[str, str]) -> str:
+    """A setting as it was named where its value comes from."""
+    origin = origins.get(setting, "")
+    if origin == "environment":
+        return f"{PREFIX}{setting.upper()}"
+    if origin.startswith("file "):
+        return f"{origin.removeprefix('file ')}: {setting}"
+    return f"--{setting.replace('_', '-')}"
+
+
+def server(text: str, flag: str) -> str:
+    """A server's URL, with or without /v1. Raises UsageError."""
+    try:
+        return base_of(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 def shown(loaded: Loaded) -> list[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.traits import Known
+from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.doctor import Finding, Probe, Severity, examine, probe
 from slotkeeper.engine.state_size import state_bytes
@@ -39,11 +40,13 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
     """
     unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []
     usable = slot_dir if not any(finding.severity is Severity.FAIL for finding in unfit) else None
-    async with EngineClient(upstream.rstrip("/"), api_key=api_key) as client:
+    async with EngineClient(upstream, api_key=api_key) as client:
         health = await client.health()
         if health not in {Health.OK, Health.SLEEPING}:
-            said = "is still loading its model" if health is Health.LOADING else "does not answer"
-            console.print(f"[red]{upstream} {said}.[/] Start llama-server there, or give another --upstream.")
+            do = "Name llama-server's own port by --upstream."
+            if not health.wrong:
+                do = "Start llama-server there, or give another --upstream."
+            console.print(f"[red]{upstream} {SAID[health]}.[/] {do}")
             return 1
         try:
             seen = await probe(client)

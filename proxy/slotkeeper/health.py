@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import httpx
 
-from slotkeeper.asking import admin_port
+from slotkeeper.asking import admin_port, strange
 from slotkeeper.terminal.out import complain
+
+ADVICE: Final = "`slotkeeper doctor --upstream URL` looks at one."
 
 
 async def health(*, admin: str | None, live: bool) -> int:
@@ -15,7 +19,12 @@ async def health(*, admin: str | None, live: bool) -> int:
             answer = await port.client.get("/livez" if live else "/readyz")
         except httpx.HTTPError as error:
             return _no(str(port.unreached(error)))
-    return 0 if answer.is_success else _no(answer.text.strip())
+    if not answer.headers.get("Content-Type", "").startswith("text/plain"):
+        return _no(str(strange(answer)))
+    if answer.is_success:
+        return 0
+    said = answer.text.strip()
+    return _no(f"{said}. {ADVICE}" if said.startswith("no engine") else said)
 
 
 def _no(why: str) -> int:

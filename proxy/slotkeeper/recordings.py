@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
+from slotkeeper.config import server
+
 LINT: Final = """\
 Read recorded requests, and say where each parts from the one before it: a date in the system prompt, the
 git status, tools in another order, reasoning that was left out. Everything behind such a place is computed
@@ -42,9 +44,9 @@ def add_replay(commands: Any, run_loop: Callable[[Awaitable[Any]], Any]) -> None
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.bench.replay import replay
 
-        return int(
-            run_loop(replay(args.traces, base=args.base, against=args.against, max_tokens=args.max_tokens))
-        )
+        base = server(args.base, "--base")
+        against = server(args.against, "--against") if args.against else None
+        return int(run_loop(replay(args.traces, base=base, against=against, max_tokens=args.max_tokens)))
 
     parser.set_defaults(run=run)
 

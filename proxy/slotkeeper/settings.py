@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from slotkeeper.address import Address
+from slotkeeper.address import Address, base_of
 from slotkeeper.core.canonical.modes import Setting
 
 PREFIX: Final = "SLOTKEEPER_"
@@ -166,10 +166,7 @@ class Settings(BaseSettings):
     @field_validator("upstream")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        urls = tuple(url.rstrip("/") for url in value if url)
-        for url in urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is not a URL; write http://HOST:PORT")
+        urls = tuple(base_of(url) for url in value if url)
         if not urls or len(set(urls)) != len(urls):
             raise ValueError("name at least one engine, and each only once")
         return urls

@@ -1,10 +1,16 @@
-"""Values of settings as people write them: sizes in units, lists with commas."""
+"""Names and values of settings as people write them: sizes in units, lists with commas, misspelt names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic import ByteSize
+
+CLOSE: Final = (
+    0.7  # of difflib: `listn` and `log_levle` are close to what was meant, `model` is not to `slot_dir`
+)
 
 
 def in_words(value: Any) -> str:
@@ -20,6 +26,17 @@ def in_words(value: Any) -> str:
             return ", ".join(value)
         case _:
             return str(value)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The name that was probably meant, "" where none is close."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=CLOSE)), "")
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that does not exist."""
+    name = nearest(word, known)
+    return f"; did you mean {name}?" if name else ""
 
 
 _UNITS: Final = {

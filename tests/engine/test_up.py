@@ -231,6 +231,17 @@ def test_an_engine_that_dies_at_its_start_is_a_failure_told_with_the_end_of_its_
     assert "Traceback" not in ended.stderr
 
 
+def test_the_end_of_the_log_is_that_of_this_run(words, environ, tmp_path):
+    log = tmp_path / "state" / "slotkeeper" / "llama-server.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("what went wrong yesterday\n", "utf-8")
+    ended = end_of([*words, "--", "--no-such-flag"], environ)
+    assert ended.returncode == 1
+    assert "--no-such-flag" in ended.stderr
+    assert "yesterday" not in ended.stderr
+    assert log.read_text("utf-8").startswith("what went wrong yesterday"), "the log itself is kept"
+
+
 def test_a_flag_without_its_value_is_a_usage_error(words, environ):
     ended = end_of([*words, "--", "--ctx-size"], environ)
     assert ended.returncode == 2

@@ -140,7 +140,7 @@ def test_several_engines_by_several_flags(told):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["nonsense"], "invalid choice"),
+        (["nonsense"], "the commands are serve, up,"),
         (["serve", "--nonsense"], "--nonsense"),
         (["serve", "--listen", "x"], "--listen: 'x' is not HOST:PORT"),
         (["serve", "--config", "/nowhere.toml"], "--config: there is no file /nowhere.toml"),

@@ -217,12 +217,13 @@ def test_what_is_shown_can_be_set(monkeypatch):
         ("listen", "127.0.0.1:http", "HOST:PORT"),
         ("admin_listen", "127.0.0.1:70000", "HOST:PORT"),
         ("max_body_bytes", "0", "greater than 0"),
-        ("max_body_bytes", "many", "byte string"),
-        ("hot_bytes", "16GiBs", "byte unit"),
-        ("hot_bytes", "-1", "byte string"),
-        ("probe", "perhaps", "boolean"),
+        ("max_body_bytes", "many", "such as 32GiB"),
+        ("hot_bytes", "16GiBs", "such as 32GiB"),
+        ("hot_bytes", "-1", "such as 32GiB"),
+        ("probe", "perhaps", "neither true nor false"),
         ("drain_delay", "-1", "greater than or equal to 0"),
-        ("drain_timeout", "soon", "number"),
+        ("drain_timeout", "soon", "no number; write such as 2.5"),
+        ("idle_tokens", "some", "no whole number; write such as 500"),
         ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
         ("log_format", "xml", "'auto', 'json' or 'console'"),
     ],
@@ -264,8 +265,73 @@ def test_a_config_file_that_is_no_toml_is_named(tmp_path):
 
 
 def test_an_unknown_line_in_a_file_is_refused(tmp_path):
-    said = complaint(config=toml(tmp_path, 'lisen = "127.0.0.1:1"\n'))
-    assert said.startswith("lisen: there is no such setting")
+    path = toml(tmp_path, 'lisen = "127.0.0.1:1"\n')
+    assert complaint(config=path) == f"{path}: lisen: there is no such setting; did you mean listen?"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("hot-bytes", "did you mean hot_bytes?"),
+        ("log_levle", "did you mean log_level?"),
+        ("q", "--print-config"),
+    ],
+)
+def test_a_line_that_is_almost_a_setting_says_which(name, hint, tmp_path):
+    assert hint in complaint(config=toml(tmp_path, f"{name} = 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SLOTKEEPER_LISTN", "SLOTKEEPER_LISTEN"),
+        ("SLOTKEEPER_UPSTREAMS", "SLOTKEEPER_UPSTREAM"),
+        ("SLOTKEEPER_ADMIN_TOKEN_FIEL", "SLOTKEEPER_ADMIN_TOKEN_FILE"),
+        ("SLOTKEEPER_LOGLEVEL", "SLOTKEEPER_LOG_LEVEL"),
+    ],
+)
+def test_a_variable_that_is_almost_ours_is_refused(name, meant, monkeypatch):
+    monkeypatch.setenv(name, "x")
+    assert complaint() == f"{name}: there is no such variable; did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLOTKEEPER_SERVICE_HOST",
+        "SLOTKEEPER_SERVICE_PORT_ADMIN",
+        "SLOTKEEPER_PORT_9090_TCP_ADDR",
+        "SLOTKEEPER_ADMIN_PORT",
+        "SLOTKEEPER_ENGINE_PARENT",
+        "SLOTKEEPER_IMAGE",
+    ],
+)
+def test_a_variable_of_somebody_else_is_left_alone(name, monkeypatch):
+    """Kubernetes sets some for every Service, here one that is called slotkeeper."""
+    monkeypatch.setenv(name, "tcp://10.0.0.1:9090")
+    load({})
+
+
+def test_what_is_wrong_is_named_as_its_source_names_it(monkeypatch, tmp_path):
+    path = toml(tmp_path, 'drain_delay = "soon"\n')
+    monkeypatch.setenv("SLOTKEEPER_HOT_BYTES", "plenty")
+    said = complaint({"listen": "x"}, path).splitlines()
+    assert {line.rpartition(": ")[0] for line in said} == {
+        "--listen",
+        "SLOTKEEPER_HOT_BYTES",
+        f"{path}: drain_delay",
+    }
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/", "//"])
+def test_an_engine_is_named_with_or_without_v1(tail):
+    assert load({"upstream": [f"http://a:1{tail}"]}).settings.upstream == ("http://a:1",)
+    assert load({"upstream": [f"http://a:1/llm{tail}"]}).settings.upstream == ("http://a:1/llm",)
+
+
+@pytest.mark.parametrize("url", ["http://", "a:1", "http://a:x", "http://a:99999", "ftp://a", "http://a?x=1"])
+def test_what_is_no_address_of_an_engine_is_refused(url):
+    assert f"--upstream: {url!r} is not a URL; write http://HOST:PORT" in complaint({"upstream": [url]})
 
 
 # -- addresses -----------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ async def test_a_token_that_is_missing_is_asked_for(hot, capsys):
 
 async def test_the_wrong_port_is_recognized(hot):
     answer = httpx.Response(404, text="no", request=httpx.Request("GET", "http://x/api/snapshots"))
-    assert "is that the admin port of a sidecar?" in str(refusal(answer))
+    assert "is not on the admin port of a sidecar" in str(refusal(answer))
 
 
 async def test_a_sidecar_that_breaks_off_is_a_failure_in_the_middle_of_a_list(capsys):

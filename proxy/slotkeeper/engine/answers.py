@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.types import SlotId
@@ -18,6 +18,24 @@ class Health(StrEnum):
     LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
     SLEEPING = "sleeping"  # alive, model unloaded, all slots empty (engine.md 7)
     DOWN = "down"
+    FOREIGN = "foreign"  # something else answers there
+    LOOP = "loop"  # what answers there has sent us our own request
+
+    @property
+    def wrong(self) -> bool:
+        """Whether waiting does not help: the address must be changed."""
+        return self in {Health.FOREIGN, Health.LOOP}
+
+
+# How a sentence goes on that begins with an engine's address.
+SAID: Final[Mapping[Health, str]] = {
+    Health.OK: "is up",
+    Health.LOADING: "is still loading its model",
+    Health.SLEEPING: "sleeps",
+    Health.DOWN: "does not answer",
+    Health.FOREIGN: "is no llama-server: something answers there, but not as llama-server does",
+    Health.LOOP: "leads back to this sidecar: requests would go round in a circle",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,10 @@ TEXT: Final = within(60.0)  # megabytes to tokenize
 # Behind a batch, then 8 GB to a disk that writes 20 MB a second: longer than that, and it is stuck.
 LONG: Final = within(600.0)
 PATIENT: Final = within(None)  # a prefill takes minutes
+LOOP_STATUS: Final = 508  # what a sidecar answers to a request that has come through it before
+OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
+    {"total_slots", "default_generation_settings", "build_info", "model_path", "is_sleeping", "role"}
+)
 PREFILL_FIELDS: Final = [
     "timings/prompt_n",
     "timings/cache_n",
@@ -65,16 +69,22 @@ class EngineClient:
         """Never raises. Does not wake a sleeping engine."""
         try:
             await self._http.json("GET", "/health", limits=QUICK)
-            return Health.SLEEPING if (await self.props(headers=headers)).get("is_sleeping") else Health.OK
+            props = await self.props(headers=headers)
         except EngineError as error:
+            if error.foreign:
+                return Health.FOREIGN
             # /health needs no key, /props does: a 401 comes from an engine that is up.
-            return Health.LOADING if error.status == 503 else Health.OK
+            return {503: Health.LOADING, LOOP_STATUS: Health.LOOP}.get(error.status, Health.OK)
         except EngineGoneError:
             return Health.DOWN
+        if OWN_PROPS.isdisjoint(props):
+            return Health.FOREIGN
+        return Health.SLEEPING if props.get("is_sleeping") else Health.OK
 
     async def props(self, *, headers: Headers | None = None) -> dict[str, Any]:
         """Does not wake a sleeping engine."""
-        return dict(await self._http.json("GET", "/props", limits=QUICK, headers=headers))
+        said = await self._http.json("GET", "/props", limits=QUICK, headers=headers)
+        return said if isinstance(said, dict) else {}
 
     async def slots(self, *, headers: Headers | None = None) -> tuple[SlotView, ...]:
         """Wakes a sleeping engine, so ask `health` first when idle."""

@@ -17,6 +17,7 @@ import orjson
 CONNECT_SECONDS: Final = 5.0
 KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
 CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
+NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 
 Headers = Mapping[str, str]
 
@@ -24,10 +25,12 @@ Headers = Mapping[str, str]
 class EngineError(Exception):
     """The engine answered, and the answer was a refusal."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, foreign: bool = False) -> None:
+        """`foreign`: no llama-server answers like this."""
         super().__init__(f"{status}: {message}")
         self.status = status
         self.message = message
+        self.foreign = foreign
 
 
 class EngineGoneError(ConnectionError):
@@ -70,7 +73,7 @@ class EngineHttp:
         try:
             return orjson.loads(data)
         except orjson.JSONDecodeError as error:
-            raise EngineError(response.status, f"{path}: not JSON") from error
+            raise EngineError(response.status, f"{path}: not JSON", foreign=True) from error
 
     @asynccontextmanager
     async def ask(
@@ -108,7 +111,7 @@ class EngineHttp:
                     response = await send(session)  # it had closed an idle connection
                 async with response:
                     if response.status != 200:
-                        raise EngineError(response.status, message_in(await response.read()))
+                        raise _refusal(response.status, await response.read())
                     yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineGoneError(f"{self.base}{path}: {error!r}") from error
@@ -135,9 +138,26 @@ class EngineHttp:
         )
 
 
+def _refusal(status: int, data: bytes) -> EngineError:
+    """A proxy in front may refuse for the engine; but what has no such route at all is none."""
+    return EngineError(status, message_in(data), foreign=status in NO_ROUTE and _own_message(data) is None)
+
+
 def message_in(data: bytes) -> str:
-    """The text of an error body, whatever its shape."""
+    """The text of an error body, whatever its shape; a page for browsers is not quoted."""
+    own = _own_message(data)
+    if own is not None:
+        return own
+    return "a page of HTML" if is_markup(data) else data[:200].decode(errors="replace")
+
+
+def is_markup(data: bytes) -> bool:
+    return data.lstrip().startswith(b"<")
+
+
+def _own_message(data: bytes) -> str | None:
+    """In llama-server's shape; None in any other."""
     try:
         return str(orjson.loads(data)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return data[:200].decode(errors="replace")
+        return None

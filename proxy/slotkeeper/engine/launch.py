@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -23,6 +25,9 @@ HELP_SECONDS: Final = 60  # a GPU build looks for its devices first
 LAZY_SINCE: Final = 11434  # the first build read that thins checkpoints only when full (engine.md T7)
 DEVICE_FLAGS: Final = frozenset({"-dev", "--device", "-ngl", "--gpu-layers", "--n-gpu-layers"})
 
+OWN_FLAGS: Final = frozenset({"--model", "--port"})  # llama-cli has no port
+
+NAME_ONE: Final = "Name a llama-server by --engine PATH."
 NOTHING: Final = (
     "No llama-server found. Install one with `pip install 'slotkeeper[engine]'`, or take a release from "
     "https://github.com/ggml-org/llama.cpp/releases and name it with --engine PATH."
@@ -71,7 +76,12 @@ class EngineBinary:
         """Every flag that this build understands, read from its own help."""
         if self.kind is Kind.XLLAMACPP:
             return xllama.SUPPORTED
-        return flags_in(output_of(self, "--help"))
+        found = flags_in(output_of(self, "--help"))
+        if self.kind is Kind.LLAMA_SERVER and not found >= OWN_FLAGS:
+            raise NoEngineError(
+                f"{self.program[0]} is no llama-server: its --help names no --model and no --port. {NAME_ONE}"
+            )
+        return found
 
     @property
     def build(self) -> int:
@@ -95,10 +105,16 @@ def run_for_text(words: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> st
         done = subprocess.run(  # noqa: S603 - the engine that the user named
             words, env=dict(env), capture_output=True, text=True, timeout=HELP_SECONDS, check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoEngineError(f"{words[0]} does not run: {error}") from error
+    except OSError as error:
+        why = "it is no program for this machine" if error.errno == errno.ENOEXEC else error.strerror
+        raise NoEngineError(f"{words[0]} does not run: {why}. {NAME_ONE}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NoEngineError(
+            f"{' '.join(words)} did not end in {HELP_SECONDS} s: no llama-server. {NAME_ONE}"
+        ) from error
     if done.returncode != 0:
-        raise NoEngineError(f"{' '.join(words)} failed ({done.returncode}): {done.stderr.strip()[-500:]}")
+        said = f" It said: {done.stderr.strip()[-500:]}" if done.stderr.strip() else ""
+        raise NoEngineError(f"{' '.join(words)} failed ({done.returncode}). {NAME_ONE}{said}")
     return done.stdout + done.stderr
 
 
@@ -145,13 +161,23 @@ def find_engine(explicit: str | None = None) -> EngineBinary:
         raise NoEngineError(f"The package with engine {kind} is not installed. {NOTHING}")
     if explicit:
         if (path := shutil.which(explicit)) is None:
-            raise NoEngineError(f"{explicit} is not a program that can be run. {NOTHING}")
+            raise NoEngineError(f"{explicit} {_not_run(explicit)}")
         return EngineBinary(kind=Kind.LLAMA_SERVER, program=(path,))
     if path := shutil.which("llama-server"):  # (2)
         return EngineBinary(kind=Kind.LLAMA_SERVER, program=(path,))
     if found := xllamacpp() or skulk():  # (3)
         return found
     raise NoEngineError(NOTHING)
+
+
+def _not_run(name: str) -> str:
+    """Why it cannot be executed, and what to do."""
+    path = Path(name)
+    if path.is_dir():
+        return f"is a folder. {NAME_ONE}"
+    if path.is_file():
+        return f"may not be executed. If it is a llama-server: chmod +x {shlex.quote(name)}"
+    return f"is not there, nor on the PATH. {NOTHING}"
 
 
 def skulk_can_exist() -> bool:

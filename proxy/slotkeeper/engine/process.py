@@ -46,6 +46,7 @@ class EngineProcess:
         self._command = binary.command(args)
         self._env = binary.env | {PARENT: str(os.getpid())}
         self._child: subprocess.Popen[bytes] | None = None
+        self._begin = 0  # where this run's part of the log begins
 
     def __repr__(self) -> str:
         return f"<EngineProcess {self.base} pid={self.pid} returncode={self.returncode}>"
@@ -63,6 +64,7 @@ class EngineProcess:
         """Start it; blocks for the fork only. Call from the main thread (see `die_with_parent`)."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open_log(self.log) as log:
+            self._begin = os.fstat(log).st_size
             self._child = subprocess.Popen(  # noqa: S603 - the engine that the user named
                 self._command,
                 env=self._env,
@@ -77,7 +79,8 @@ class EngineProcess:
         """Wait until it has ended; keeps the log small meanwhile."""
         while (code := self.returncode) is None:
             await asyncio.sleep(POLL_SECONDS)
-            trim(self.log)
+            if trim(self.log):
+                self._begin = 0
         return code
 
     async def wait_ready(self, progress: Progress | None = None) -> None:
@@ -120,8 +123,8 @@ class EngineProcess:
         self._child.wait()
 
     def tail(self) -> str:
-        """The last lines of the log, without the end of line."""
-        return tail(self.log)
+        """The last lines of the log, without the end of line; none of an earlier run."""
+        return tail(self.log, since=self._begin)
 
     def _send(self, number: signal.Signals) -> None:
         if self._child and self._child.poll() is None:
@@ -138,18 +141,24 @@ def open_log(path: Path) -> Iterator[int]:
         os.close(number)
 
 
-def trim(path: Path, limit: int = LOG_BYTES) -> None:
-    """Keep a log that others append to below `limit` bytes: the older part moves to `NAME.1`."""
+def trim(path: Path, limit: int = LOG_BYTES) -> bool:
+    """Keep a log that others append to below `limit` bytes: the older part moves to `NAME.1`.
+
+    Returns whether it did.
+    """
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > limit:
             path.with_name(path.name + ".1").write_bytes(path.read_bytes())
             os.truncate(path, 0)
+            return True
+    return False
 
 
-def tail(path: Path, size: int = TAIL_BYTES) -> str:
+def tail(path: Path, size: int = TAIL_BYTES, *, since: int = 0) -> str:
+    """The end of a log, of what was written behind its first `since` bytes."""
     try:
         with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - size))
+            log.seek(max(since, path.stat().st_size - size))
             return log.read().decode(errors="replace").rstrip()
     except FileNotFoundError:
         return ""

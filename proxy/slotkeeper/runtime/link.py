@@ -12,6 +12,7 @@ from slotkeeper.core.effects import Learned
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, SlotId
+from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
@@ -115,13 +116,14 @@ class EngineLink:
             try:
                 await self._look(on_up, on_lost)
             except Exception as error:  # noqa: BLE001 - not even an answer that nobody foresaw ends the watch
-                self._not_probed(error)
+                self._not_probed(str(error))
             if not self._kick.is_set():  # else a doubt may have come up while we looked
                 self._doubt = False
             self._looked.set()
             self._looked = asyncio.Event()
             try:
-                async with asyncio.timeout(CALM if self.health is Health.OK else EAGER):
+                calm = self.health is Health.OK or self.health.wrong
+                async with asyncio.timeout(CALM if calm else EAGER):
                     await self._kick.wait()
                 self._kick.clear()
                 if not self._doubt:  # for which requests wait
@@ -137,11 +139,13 @@ class EngineLink:
             self._lost()
             on_lost(self)
         self.process = process
+        if self.health.wrong:
+            self._not_probed(f"{self.engine} {SAID[self.health]}")
         if self.health is Health.OK and not self.up:
             try:
                 await self._probe()
             except (EngineError, EngineGoneError) as error:
-                self._not_probed(error)
+                self._not_probed(str(error))
                 return
             self.up, self._refusals, self._trouble = True, 0, ""
             on_up(self)
@@ -150,10 +154,10 @@ class EngineLink:
         self.up = False
         self.tokenizer = None  # the next one may serve another model
 
-    def _not_probed(self, error: Exception) -> None:
+    def _not_probed(self, trouble: str) -> None:
         """Said once, not at every look."""
-        if self._trouble != str(error):
-            self._trouble = str(error)
+        if self._trouble != trouble:
+            self._trouble = trouble
             log.warning("engine_probe_failed", engine=self.engine, error=self._trouble)
 
     def slots_refused(self) -> bool:
@@ -227,7 +231,7 @@ class EngineLink:
             try:
                 await self._read(may_compute=False)
             except (EngineError, EngineGoneError) as error:
-                self._not_probed(error)
+                self._not_probed(str(error))
         if self.up:
             found(self)
 

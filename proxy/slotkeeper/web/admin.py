@@ -9,6 +9,7 @@ from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from slotkeeper.core.limits import Limits
+from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
@@ -52,17 +53,23 @@ class AdminPort:
         if self._token and request.path not in OPEN:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._token.encode()):
-                return web.json_response({"error": "a bearer token is needed here"}, status=401)
+                said = "this bearer token is not the right one" if given else "a bearer token is needed here"
+                return web.json_response({"error": said}, status=401)
         return await handler(request)
 
     async def _live(self, _: web.Request) -> web.Response:
         """Never touches an engine: a dead engine is no reason to restart us."""
         return web.Response(text="ok\n")
 
+    def _engines(self) -> str:
+        """What each is like; addresses only where everybody here may see everything."""
+        links = self._driver.links.values()
+        return ", ".join(f"{'one' if self._token else link.engine} {SAID[link.health]}" for link in links)
+
     async def _ready(self, _: web.Request) -> web.Response:
         if self._state.draining:
             return web.Response(status=503, text="draining\n")
         # Also an engine that we cannot probe (--no-slots, a key that we lack) is served: unpinned.
         if not any(link.health is Health.OK for link in self._driver.links.values()):
-            return web.Response(status=503, text="no engine is up\n")
+            return web.Response(status=503, text=f"no engine is up: {self._engines()}\n")
         return web.Response(text="ready\n")

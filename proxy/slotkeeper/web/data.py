@@ -9,7 +9,8 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from slotkeeper.observe.log import get_logger
+from slotkeeper.engine.client import LOOP_STATUS
+from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.web.exchange import Exchange, Gate
 from slotkeeper.web.upstream import GONE, abort, copy, prepared
 from slotkeeper.wire import errors
@@ -32,6 +33,7 @@ class DataPort:
         self._prefix = api_prefix
         self._running: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._seldom = Seldom(log)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=self._max_body)
@@ -64,6 +66,7 @@ class DataPort:
         api = classify(request.method, request.rel_url.raw_path, self._prefix)
         known_as = request_id(request.headers.get(names.REQUEST_ID), lambda: uuid.uuid4().hex)
         try:
+            self._not_again(request)
             body = await self._read(request)
             if api in TAKES_SLOT:
                 return await Exchange(self._gate, request, api, body or b"", known_as).run()
@@ -80,6 +83,15 @@ class DataPort:
                 return web.Response(status=499)
             ours = OurFault("slotkeeper failed; its log says why")
             return self._failed(api, ours, known_as)
+
+    def _not_again(self, request: web.Request) -> None:
+        """Sidecars that point at each other would send a request round for ever."""
+        if self._gate.upstream.name in names.hops(request.headers.getall(names.HOPS, [])):
+            raise UpstreamFault(
+                "this request has come through this sidecar before: its --upstream leads back to it; "
+                "point it at llama-server itself",
+                status=LOOP_STATUS,
+            )
 
     async def _read(self, request: web.Request) -> bytes | None:
         if not request.body_exists:
@@ -127,7 +139,8 @@ class DataPort:
         if isinstance(fault, ClientFault):
             log.info("request_refused", request_id=known_as, status=fault.status, error=fault.message)
         else:
-            log.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
+            say = self._seldom if fault.status == LOOP_STATUS else log  # each sidecar asks every second
+            say.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
         headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
         if fault.retry_after is not None:
             headers["Retry-After"] = str(fault.retry_after)

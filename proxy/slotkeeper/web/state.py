@@ -13,10 +13,11 @@ from slotkeeper.core.held import Held
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import EngineTable
-from slotkeeper.core.traits import Told
+from slotkeeper.core.traits import Memory, Told
 from slotkeeper.observe.history import History
 from slotkeeper.observe.why.record import Record
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
 from slotkeeper.web.documents import answer, number
 
 TWIGS: Final = 200
@@ -57,7 +58,14 @@ class StateRoutes:
                 "totals": self._history.totals.shown(),
                 "history": list(self._history.shown()),
                 "tiers": self._tiers(),
-                "engines": [self._engine(table, latest, now) for table in placement.tables.values()],
+                "engines": [
+                    *(self._engine(table, latest, now) for table in placement.tables.values()),
+                    *(
+                        _unseen(link)
+                        for link in self._driver.links.values()
+                        if link.engine not in placement.tables
+                    ),
+                ],
             }
         )
 
@@ -147,3 +155,18 @@ class StateRoutes:
                 ],
             }
         )
+
+
+def _unseen(link: EngineLink) -> Document:
+    """An engine that has not been up yet: nothing is known of it but why."""
+    return {
+        "engine": link.engine,
+        "up": False,
+        "health": link.health.value,
+        "memory": Memory.UNKNOWN.value,
+        "context_tokens": 0,
+        "checkpoint_limit": 0,
+        "prefill_tokens_per_second": None,
+        "slots": [],
+        "ram_cache_entries_tokens": [],
+    }

@@ -40,7 +40,9 @@ class Upstream:
     makes by default, has no such doubt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """`name`: of this sidecar, added to what it sends, so that it knows what comes back to it."""
+        self.name = name
         self._session = aiohttp.ClientSession(
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
@@ -70,6 +72,7 @@ class Upstream:
         """
         url = URL(base + target(request), encoded=True)
         headers = outgoing(request, body, request_id)
+        headers[names.HOPS] = ", ".join([*names.hops(headers.popall(names.HOPS, [])), self.name])
         if trace_parent is not None:
             headers[names.TRACE_PARENT] = trace_parent
         try:

@@ -98,11 +98,12 @@ def _error_in(body: bytes) -> Doc:
 
 
 def _text(body: bytes) -> str:
-    """What is no JSON, as far as a message should go; empty where it is no text (it may be compressed)."""
+    """What is no JSON, as far as a message should go: no page for browsers, and nothing compressed."""
     try:
-        return body.decode()[:TEXT_LIMIT]
+        text = body.decode()[:TEXT_LIMIT]
     except UnicodeDecodeError:
         return ""
+    return "" if text.lstrip().startswith("<") else text
 
 
 def body(fault: Fault, api: Api) -> bytes:

@@ -13,6 +13,7 @@ PREDICTED: Final = "X-Slotkeeper-Predicted"  # tokens that we expect the engine 
 PLANTED: Final = "X-Slotkeeper-Planted"  # tokens computed a moment before for this very request
 CONVERSATION: Final = "X-Slotkeeper-Conversation"  # a client's hint
 BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": straight through, unpinned
+HOPS: Final = "X-Slotkeeper-Hops"  # the sidecars that a request has come through, to notice a circle
 
 TRACE_PARENT: Final = "traceparent"  # W3C Trace Context
 
@@ -46,6 +47,11 @@ def forwardable(
         if name.lower() == "connection":
             unwanted |= {token.strip().lower() for token in value.split(",")}
     return [(name, value) for name, value in pairs if name.lower() not in unwanted]
+
+
+def hops(values: Iterable[str]) -> list[str]:
+    """The sidecars named in every `HOPS` header of a request, the first in front."""
+    return [name for value in values for part in value.split(",") if (name := part.strip())]
 
 
 def request_id(value: str | None, fresh: Callable[[], str]) -> str:

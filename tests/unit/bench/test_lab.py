@@ -11,7 +11,7 @@ from slotkeeper.engine.launch import EngineBinary, Kind
 
 HELP = "\n".join(
     f"{flag} N  what it does"
-    for flag in ("--port", "--parallel", "--ctx-size", "--slot-save-path", "--ctx-checkpoints")
+    for flag in ("--model", "--port", "--parallel", "--ctx-size", "--slot-save-path", "--ctx-checkpoints")
 )
 
 

@@ -30,9 +30,19 @@ async def serve() -> AsyncIterator:
         yield start
 
 
+PAGE = "\n<!doctype html><html><body>Welcome</body></html>"
+
+
 def answer(body, status: int = 200):
     async def handler(_request: web.Request) -> web.Response:
         return web.json_response(body, status=status)
+
+    return handler
+
+
+def page(status: int):
+    async def handler(_request: web.Request) -> web.Response:
+        return web.Response(text=PAGE, status=status, content_type="text/html")
 
     return handler
 
@@ -44,6 +54,15 @@ def answer(body, status: int = 200):
         (answer({"status": "ok"}), answer({"is_sleeping": True}), Health.SLEEPING),
         (answer({"status": "ok"}), answer({"is_sleeping": False}), Health.OK),
         (answer({"status": "ok"}), answer({"error": {"message": "Invalid API Key"}}, 401), Health.OK),
+        (answer({"status": "ok"}), answer({"version": "1"}), Health.FOREIGN),
+        (answer({"status": "ok"}), answer([1]), Health.FOREIGN),
+        (answer({"status": "ok"}), answer({"detail": "Not Found"}, 404), Health.FOREIGN),
+        (answer({"detail": "Not Found"}, 404), answer({}), Health.FOREIGN),
+        (page(200), answer({}), Health.FOREIGN),
+        (page(404), answer({}), Health.FOREIGN),
+        (page(401), answer({}), Health.OK),  # a proxy in front that wants a password
+        (page(503), answer({}), Health.LOADING),
+        (answer({"error": {"message": "around"}}, 508), answer({}), Health.LOOP),
     ],
 )
 async def test_health_is_what_both_routes_say(serve, health, props, state):
@@ -119,6 +138,12 @@ async def test_what_is_not_json_is_an_error_and_not_a_crash(serve):
 
     with pytest.raises(EngineError, match="not JSON"):
         await (await serve(props=props)).props()
+
+
+async def test_a_page_for_browsers_is_not_quoted(serve):
+    with pytest.raises(EngineError) as refused:
+        await (await serve(props=page(404))).props()
+    assert str(refused.value) == "404: a page of HTML"
 
 
 async def test_a_refusal_in_any_shape_is_told(serve):

@@ -1,0 +1,102 @@
+"""Sidecars whose upstreams lead back to them: a request is refused, not sent round for ever."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import orjson
+import pytest
+
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, request_body
+from chaos.fake_engine import FakeEngine
+from chaos.raw import until
+from slotkeeper.app import Sidecar, running
+from slotkeeper.engine.client import Health
+from slotkeeper.engine.launch import free_port
+from slotkeeper.wire import headers as names
+from slotkeeper.wire.routes import Api
+
+
+def health(sidecar: Sidecar) -> Health:
+    (link,) = sidecar.driver.links.values()
+    return link.health
+
+
+@pytest.fixture
+async def circle() -> AsyncIterator[tuple[Sidecar, Sidecar]]:
+    """Two sidecars that point at each other, and have noticed it."""
+    ports = [free_port(), free_port()]
+    one, other = (
+        settings(f"http://127.0.0.1:{there}", drain_timeout=1.0).model_copy(
+            update={"listen": f"127.0.0.1:{here}"}
+        )
+        for here, there in (ports, reversed(ports))
+    )
+    async with running(one) as first, running(other) as second:
+        await until(lambda: {health(first), health(second)} == {Health.LOOP}, "both notice the circle")
+        yield first, second
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES, Api.COMPLETION])
+async def test_a_request_is_refused_in_the_shape_of_its_api(api, stream, circle):
+    first, _ = circle
+    async with httpx.AsyncClient(base_url=f"http://{first.addresses[0]}", timeout=30) as client:
+        answer = await client.post(PATHS[api], json=request_body(api, stream=stream))
+    assert answer.status_code == 508
+    assert answer.headers["Content-Type"].startswith("application/json")
+    said = answer.json()
+    assert "--upstream leads back to it" in said["error"]["message"]
+    if api is Api.MESSAGES:
+        assert said["type"] == "error"
+        assert said["error"]["type"] == "api_error"
+    else:
+        assert (said["error"]["code"], said["error"]["type"]) == (508, "server_error")
+
+
+async def test_every_other_route_is_refused_too(circle):
+    async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[0]}", timeout=30) as client:
+        for answer in [await client.get("/health"), await client.get("/"), await client.post("/tokenize")]:
+            assert answer.status_code == 508
+
+
+async def test_readiness_says_what_is_wrong(circle):
+    async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[1]}", timeout=30) as client:
+        answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    assert "leads back to this sidecar" in answer.text
+
+
+async def test_a_circle_that_is_opened_is_over():
+    """A second sidecar is where the first one's engine should be, until the engine is back."""
+    port = free_port()
+    upstream = f"http://127.0.0.1:{port}"
+    async with running(settings(upstream, drain_timeout=1.0)) as first:
+        back = settings(f"http://{first.addresses[0]}", drain_timeout=1.0)
+        async with running(back.model_copy(update={"listen": f"127.0.0.1:{port}"})):
+            await until(lambda: health(first) is Health.LOOP, "the circle is noticed")
+        engine = FakeEngine()
+        engine.port = port
+        async with engine:
+            await ready(first)
+            async with httpx.AsyncClient(base_url=f"http://{first.addresses[0]}") as client:
+                assert (
+                    await client.post(PATHS[Api.CHAT], json=request_body(Api.CHAT, stream=False))
+                ).status_code == 200
+
+
+async def test_a_chain_is_no_circle(fake: FakeEngine):
+    """And what a client says that its request came through goes along."""
+    async with running(settings(fake.base, drain_timeout=1.0)) as near:
+        await ready(near)
+        async with running(settings(f"http://{near.addresses[0]}", drain_timeout=1.0)) as far:
+            await ready(far)
+            async with httpx.AsyncClient(base_url=f"http://{far.addresses[0]}") as client:
+                body = orjson.dumps(request_body(Api.CHAT, stream=False))
+                headers = [(names.HOPS, "elsewhere"), (names.HOPS, "a, b")]
+                assert (await client.post(PATHS[Api.CHAT], content=body, headers=headers)).status_code == 200
+    (hops,) = fake.ran[-1].header(names.HOPS)
+    assert hops.split(", ")[:3] == ["elsewhere", "a", "b"]
+    assert len(set(hops.split(", "))) == 5

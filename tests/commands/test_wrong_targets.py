@@ -1,0 +1,360 @@
+"""Every command at a wrong target: its exit code, and a sentence that says what to do next.
+
+Exit codes: 2 for what was typed or set wrongly, 1 for what is not as it should be elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from commands.process import NOBODY, ended, serving
+from slotkeeper.engine.launch import free_port
+
+USAGE, FAILURE = 2, 1
+TOKEN: Final = "s3cret"  # noqa: S105
+PAGE: Final = b"<!DOCTYPE html><html><body>Welcome to somewhere else</body></html>"
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104
+CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
+
+
+def check(code: int, hints: tuple[str, ...], *words: str, **how: object) -> str:
+    done = ended(*words, **how)
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    for hint in hints:
+        assert hint in said
+    assert "Traceback" not in said
+    assert "<" not in said.replace("<redacted>", ""), "a page for browsers was quoted"
+    return said
+
+
+# -- words ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["srve"], "slotkeeper: there is no command 'srve'; did you mean serve?"),
+        (["helth", "--live"], "did you mean health?"),
+        (["serve", "--listn", "x"], "slotkeeper serve: there is no --listn; did you mean --listen?"),
+        (["serve", "--slotdir=/x"], "there is no --slotdir; did you mean --slot-dir?"),
+        (["serve", "--gibberish"], "slotkeeper serve --help lists what there is"),
+        (["up", "--modle", "x"], "slotkeeper up: there is no --modle; did you mean --model?"),
+        (["up", "-ngl", "99"], "flags of llama-server go after --"),
+        (["up", "--context", "many"], "--context"),
+        (["demo", "--engne", "x"], "did you mean --engine?"),
+        (
+            ["doctor", "--upstrem", NOBODY],
+            "slotkeeper doctor: there is no --upstrem; did you mean --upstream?",
+        ),
+        (["why", "--admin-tokn", "x"], "did you mean --admin-token?"),
+        (["top", "--evry", "2"], "did you mean --every?"),
+        (["health", "--liv"], "no sidecar answers"),  # the beginning of a flag is enough
+        (["snapshots", "ls", "--jsn"], "did you mean --json?"),
+        (["replay", "x.jsonl", "--bas", NOBODY, "--agianst", NOBODY], "did you mean --against?"),
+        (["lint", "x.jsonl", "--jsno"], "did you mean --json?"),
+        (
+            ["serve", "--hot-bytes", "plenty"],
+            "--hot-bytes: 'plenty' is no size; write a number of bytes, or such as 32GiB",
+        ),
+        (["serve", "--record-bytes", "5 gigs"], "such as 32GiB"),
+        (["serve", "--drain-delay", "soon"], "--drain-delay: 'soon' is no number; write such as 2.5"),
+        (
+            ["serve", "--upstream", "localhost:8081"],
+            "--upstream: 'localhost:8081' is not a URL; write http://HOST:PORT",
+        ),
+        (["doctor", "--upstream", "localhost:8081"], "--upstream: 'localhost:8081' is not a URL"),
+        (["replay", "x.jsonl", "--base", "localhost"], "--base: 'localhost' is not a URL"),
+        *(
+            ([*command, "--admin", "localhost:9090"], "--admin: 'localhost:9090' is not a URL")
+            for command in (["why"], ["top"], ["health"], ["snapshots", "ls"])
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_word_says_which_was_meant(words, hint):
+    check(
+        FAILURE if hint == "no sidecar answers" else USAGE,
+        (hint,),
+        *words,
+        env={"SLOTKEEPER_ADMIN_LISTEN": "127.0.0.1:1"},
+    )
+
+
+def test_a_wrong_line_and_a_wrong_variable_say_which_was_meant(tmp_path: Path):
+    config = tmp_path / "slotkeeper.toml"
+    config.write_text('hot_byts = "32GiB"\n', "utf-8")
+    check(
+        USAGE,
+        (f"{config}: hot_byts: there is no such setting; did you mean hot_bytes?",),
+        "serve",
+        "--config",
+        str(config),
+    )
+    check(
+        USAGE,
+        ("SLOTKEEPER_UPSTREM: there is no such variable; did you mean SLOTKEEPER_UPSTREAM?",),
+        "serve",
+        env={"SLOTKEEPER_UPSTREM": NOBODY},
+    )
+
+
+# -- our own address -----------------------------------------------------------------------------------
+
+
+def address_of_this_machine() -> str:
+    """One that others reach it by, where it has one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plug:
+        try:
+            plug.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        return str(plug.getsockname()[0])
+
+
+@pytest.mark.parametrize(
+    ("listen", "upstream"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "localhost"),
+        ("127.0.0.1", EVERYWHERE),
+        ("127.0.0.1", "[::1]"),
+        ("127.0.0.1", "[::]"),
+        ("127.0.0.1", "[::ffff:127.0.0.1]"),
+        ("localhost", "127.0.0.1"),
+        (EVERYWHERE, "127.0.0.1"),
+        (EVERYWHERE, "localhost"),
+        (EVERYWHERE, address_of_this_machine()),
+        ("[::1]", "localhost"),
+    ],
+)
+def test_an_upstream_that_is_our_own_port_is_refused(listen, upstream):
+    port = free_port()
+    url = f"http://{upstream}:{port}"
+    hints = (
+        f"--upstream: at {url} Slotkeeper itself listens (--listen {listen}:{port})",
+        "http://127.0.0.1:8081",
+    )
+    check(USAGE, hints, "serve", "--listen", f"{listen}:{port}", "--upstream", f"{url}/v1")
+
+
+def test_an_upstream_that_is_our_own_admin_port_is_refused():
+    address = f"127.0.0.1:{free_port()}"
+    check(USAGE, ("--admin-listen",), "serve", "--admin-listen", address, "--upstream", f"http://{address}")
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        hints = ("cannot listen", str(taken.getsockname()[1]))
+        check(
+            USAGE, hints, "serve", "--upstream", NOBODY, "--listen", address, "--admin-listen", "127.0.0.1:0"
+        )
+        check(
+            USAGE, hints, "serve", "--upstream", NOBODY, "--admin-listen", address, "--listen", "127.0.0.1:0"
+        )
+
+
+# -- an engine that is none ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> dict[str, Path]:
+    """Things that somebody might take for a llama-server."""
+    text, listed, script = tmp_path / "text", tmp_path / "listed", tmp_path / "script"
+    text.write_text("llama-server\n", "utf-8")
+    listed.write_text("llama-server\n", "utf-8")
+    listed.chmod(0o755)
+    script.write_text("#!/bin/sh\necho 'cannot find libcuda.so' >&2\nexit 3\n", "utf-8")
+    script.chmod(0o755)
+    true = shutil.which("true")
+    assert true
+    return {
+        "true": Path(true),
+        "no exec bit": text,
+        "text": listed,
+        "folder": tmp_path,
+        "absent": tmp_path / "absent",
+        "broken": script,
+    }
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+@pytest.mark.parametrize(
+    ("name", "hints"),
+    [
+        ("true", ("is no llama-server", "--engine PATH")),
+        ("no exec bit", ("may not be executed", "chmod +x ")),
+        ("text", ("is no program for this machine", "--engine PATH")),
+        ("folder", ("is a folder", "--engine PATH")),
+        ("absent", ("is not there", "pip install 'slotkeeper[engine]'")),
+        ("broken", ("failed (3)", "cannot find libcuda.so")),
+    ],
+)
+def test_an_engine_program_that_is_none(command, name, hints, programs, tmp_path):
+    path = str(programs[name])
+    check(USAGE, (path, *hints), command, "--engine", path, env={"XDG_STATE_HOME": str(tmp_path / "state")})
+
+
+# -- folders -------------------------------------------------------------------------------------------
+
+
+def without_override() -> None:
+    """Root may write anywhere; without this capability it may not. For others it changes nothing."""
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
+    file, closed = tmp_path / "file", tmp_path / "closed place"
+    file.write_text("x", "utf-8")
+    closed.mkdir(mode=0o500)
+    yield {
+        "file": file,
+        "in a file": file / "slots",
+        "no parent": tmp_path / "typo" / "deep" / "slots",
+        "closed": closed,
+        "in a closed one": closed / "slots",
+    }
+    closed.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("name", "hints"),
+    [
+        ("file", ("file is no folder", "Name another one")),
+        ("in a file", ("file is no folder", "Name another one")),
+        ("no parent", ("typo. Make it: mkdir -p -m 700 ")),
+        ("closed", ("cannot write to", "sudo install -d -m 700 -o ")),
+        ("in a closed one", ("cannot write to", "sudo install -d -m 700 -o ")),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_said_at_the_start(name, hints, folders):
+    words = ("serve", "--upstream", NOBODY, "--slot-dir", str(folders[name]))
+    check(USAGE, ("--slot-dir: ", *hints), *words, preexec_fn=without_override)
+
+
+@pytest.mark.parametrize("flag", ["--slot-dir", "--cold-dir", "--record"])
+def test_every_folder_is_tried(flag, folders):
+    words = ("serve", "--upstream", NOBODY, flag, str(folders["no parent"]))
+    check(USAGE, (f"{flag}: ", "Make it: mkdir -p"), *words)
+
+
+def test_up_tries_its_folders_too(folders):
+    words = ("up", "--record", str(folders["closed"]))
+    check(USAGE, ("--record: ", "sudo install -d"), *words, preexec_fn=without_override)
+
+
+def test_the_command_that_is_told_mends_it(folders):
+    """Up to the user's own rights."""
+    folder = folders["no parent"]
+    words = ("serve", "--upstream", NOBODY, "--slot-dir", str(folder))
+    said = check(USAGE, ("mkdir -p",), *words)
+    assert os.system(said.rpartition("Make it: ")[2]) == 0  # noqa: S605 - of our own message
+    with serving("--upstream", NOBODY, "--slot-dir", str(folder)) as (process, _, _):
+        assert process.poll() is None
+
+
+# -- servers of another kind ---------------------------------------------------------------------------
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """A web server that is no llama-server."""
+
+    status = 404
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(PAGE)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(params=[404, 200])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that has no such page, and one that has a page for everything."""
+    handler = type("Handler", (Elsewhere,), {"status": request.param})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_an_upstream_that_is_no_llama_server(command, elsewhere):
+    ports = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0") if command == "serve" else ()
+    hints = (f"{elsewhere} is no llama-server", "by --upstream")
+    check(FAILURE, hints, command, "--upstream", f"{elsewhere}/v1/", *ports)
+
+
+@pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["health"], ["snapshots", "ls"]])
+def test_an_admin_port_that_is_none(command, elsewhere):
+    check(FAILURE, ("is not on the admin port of a sidecar", "--admin"), *command, "--admin", elsewhere)
+
+
+@pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["health"], ["snapshots", "ls"]])
+def test_a_sidecar_that_is_down(command):
+    check(FAILURE, (f"no sidecar answers at {NOBODY}", "--admin"), *command, "--admin", NOBODY)
+
+
+# -- a sidecar whose engine is down --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[tuple[str, str]]:
+    """URLs of the data port and of the admin port of a sidecar that has a token and no engine."""
+    with serving("--upstream", NOBODY, "--admin-token", TOKEN) as (_, data, admin):
+        yield f"http://{data}", f"http://{admin}"
+
+
+@pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["snapshots", "ls"]])
+def test_the_data_port_is_no_admin_port(command, ports):
+    check(FAILURE, ("is not on the admin port of a sidecar", "--admin"), *command, "--admin", ports[0])
+
+
+@pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["snapshots", "ls"]])
+def test_a_token_that_is_wrong_or_missing(command, ports):
+    words = (*command, "--admin", ports[1])
+    check(FAILURE, ("a bearer token is needed here", "--admin-token"), *words)
+    check(
+        FAILURE, ("this bearer token is not the right one", "--admin-token"), *words, "--admin-token", "guess"
+    )
+    check(FAILURE, ("not the right one",), *words, env={"SLOTKEEPER_ADMIN_TOKEN": "guess"})
+
+
+def test_health_needs_no_token_and_says_that_no_engine_is_up(ports):
+    hints = ("no engine is up: one does not answer", "slotkeeper doctor --upstream URL")
+    for env in ({}, {"SLOTKEEPER_ADMIN_TOKEN": "guess"}):
+        check(FAILURE, hints, "health", "--admin", ports[1], env=env)
+        check(0, (), "health", "--live", "--admin", ports[1], env=env)
+
+
+def test_top_shows_an_engine_that_is_down(ports):
+    check(
+        0,
+        (NOBODY.removeprefix("http://"), "down"),
+        "top",
+        "--once",
+        "--admin",
+        ports[1],
+        "--admin-token",
+        TOKEN,
+    )
