@@ -166,6 +166,7 @@ def _unseen(link: EngineLink) -> Document:
         "memory": Memory.UNKNOWN.value,
         "context_tokens": 0,
         "checkpoint_limit": 0,
+        "flags": [],
         "prefill_tokens_per_second": None,
         "slots": [],
         "ram_cache_entries_tokens": [],
