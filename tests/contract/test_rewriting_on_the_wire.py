@@ -14,9 +14,11 @@ from chaos.fake_answers import PATHS
 from chaos.raw import dial
 from slotkeeper.app import running
 from slotkeeper.core.types import Reason
+from slotkeeper.observe.why.words import sentences
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.wire.routes import Api
 
+HANDBOOK = "Keep lines short. " * 60
 CHAT = PATHS[Api.CHAT]
 FIRST, SECOND = "Current date: 2026-11-21", "Current date: 2026-11-22"
 SAID = {"role": "assistant", "content": "It sells bolts."}
@@ -24,8 +26,8 @@ TASKS = ("What does the shop sell?", "And what is low?")
 
 
 def request(date: str, tasks: int) -> dict[str, Any]:
-    """The shape of pi's: the date stands at the end of its system text."""
-    messages = [{"role": "system", "content": f"You are an agent.\n\n{date}"}]
+    """The shape of continue's: the date stands in front of much that is not to be computed again."""
+    messages = [{"role": "system", "content": f"You are an agent.\n\n{date}\n\n{HANDBOOK}"}]
     for number in range(tasks):
         messages += [{"role": "user", "content": TASKS[number]}, SAID]
     return {"model": "m", "messages": messages[:-1], "stream": False}
@@ -73,6 +75,22 @@ async def test_a_date_that_changed_is_told_behind_the_newest_words_and_stays_tol
         await post(data, longer)
         assert heard(fake)[:4] == [system, first, SAID, second]
         assert heard(fake)[-1]["content"] == "Thanks."
+
+
+async def test_what_would_cost_more_than_it_saves_goes_as_it_came(fake):
+    """A note is longer than these few words, which the engine computes again sooner."""
+    async with running(settings(fake.base, rules=("date=fix",))) as sidecar:
+        for date, tasks in ((FIRST, 1), (SECOND, 2)):
+            body = request(date, tasks)
+            body["messages"][0]["content"] = date
+            raw = await post(sidecar.addresses[0], body)
+            assert untouched(fake, raw)
+        value = sidecar.metrics.registry.get_sample_value
+        assert value("slotkeeper_rewrites_total", {"rule": "date", "action": "declined"}) == 1
+        (record, _) = sidecar.driver.journal
+        assert record.weighed.own < record.weighed.changed
+        assert not record.weighed.taken
+        assert any("tokens to compute" in said for said in sentences(record))
 
 
 async def test_who_wants_to_be_left_alone_is(fake):

@@ -163,6 +163,7 @@ def check_replies_come_back_as_sampled(agent: Agent, layout: Layout) -> None:
 def talk(agent: Agent, sidecar: Sidecar) -> Iterator[None]:
     """A session through the sidecar; it pauses behind each request, so that others come in between."""
     before: Layout | None = None
+    grown, tools = False, len(agent.tools)
     for request in agent.requests(agent.chance.choice(STEPS)):
         came = written(request.body)
         outcome, match, conversation = sidecar.take(agent.api, request.body)
@@ -173,9 +174,12 @@ def talk(agent: Agent, sidecar: Sidecar) -> Iterator[None]:
         check_order(agent, request, outcome.doc)
         if not agent.ways:
             assert outcome.doc is request.body
-        if before is not None and sidecar.modes is FIX and "edits" not in agent.ways:
+        # Who comes with another set of tools is another agent: what rules remember begins anew.
+        same_tools, tools = len(request.body["tools"]) == tools, len(request.body["tools"])
+        grown = grown or not same_tools
+        if before is not None and same_tools and sidecar.modes is FIX and "edits" not in agent.ways:
             check_the_past_stands(agent, before, sent)
-            if "ids" not in agent.ways:
+            if "ids" not in agent.ways and not grown:
                 check_replies_come_back_as_sampled(agent, sent)
         assert all(word.startswith(agent.tag) for word in words(outcome.doc))
         before = sent

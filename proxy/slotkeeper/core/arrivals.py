@@ -10,7 +10,8 @@ from slotkeeper.core import chores, en_route
 from slotkeeper.core.choice import Plan, blind, cheapest, continuing
 from slotkeeper.core.effects import Effect, Forward, Observe
 from slotkeeper.core.events import Arrived, Rendered
-from slotkeeper.core.held import Held
+from slotkeeper.core.forms import Form, Weighed, changed_by_messages, computed
+from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.state import State
@@ -24,7 +25,13 @@ LOOKAHEAD: Final = 16
 
 
 def arrived(state: State, event: Arrived) -> None:
-    pending = Pending(arrived=event, rendered=not event.rendered, plain=event.uncached)
+    priced = event.rewritten is not None and not event.uncached  # equal outlines may be of unequal prompts
+    pending = Pending(
+        arrived=event,
+        rendered=not event.rendered,
+        plain=event.uncached,
+        other=Form(event.rewritten) if event.rewritten is not None and priced else None,
+    )
     state.requests[event.request] = pending
     if event.bypass:
         state.bypassing.append(event.request)
@@ -37,11 +44,37 @@ def rendered(state: State, event: Rendered) -> None:
     if pending is None or pending.rendered:
         return
     pending.rendered = True
-    pending.prompt = event.prompt
     pending.waits_in = None
-    if event.prompt is not None:
-        pending.structure = en_route.structured(state, event.prompt, event.boundaries)
+    own = Form(pending.arrived.outline, event.prompt, event.boundaries)
+    if pending.other is not None:
+        pending.other = replace(pending.other, prompt=event.rewritten, boundaries=event.rewritten_boundaries)
+    elif pending.weighed is not None:  # messages have decided it: the prices follow
+        own = _priced_late(pending, event)
+    _takes(state, pending, own)
     pending.predict()
+
+
+def _takes(state: State, pending: Pending, form: Form) -> None:
+    """The request is this from now on."""
+    pending.arrived = replace(pending.arrived, outline=form.outline)
+    pending.prompt = form.prompt
+    if form.prompt is not None:
+        pending.structure = en_route.structured(state, form.prompt, form.boundaries)
+
+
+def _priced_late(pending: Pending, event: Rendered) -> Form:
+    """The form that went out, or is about to. Both are priced at the state that its slot held."""
+    plan, taken = pending.plan, pending.weighed is not None and pending.weighed.taken
+    base = pending.base or (plan.table.shadow.slots[plan.slot] if plan and plan.slot is not None else None)
+    if plan is not None:
+        own, changed = (
+            None if prompt is None else len(prompt) - reuse(base, prompt, plan.table.traits)
+            for prompt in (event.prompt, event.rewritten)
+        )
+        pending.weighed = Weighed(own, changed, taken)
+    if taken:
+        return Form(pending.arrived.outline, event.rewritten, event.rewritten_boundaries)
+    return Form(pending.arrived.outline, event.prompt, event.boundaries)
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
@@ -74,6 +107,34 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 
 def _decide(state: State, pending: Pending, now: float) -> Plan | None:
+    """Which form it takes, if rules would change it, and where that goes. None: it waits."""
+    other, request = pending.other, pending.arrived
+    if other is None:
+        return _place(state, pending, now)
+    if not pending.rendered:
+        choosable = request.pinnable and request.id_slot is None and request.copies == 1
+        plan = changed_by_messages(state.up, request.outline, other.outline, now) if choosable else None
+        if plan is not None:
+            _weighed(state, pending, Weighed(None, None, taken=True))
+        return plan
+    own = _place(state, pending, now)
+    as_changed = replace(pending, arrived=replace(request, outline=other.outline), prompt=other.prompt)
+    changed = _place(state, as_changed, now)
+    weighed = Weighed.of(computed(own, pending.prompt), computed(changed, other.prompt))
+    plan = changed if weighed.taken else own
+    if plan and not plan.wait:
+        _weighed(state, pending, weighed)
+    return plan
+
+
+def _weighed(state: State, pending: Pending, weighed: Weighed) -> None:
+    """It is decided. Tokens that are not known yet follow in `rendered`."""
+    other, pending.other, pending.weighed = pending.other, None, weighed
+    if other is not None and weighed.taken:
+        _takes(state, pending, other)
+
+
+def _place(state: State, pending: Pending, now: float) -> Plan | None:
     """Numbers as in `placement`. None: it waits (6)."""
     request = pending.arrived
     if request.copies > 1:
@@ -185,6 +246,7 @@ def forward(pending: Pending, now: float) -> Forward:
         slot=slot if plan.pinned else None,
         reason=plan.reason,
         pin=plan.pinned and pending.arrived.id_slot is None,
+        changed=_is_changed(pending),
     )
 
 
@@ -229,7 +291,12 @@ def _unplanned(
         pending.plan = Plan(table=table, reason=reason, pinned=False)
         table.send(request, pending.arrived.copies, now)
     engine = table.engine if table else state.engines[0]
-    yield Forward(request=request, engine=engine, slot=None, reason=reason, pin=False)
+    changed = _is_changed(pending)
+    yield Forward(request=request, engine=engine, slot=None, reason=reason, pin=False, changed=changed)
+
+
+def _is_changed(pending: Pending) -> bool:
+    return pending.weighed is not None and pending.weighed.taken
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:

@@ -124,6 +124,7 @@ class Forward:
     slot: int | None
     reason: Reason
     pin: bool  # whether id_slot must be written into the body
+    changed: bool = False  # whether it goes as rules would have it; else as its client wrote it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

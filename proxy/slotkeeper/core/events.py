@@ -25,6 +25,9 @@ class Arrived:
     id_slot: int | None = None  # the client's own choice
     copies: int = 1  # n: slots it takes
     outline: tuple[bytes, ...] = ()
+    rewritten: tuple[bytes, ...] | None = (
+        None  # its outline as rules would have it; None: they change nothing
+    )
     brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
     adapted: bool = False  # LoRA scales of its own
     uncached: bool = False  # cache_prompt is false: the engine will compute all of it
@@ -40,6 +43,8 @@ class Rendered:
     request: RequestId
     prompt: Tokens | None
     boundaries: tuple[Boundary, ...] = ()
+    rewritten: Tokens | None = None  # the prompt as rules would have it
+    rewritten_boundaries: tuple[Boundary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,7 @@ def continues(outline: Sequence[bytes], held: Held | None) -> bool:
 def succeeds(outline: Sequence[bytes], held: Held | None) -> bool:
     """Whether its messages begin with all of this state's, whatever stands before them.
 
-    Then it is the next turn of the same conversation, and this state will hardly be asked for again.
+    Then it is the next turn of the same conversation, or one of a sub-agent that knows what was said.
     """
     if held is None or len(held.outline) < 2:  # the first digest is what stands before the messages
         return False

@@ -9,6 +9,7 @@ from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Report
 from slotkeeper.core.events import Arrived, Finished
 from slotkeeper.core.figures import Usage, oracle, usage_of
+from slotkeeper.core.forms import Form, Weighed
 from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.losses import Answered, Lost, lost
 from slotkeeper.core.planting import NO_STRUCTURE, Structure
@@ -46,6 +47,8 @@ class Pending:
     waits_in: Scene | None = None  # in which it was decided that it must wait
     plain: bool = False  # no steps for it: one has failed, or they would be in vain
     finished: Finished | None = None
+    other: Form | None = None  # as rules would have it, until it is decided which form goes out
+    weighed: Weighed | None = None  # how that was decided
 
     @property
     def step(self) -> Step:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.core.held import Held, goes_on_from, succeeds
+from slotkeeper.core.held import Held, continues, goes_on_from, succeeds
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.snapshots import Snapshot, Tier
@@ -20,6 +20,9 @@ RAM_DOUBT: Final = (
     0.03  # of what the RAM cache promises: the engine may have dropped it, or take a like entry
 )
 IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
+# Share of a loss that remains when the messages go on behind other tools: a sub-agent leaves its main agent's
+# state wanted, while a conversation that got another tool will not go back. Nobody can tell which it is.
+OTHER_HEAD: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,11 @@ def price_of(table: EngineTable, look: Look, want: Want) -> float:
 def loss(table: EngineTable, look: Look, want: Want) -> float:
     """What will be missed of the slot's content once it is overwritten."""
     victim = table.shadow.slots[look.slot]
-    if victim is None or succeeds(want.outline, victim):
+    if victim is None or continues(want.outline, victim):
         return 0.0
     missed = _missed(victim, want)
+    if succeeds(want.outline, victim):
+        missed *= OTHER_HEAD
     if look.parked or table.shadow.elsewhere(victim, look.slot):
         return missed * IN_RAM
     return min(missed, file_price(table, victim, want.shelf) * victim.chance(want.now))

@@ -47,6 +47,7 @@ Fallback = Literal[
     "task",
 ]
 Stage = Literal["parse", "render"]
+Action = Literal["fixed", "observed", "declined"]  # declined: as it came, it was cheaper
 
 PREFILL: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FILES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -118,7 +119,7 @@ class Metrics:
         )
         self.rewrites = counter(
             "rewrites_total",
-            "Requests in which a rule found something, and put it right or not.",
+            "Requests in which a rule found something: put right or not, or declined as it saves nothing.",
             "rule",
             "action",
         )
@@ -185,8 +186,8 @@ class Metrics:
     def fallback(self, reason: Fallback) -> None:
         self.fallbacks.labels(reason=reason).inc()
 
-    def rewritten(self, rule: RuleName, *, fixed: bool) -> None:
-        self.rewrites.labels(rule=rule.value, action="fixed" if fixed else "observed").inc()
+    def rewritten(self, rule: RuleName, action: Action) -> None:
+        self.rewrites.labels(rule=rule.value, action=action).inc()
 
     def lost(self, cause: Cause, tokens: int) -> None:
         self.repeated.labels(cause=cause.value).inc(tokens)
@@ -240,7 +241,7 @@ class Metrics:
         for metric, values in known:
             for value in values:
                 metric.labels(value)
-        for rule, action in product(RuleName, ("fixed", "observed")):
+        for rule, action in product(RuleName, get_args(Action)):
             self.rewrites.labels(rule, action)
         for flag, how in product(FLAGS.values(), LEARNT):
             self.flags_learned.labels(flag, how)

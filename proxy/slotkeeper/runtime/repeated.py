@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from slotkeeper.core.canonical.apply import Outcome
-from slotkeeper.core.conversations.causes import Cause, Explained, explain, of_template
+from slotkeeper.core.canonical.rules import Mode
+from slotkeeper.core.conversations.causes import Cause, Explained, by_our_rule, explain, of_template
 from slotkeeper.core.conversations.divergence import length, parted
 from slotkeeper.core.conversations.echo import Echo, echo
 from slotkeeper.core.conversations.reasons import CAUSES
@@ -48,15 +49,17 @@ class Cost:
     seconds: float | None
 
 
-def judge(match: Match, layout: Layout, outcome: Outcome) -> Judgement:
-    """Before it is entered in the book of conversations, which forgets what stood there."""
-    explained, before = explain(match, layout), match.before or match.sibling or match.beside
+def judge(match: Match, layout: Layout, sent: Outcome) -> Judgement:
+    """Of a request that came as `layout` and went out as `sent`."""
+    fixed = [done.rule for done in sent.done if done.mode is Mode.FIX] if sent.edits else []
+    ours = by_our_rule(match, layout, sent.layout, fixed)
+    explained, before = ours or explain(match, layout), match.before or match.sibling or match.beside
     divergence = explained.divergence
     return Judgement(
         explained=explained,
         template=of_template(before.received) if before else None,
         parent=before.tokens if before else None,
-        remains=divergence is not None and not _mended(match, outcome),
+        remains=divergence is not None and not _mended(match, sent),
         echo=echo(match.before, layout) if match.before and divergence is None else None,
         lost=divergence.lost / length(layout) if divergence else 0.0,
     )

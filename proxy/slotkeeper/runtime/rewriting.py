@@ -1,24 +1,24 @@
 """Requests on their way in: whose conversation each goes on, what its client changed, what is put right.
 
-All decisions are made in `core.conversations` and `core.canonical`; here their figures are counted.
+All decisions are made in `core.conversations`, `core.canonical` and `core.forms`; here figures are counted.
+Before a request goes out only its forms are made. What is said of it waits until the engine is at work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import orjson
-
-from slotkeeper.core.canonical.apply import canonical
+from slotkeeper.core.canonical.apply import Outcome, canonical
 from slotkeeper.core.canonical.modes import Choice
 from slotkeeper.core.canonical.registry import RULES
 from slotkeeper.core.canonical.rules import Mode
 from slotkeeper.core.canonical.shown import Change, changes
 from slotkeeper.core.conversations.book import Conversations
-from slotkeeper.core.conversations.record import Conversation, Who
+from slotkeeper.core.conversations.record import Conversation, Match, Who
+from slotkeeper.core.requests.layout import Layout
 from slotkeeper.core.tokens import Tokens
-from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.metrics import Action, Metrics
 from slotkeeper.observe.why.record import Decision, Parting
 from slotkeeper.runtime.repeated import Judgement, cost_of, judge, parting, reply_parted, report
 from slotkeeper.wire.document import Doc
@@ -29,16 +29,31 @@ from slotkeeper.wire.layouts import Recent
 from slotkeeper.wire.routes import Api
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Taken:
     """One request, from its coming to its answer."""
 
     request_id: str
-    doc: Doc  # as it goes on
-    body: bytes | None  # the same, written; None: the bytes that came
-    conversation: Conversation  # that it is the last request of by now
-    judged: Judgement
-    changes: tuple[Change, ...]
+    who: Who
+    now: float
+    received: Layout
+    match: Match  # as all was when it came
+    outcome: Outcome  # as rules would have it
+    changed: bool | None  # whether that goes out; None: it is not decided
+    conversation: Conversation | None = None  # that it is the last request of by now
+    judged: Judgement | None = None
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def rewritten(self) -> Doc | None:
+        """The body as rules would have it; None where they change nothing."""
+        return self.outcome.doc if self.outcome.edits else None
+
+    @property
+    def sent(self) -> Outcome:
+        """What goes out; as it came, until that is decided."""
+        own = self.rewritten is not None and not self.changed
+        return Outcome(self.outcome.doc, self.received, self.outcome.done) if own else self.outcome
 
 
 class Rewriting:
@@ -51,6 +66,7 @@ class Rewriting:
         self._before = Recent()
         self._choice = choice
         self._metrics = metrics
+        self._new: list[Taken] = []  # that are not in the book yet
 
     def __repr__(self) -> str:
         return f"<Rewriting {self.conversations!r}>"
@@ -66,35 +82,53 @@ class Rewriting:
         size: int,
         now: float,
     ) -> Taken | None:
-        """The request as it goes on, and what is to be said of it; None for what is no chat.
+        """The request and how rules would have it; None for what is no chat.
 
         `size` bytes are its body, at `now` seconds.
         """
+        self._enter_all()
         layout = lay_out(api, doc, self._before.like(api, client, doc))
         if layout is None:
             return None
         known = self._before.add(api, client, doc, layout, size)
         who = Who(client=client, name=named(headers, doc))
-        match = self.conversations.find(who, layout)
+        match = _as_it_is(self.conversations.find(who, layout))
         modes = self._choice.for_client(headers.get("User-Agent", ""))
         outcome = canonical(
             doc, layout, match, rules=RULES, modes=modes, lay_out=lambda body: lay_out(api, body, known)
         )
-        body = orjson.dumps(outcome.doc) if outcome.edits else None
-        judged = judge(match, layout, outcome)
-        conversation = self.conversations.saw(
-            match,
-            who,
-            received=layout,
-            sent=outcome.layout,
-            notes=outcome.notes,
-            told=outcome.told,
+        taken = Taken(
+            request_id=request_id,
+            who=who,
             now=now,
+            received=layout,
+            match=match,
+            outcome=outcome,
+            changed=None if outcome.edits else False,
         )
-        for done in outcome.done:
-            self._metrics.rewritten(done.rule, fixed=done.mode is Mode.FIX)
-        shown = changes(outcome.done, text=self._text)
-        return Taken(request_id, outcome.doc, body, conversation, judged, shown)
+        self._new.append(taken)
+        return taken
+
+    def goes(self, taken: Taken, *, changed: bool) -> None:
+        """In which form it goes out. Of two times that it is sent, the later one counts."""
+        before, taken.changed = taken.changed, changed
+        line, sent = taken.conversation, taken.sent
+        if line is not None and changed != bool(before):
+            self.conversations.resent(
+                line, taken.received, sent=sent.layout, notes=sent.notes, told=sent.told, rules=_fixed(sent)
+            )
+
+    def settle(self, taken: Taken) -> Judgement | None:
+        """Enter it in the book, and say what is to be said of it; None as long as its form is not decided."""
+        self._enter_all()
+        if taken.judged is None and taken.changed is not None:
+            taken.judged = judge(taken.match, taken.received, taken.sent)
+            for done in taken.outcome.done:
+                put_right: Action = "fixed" if taken.changed or taken.rewritten is None else "declined"
+                self._metrics.rewritten(done.rule, put_right if done.mode is Mode.FIX else "observed")
+            declined = taken.rewritten is not None and not taken.changed
+            taken.changes = changes(taken.outcome.done, text=self._text, declined=declined)
+        return taken.judged
 
     def answered(
         self,
@@ -110,13 +144,45 @@ class Rewriting:
 
         `planted` tokens were computed for it before it went on; `decision` is where that was.
         """
+        judged, line = self.settle(taken), taken.conversation
+        if judged is None or line is None:
+            return None
         if reply is not None:
-            self.conversations.replied(taken.conversation, reply)
-        judged, fixed = taken.judged, taken.body is not None
+            self.conversations.replied(line, reply)
+        fixed = bool(taken.changed)
         cost = cost_of(judged, prompt, figures, planted)
-        taken.conversation.tokens = prompt or taken.conversation.tokens
+        line.tokens = prompt or line.tokens
         if cost is None or cost.why.cause is None:
             return reply_parted(judged, decision, figures.cached)
         self._metrics.lost(cost.why.cause, cost.tokens)
         report(cost, request_id=taken.request_id, fixed=fixed)
         return parting(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=self._text)
+
+    def _enter_all(self) -> None:
+        """In the order in which they came: the next request goes on from what these leave in the book."""
+        entered, self._new = self._new, []
+        for taken in entered:
+            sent = taken.sent
+            taken.conversation = self.conversations.saw(
+                taken.match,
+                taken.who,
+                received=taken.received,
+                sent=sent.layout,
+                notes=sent.notes,
+                told=sent.told,
+                now=taken.now,
+                rules=_fixed(sent) if taken.changed else (),
+            )
+
+
+def _fixed(sent: Outcome) -> tuple[str, ...]:
+    """The rules by which what goes out is another than what came."""
+    return tuple(done.rule for done in sent.done if done.mode is Mode.FIX) if sent.edits else ()
+
+
+def _as_it_is(match: Match) -> Match:
+    """The same, for whoever reads it later: conversations go on meanwhile."""
+    before, sibling, beside = (
+        None if line is None else replace(line) for line in (match.before, match.sibling, match.beside)
+    )
+    return replace(match, before=before, sibling=sibling, beside=beside)

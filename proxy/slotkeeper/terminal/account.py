@@ -147,7 +147,8 @@ def parting(document: Document) -> Iterator[RenderableType]:
 
 def changes(found: list[Document]) -> Iterator[RenderableType]:
     for change in found:
-        did = "changed" if change["mode"] == Mode.FIX else "would have changed"
+        fixed = change["mode"] == Mode.FIX and not change["declined"]
+        did = "changed" if fixed else "would have changed"
         rule = change["rule"] or "a note, told again,"
         yield Text.assemble((rule, "bold"), f" {did} {one_line(change['path'])}")
         if change["before"] or change["after"]:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+import orjson
+
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Finished, Gone, Rendered
 from slotkeeper.core.figures import usage_of
@@ -28,11 +30,15 @@ from slotkeeper.web.explaining import Explaining
 from slotkeeper.web.learning import Heard, learn
 from slotkeeper.web.listener import Listener
 from slotkeeper.wire.answer import Answer, Figures
+from slotkeeper.wire.document import Doc
 from slotkeeper.wire.request import Ask, NotOurs, load, read
 from slotkeeper.wire.routes import Api
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
+
+Found = tuple[Tokens | None, tuple[Boundary, ...]]
+NOT_FOUND: Final[Found] = (None, ())
 
 log = get_logger(__name__)
 _numbers = itertools.count(1)
@@ -63,8 +69,12 @@ class Account:
         self._unrendered: Ask | None = None  # its tokens are promised to the driver, but not looked for yet
         self.id = request_id
         self.key = RequestId("")
-        self.ask: Ask | None = None
-        self.prompt: Tokens | None = None
+        self.own: Ask | None = None  # as its client wrote it
+        self.rewritten: Ask | None = None  # as rules would have it; None: they change nothing
+        self._came = b""
+        self._rewritten: Doc = {}
+        self._changed = False  # whether it goes out as rules would have it
+        self._prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # of either
         self.rendered = asyncio.Event()
         self.arrived = driver.now()
         self.outcome = "broken"
@@ -81,17 +91,18 @@ class Account:
 
     # -- its prompt --------------------------------------------------------------------------------
 
-    def parse(self, body: bytes, rewriting: Rewriting | None = None) -> bytes:
-        """The body that goes on. One that we cannot read goes through as it came."""
-        self.record.body_bytes = len(body)
+    def parse(self, body: bytes, rewriting: Rewriting | None = None) -> None:
+        """Read it, and find what rules would make of it. One that we cannot read goes through as it came."""
+        self.record.body_bytes, self._came = len(body), body
         try:
-            doc = load(body)
+            doc, taken = load(body), None
             if rewriting:
                 self._explaining = Explaining(rewriting, self._metrics, self.record)
                 taken = self._explaining.take(self._api, doc, headers=self._headers)
-                if taken and taken.body:
-                    doc, body = taken.doc, taken.body
-            self.ask = read(self._api, doc)
+            self.own = read(self._api, doc)
+            if taken and taken.rewritten is not None:
+                self._rewritten = taken.rewritten
+                self.rewritten = read(self._api, taken.rewritten)
         except NotOurs as why:
             log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)
         except Exception:
@@ -100,7 +111,36 @@ class Account:
         now = self._driver.now()
         self._metrics.spent("parse", now - self.arrived)
         self.record.add(Stage.PARSE, self.arrived, now)
-        return body
+
+    # -- the form in which it goes out -------------------------------------------------------------
+
+    @property
+    def ask(self) -> Ask | None:
+        return self.rewritten if self._changed else self.own
+
+    @property
+    def prompt(self) -> Tokens | None:
+        return self._prompts[self._changed]
+
+    def goes(self, forward: Forward) -> bytes:
+        """The body that goes out. What is said of the request can wait until the engine is at work."""
+        self._changed = forward.changed and self.rewritten is not None
+        self._weighed()
+        if self._explaining:
+            self._explaining.goes(changed=self._changed)
+        return orjson.dumps(self._rewritten) if self._changed else self._came
+
+    def settle(self) -> None:
+        """Say whose request it is, and what its client changed. Any number of times."""
+        if self._explaining:
+            self._explaining.settle()
+
+    def _weighed(self) -> None:
+        pending = self._driver.placement.pending(self.key)
+        if pending is not None:
+            self.record.weighed = pending.weighed
+
+    # -- its tokens --------------------------------------------------------------------------------
 
     def open(self) -> bool:
         """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
@@ -108,7 +148,7 @@ class Account:
         self._open = True
         self._driver.note(self._driver.journal.follow, self.key, self.record)
         self.rendered = asyncio.Event()
-        ask = self.ask
+        ask, self._changed = self.own, False
         self._unrendered = ask if ask and (ask.chat is not None or ask.prompt is not None) else None
         return self._unrendered is not None
 
@@ -121,21 +161,37 @@ class Account:
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
         link = driver.front
-        boundaries: tuple[Boundary, ...] = ()
+        found: list[Found] = [NOT_FOUND, NOT_FOUND]
         try:
-            self.prompt = await render.prompt_of(link, ask, self._auth) if link.ready else None
-            if self.prompt is not None:
-                boundaries = await boundaries_of(link, ask, self.prompt, self._auth)
+            if link.ready:
+                asks = [ask, *filter(None, (self.rewritten,))]
+                found[: len(asks)] = await asyncio.gather(*(self._found(link, each) for each in asks))
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
             self._metrics.fallback("render")
         finally:
+            (own, boundaries), (rewritten, others) = found
+            self._prompts = (own, rewritten)
             rendered.set()
             at = driver.now()
             tokens = None if self.prompt is None else len(self.prompt)
             self.record.add(Stage.RENDER, started, at, tokens=tokens)
-            driver.post(Rendered(at=at, request=key, prompt=self.prompt, boundaries=boundaries))
+            driver.post(
+                Rendered(
+                    at=at,
+                    request=key,
+                    prompt=own,
+                    boundaries=boundaries,
+                    rewritten=rewritten,
+                    rewritten_boundaries=others,
+                )
+            )
         self._metrics.spent("render", driver.now() - started)
+
+    async def _found(self, link: EngineLink, ask: Ask) -> Found:
+        """Its tokens, and where other prompts may part from it. Raises what `render` does."""
+        prompt = await render.prompt_of(link, ask, self._auth)
+        return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
 
     # -- its end -----------------------------------------------------------------------------------
 
@@ -145,6 +201,7 @@ class Account:
         figures, driver = answer.figures, self._driver
         pending = driver.placement.pending(self.key)
         planted = pending.planted if pending else 0
+        self._weighed()
         self.outcome = "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"
         self._open = False
         self._note(figures, planted, status)
@@ -180,6 +237,7 @@ class Account:
 
     def close(self) -> None:
         self.gone()
+        self.settle()
         self.record.outcome = self.outcome
         self.record.seconds = self._driver.now() - self.arrived
         self._metrics.requests.labels(route=self._api.value, outcome=self.outcome).inc()

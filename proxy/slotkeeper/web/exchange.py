@@ -36,6 +36,7 @@ AUTH: Final = ("Authorization", "X-Api-Key")
 
 # Straight through, or over before its client could tire of it: no progress is asked for.
 AS_IT_IS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
+AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
 BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
 
 log = get_logger(__name__)
@@ -73,16 +74,16 @@ class Exchange:
             conversation=safe_id(request.headers.get(names.CONVERSATION), str) or None,
         )
         self._trace = gate.spans.begin(request.headers) if gate.spans else None
+        self._body_out = body  # in the form in which it goes out
         self._forward: Forward | None = None  # where it is sent, once that is decided
+        self._settled = False
         tasks, labels = gate.driver.tasks, self._labels
         self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
 
     async def run(self) -> web.StreamResponse:
         account = self._account
         if self._api.generates:
-            came = self._body
-            self._body = account.parse(came, self._rewriting())
-            self._keep(came)
+            account.parse(self._body, self._rewriting())
         try:
             if self._hears_comments():
                 self._waiting.start()
@@ -101,6 +102,7 @@ class Exchange:
         finally:
             self._waiting.stop()
             account.close()
+            self._settle()
             if self._trace:
                 self._trace.end(account.record)
 
@@ -114,6 +116,14 @@ class Exchange:
                     raise
                 self._account.gone()
                 self._forward = None
+
+    def _settle(self) -> None:
+        """What is said and kept of it, once. Nothing that goes to the engine depends on this."""
+        if self._settled or not self._api.generates:
+            return
+        self._settled = True
+        self._account.settle()
+        self._keep(self._body)
 
     def _keep(self, body: bytes) -> None:
         """For `--record`: as the client sent it."""
@@ -147,13 +157,15 @@ class Exchange:
         if not arrival.brief:
             account.render()
         forward = await driver.admit(arrival)
+        self._body_out = account.goes(forward) if self._api.generates else self._body
+        asyncio.get_running_loop().call_later(AT_WORK, self._settle)
         if forward.reason is not Reason.BRIEF:  # whose tokens can wait until its answer is over
             account.render()
         self._gate.metrics.waited(driver.now() - account.arrived, account.id)
         return forward
 
     def _arrival(self, *, renders: bool) -> Arrived:
-        ask, headers = self._account.ask, self._request.headers
+        ask, other, headers = self._account.own, self._account.rewritten, self._request.headers
         return Arrived(
             at=self._gate.driver.now(),
             request=self._account.key,
@@ -163,7 +175,8 @@ class Exchange:
             id_slot=ask.id_slot if ask else None,
             copies=ask.copies if ask else 1,
             outline=ask.outline if ask and ask.cache_prompt else (),
-            brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES,
+            rewritten=other.outline if other else None,
+            brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and other is None,
             adapted=ask is not None and ask.adapted,
             uncached=ask is not None and not ask.cache_prompt,
             resumable="X-Conversation-Id" in headers,
@@ -185,7 +198,7 @@ class Exchange:
     # -- the answer --------------------------------------------------------------------------------
 
     async def _answer(self, forward: Forward) -> web.StreamResponse:
-        body, driver = self._body, self._gate.driver
+        body, driver = self._body_out, self._gate.driver
         if forward.pin and forward.slot is not None:
             body = pin(body, forward.slot)
         ask, progress = self._account.ask, None

@@ -1,4 +1,4 @@
-"""What the client of one request had changed: put right when it comes, told when its answer is over."""
+"""What the client of one request had changed: put right when it comes, told once the engine is at work."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Explaining:
         self._taken: Taken | None = None
 
     def take(self, api: Api, doc: Doc, *, headers: Mapping[str, str]) -> Taken | None:
-        """The request as it goes on; None for what is no chat, or what failed."""
+        """The request, and how rules would have it; None for what is no chat, or what failed."""
         record = self._record
         try:
-            taken = self._taken = self._rewriting.take(
+            self._taken = self._rewriting.take(
                 api,
                 doc,
                 request_id=record.request_id,
@@ -42,15 +42,33 @@ class Explaining:
         except Exception:
             log.exception("rewrite_failed", request_id=record.request_id)
             self._metrics.fallback("rewrite")
-            return None
-        if taken:
-            record.conversation = taken.conversation.number
-            record.named = record.named or request_id(taken.conversation.who.name, str) or None
-            record.kind, record.changes = taken.judged.explained.kind, taken.changes
-        return taken
+        return self._taken
+
+    def goes(self, *, changed: bool) -> None:
+        """In which form it goes out."""
+        if self._taken is not None:
+            self._rewriting.goes(self._taken, changed=changed)
+
+    def settle(self) -> None:
+        """Say whose request it is, and what was changed: no more than once, and when nobody waits for it."""
+        taken, record = self._taken, self._record
+        if taken is None or taken.judged is not None:
+            return
+        try:
+            judged, line = self._rewriting.settle(taken), taken.conversation
+        except Exception:
+            log.exception("explanation_failed", request_id=record.request_id)
+            self._failed()
+            return
+        if line is not None:
+            record.conversation = line.number
+            record.named = record.named or request_id(line.who.name, str) or None
+        if judged is not None:
+            record.kind, record.changes = judged.explained.kind, taken.changes
 
     def answered(self, answer: Answer, prompt: Tokens | None, *, planted: int) -> None:
         """What the request's own changes have cost. `planted` tokens were computed before it went on."""
+        self.settle()
         if self._taken is None:
             return
         try:
@@ -65,4 +83,8 @@ class Explaining:
             )
         except Exception:
             log.exception("explanation_failed", request_id=self._record.request_id)
-            self._metrics.fallback("explain")
+            self._failed()
+
+    def _failed(self) -> None:
+        self._metrics.fallback("explain")
+        self._taken = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from slotkeeper.core.canonical.stable import BillingNonce, Reasoning, TrailingWhitespace
 from slotkeeper.wire.routes import Api
-from unit.canonical.scenes import put_right
+from unit.canonical.scenes import put_right, scene
 
 Doc = dict[str, Any]
 
@@ -51,16 +52,26 @@ def test_claude_codes_stamp_is_the_same_in_each_request(joined):
         blocks = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in texts]
         return {"system": "\n".join(texts) if joined else blocks, "messages": [ASKED], "max_tokens": 9}
 
-    after = put_right(BillingNonce(), body("a1b2c"), api=Api.MESSAGES)
-    assert after == body("fffff") == put_right(BillingNonce(), body("00000"), api=Api.MESSAGES)
+    first = body("a1b2c")
+    assert put_right(BillingNonce(), first, api=Api.MESSAGES) is first
+    for stamp in ("00000", "a1b2c"):
+        assert put_right(BillingNonce(), body(stamp), body("a1b2c"), api=Api.MESSAGES) == body("a1b2c")
+
+
+def test_a_new_session_of_the_same_agent_keeps_it():
+    kin = scene({"messages": []}, {"messages": [system(HEADER.format("a1b2c") + PROMPT), ASKED]}).before
+    now = {"messages": [system(HEADER.format("00000") + PROMPT), NEXT]}
+    (edit,) = BillingNonce().changes(replace(scene(now), kin=kin))
+    assert edit.after == HEADER.format("a1b2c") + PROMPT
 
 
 def test_it_is_so_on_every_route():
-    chatted = {"messages": [system(HEADER.format("a1b2c") + PROMPT), ASKED]}
-    assert put_right(BillingNonce(), chatted)["messages"][0] == system(HEADER.format("fffff") + PROMPT)
-    given = {"instructions": HEADER.format("a1b2c"), "input": "Look."}
-    after = put_right(BillingNonce(), given, api=Api.RESPONSES)
-    assert after == {"instructions": HEADER.format("fffff"), "input": "Look."}
+    chatted, was = (
+        {"messages": [system(HEADER.format(stamp) + PROMPT), ASKED]} for stamp in ("00000", "a1b2c")
+    )
+    assert put_right(BillingNonce(), chatted, was) == was
+    given, was = ({"instructions": HEADER.format(stamp), "input": "Look."} for stamp in ("00000", "a1b2c"))
+    assert put_right(BillingNonce(), given, was, api=Api.RESPONSES) == was
 
 
 @pytest.mark.parametrize(
@@ -76,12 +87,13 @@ def test_it_is_so_on_every_route():
 )
 def test_what_is_no_such_stamp_stays(text):
     now = {"messages": [system(text), ASKED]}
-    assert put_right(BillingNonce(), now) is now
+    assert put_right(BillingNonce(), now, {"messages": [system(HEADER.format("fffff")), ASKED]}) is now
 
 
 def test_what_a_user_wrote_is_no_stamp():
     now = {"messages": [system(PROMPT), {"role": "user", "content": HEADER.format("a1b2c")}]}
-    assert put_right(BillingNonce(), now) is now
+    first = {"messages": [system(HEADER.format("fffff")), ASKED]}
+    assert put_right(BillingNonce(), now, first) is now
 
 
 # -- white space ------------------------------------------------------------------------------------------

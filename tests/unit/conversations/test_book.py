@@ -16,11 +16,13 @@ from unit.conversations.talks import (
     ROUND,
     SYSTEM,
     TASK,
+    TOOLS,
     Desk,
     chat,
     reply,
     result,
     system,
+    tool,
     user,
 )
 
@@ -288,3 +290,46 @@ def test_an_empty_request_begins_a_conversation():
     match = book.find(NOBODY, empty)
     assert match == Match(before=None)
     assert book.saw(match, NOBODY, received=empty, sent=empty, notes={}, told={}, now=0.0).number == 1
+
+
+# -- one agent's line of requests ---------------------------------------------------------------------------
+
+FEW = [TOOLS[2], TOOLS[0]]  # in another order
+
+
+def test_a_sub_agent_with_some_of_the_tools_is_remembered_by_itself():
+    """Qwen Code's memory request has the history, some of the tools, and them in another order."""
+    desk = Desk()
+    _, main = desk.sends(chat(system(), *HISTORY))
+    match, sub = desk.sends(chat(system(), *HISTORY, DONE, NEXT, tools=FEW))
+    assert (match.before, match.remembered) == (main, None)
+    assert sub.number != main.number
+    match, again = desk.sends(chat(system(), *HISTORY, DONE, NEXT))
+    assert (match.remembered, again) == (main, main)
+
+
+def test_a_session_id_does_not_make_two_agents_one():
+    desk = Desk()
+    _, main = desk.sends(chat(system(), *HISTORY))
+    other = chat(system("You explore files for somebody else. " * 40), *HISTORY, DONE, NEXT)
+    match, line = desk.sends(other)
+    assert (match.remembered, line.number) != (main, main.number)
+    assert match.remembered is None
+    assert desk.sends(chat(system(), *HISTORY, DONE, NEXT))[1] is main
+
+
+def test_with_more_tools_a_conversation_goes_on_and_nothing_is_put_back():
+    desk = Desk()
+    _, first = desk.sends(chat(system(), *HISTORY))
+    more = [tool("mcp", url="string"), *TOOLS]
+    match, second = desk.sends(chat(system(), *HISTORY, DONE, NEXT, tools=more))
+    assert match.remembered is None
+    assert (second.number, second is first) == (first.number, False)
+    assert desk.sends(chat(system(), *HISTORY, DONE, NEXT))[1] is first  # the tools are gone again
+
+
+def test_the_same_tools_in_another_order_are_the_same_agents():
+    desk = Desk()
+    _, first = desk.sends(chat(system(), *HISTORY))
+    match, again = desk.sends(chat(system(), *HISTORY, DONE, NEXT, tools=TOOLS[::-1]))
+    assert (match.remembered, again) == (first, first)

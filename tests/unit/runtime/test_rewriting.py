@@ -42,9 +42,16 @@ class Desk:
         self._count = 0
 
     def asks(
-        self, doc: dict[str, Any], tokens: Tokens, *, cached: int, planted: int = 0, seconds: float = 1.0
+        self,
+        doc: dict[str, Any],
+        tokens: Tokens,
+        *,
+        cached: int,
+        planted: int = 0,
+        seconds: float = 1.0,
+        changed: bool | None = None,
     ):
-        """What it parting, or None; and what went on."""
+        """What went on, and where it parts. As rules would have it, unless `changed` says otherwise."""
         self._count += 1
         taken = self.rewriting.take(
             Api.CHAT,
@@ -55,6 +62,8 @@ class Desk:
             size=1000,
             now=float(self._count),
         )
+        if taken.rewritten is not None:
+            self.rewriting.goes(taken, changed=changed is not False)
         computed = len(tokens) - cached
         figures = Figures(computed=computed, cached=cached, prefill_ms=seconds * 1000)
         return taken, self.rewriting.answered(taken, None, tokens, figures, planted=planted)
@@ -69,7 +78,7 @@ def test_a_change_costs_what_had_to_be_computed_again_though_nothing_in_it_chang
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
     taken, parting = desk.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
-    assert taken.body is None
+    assert taken.rewritten is None
     assert taken.judged.explained.kind is Kind.REWRITE
     assert (parting.cause, parting.token) == (Cause.DATE, 1000)
     assert 800 < parting.tokens <= 1001
@@ -95,7 +104,7 @@ def test_what_was_put_right_costs_nothing():
     desk = Desk("date=fix")
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
     taken, parting = desk.asks(request(2, 1), prompt(1, 1), cached=2001)
-    assert taken.body is not None
+    assert taken.rewritten is not None
     assert (parting.cause, parting.tokens) == (Cause.DATE, 0)
     assert desk.counted(Cause.DATE) == 0
 
@@ -148,3 +157,43 @@ def test_without_leave_no_text_of_a_change_is_kept():
     taken, _ = desk.asks(request(2, 1), prompt(1, 1), cached=2000)
     change = taken.changes[0]
     assert (change.rule, change.before, change.after) == (RuleName.DATE, "", "")
+
+
+def test_a_rule_that_would_cost_is_counted_as_declined_and_what_came_is_what_counts_as_sent():
+    desk = Desk("date=fix")
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, parting = desk.asks(request(2, 1), prompt(2, 1), cached=1000, changed=False)
+    assert [change.declined for change in taken.changes] == [True]
+    assert (parting.cause, parting.fixed) == (Cause.DATE, False)
+    value = desk.metrics.registry.get_sample_value
+    counts = {
+        action: value("slotkeeper_rewrites_total", {"rule": "date", "action": action})
+        for action in ("fixed", "observed", "declined")
+    }
+    assert counts == {"fixed": 0, "observed": 0, "declined": 1}
+    again, _ = desk.asks(request(2, 2), prompt(2, 2), cached=2000)  # it goes on from its own words
+    assert again.rewritten is None
+
+
+def test_where_only_our_rule_made_prompts_part_its_name_is_said():
+    """The date was put back once, and is not any more: what the client sends has not changed."""
+    desk = Desk("date=fix")
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    desk.asks(request(2, 1), prompt(1, 1), cached=2000)
+    _, parting = desk.asks(request(2, 2), prompt(2, 2), cached=1000, changed=False)
+    assert (parting.cause, parting.rule, parting.token) == (Cause.OUR_RULE, RuleName.DATE, 1000)
+    assert parting.tokens > 800
+    assert desk.counted(Cause.OUR_RULE) == parting.tokens
+
+
+def test_a_request_is_in_the_book_for_the_next_one_though_nobody_asked_what_it_is():
+    desk = Desk()
+    first, second = (
+        desk.rewriting.take(
+            Api.CHAT, request(1, turns), request_id="r", client="anna", headers={}, size=10, now=1.0
+        )
+        for turns in (0, 1)
+    )
+    assert first.conversation is not None
+    assert second.match.before is not None
+    assert second.match.before.number == first.conversation.number

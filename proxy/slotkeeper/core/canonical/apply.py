@@ -9,6 +9,7 @@ from typing import Any
 from slotkeeper.core.canonical.modes import Modes
 from slotkeeper.core.canonical.notes import note_edits
 from slotkeeper.core.canonical.rules import Fact, Mode, Rule, RuleName, Scene
+from slotkeeper.core.conversations.likeness import same_agent
 from slotkeeper.core.conversations.record import Match
 from slotkeeper.core.requests.layout import Edit, Layout, edited
 
@@ -46,7 +47,10 @@ def canonical(
     Rules that come later see what earlier ones have put right. What a rule that only observes would have
     put right stays as it is, and is the same to the rules behind it.
     """
-    before, told = match.before, dict(match.before.told) if match.before else {}
+    before, kin = match.remembered, match.sibling
+    told = dict(before.told) if before else {}
+    if kin is not None and not same_agent(kin.received, layout):
+        kin = None
     done: list[Done] = []
     made: list[Edit] = []
     facts: list[Fact] = []
@@ -54,7 +58,7 @@ def canonical(
         mode = modes[rule.name]
         if mode is Mode.OFF:
             continue
-        found = tuple(rule.changes(Scene(layout, before, match.common)))
+        found = tuple(rule.changes(Scene(layout, before, match.common, kin)))
         if not found:
             continue
         edits = tuple(change for change in found if isinstance(change, Edit))

@@ -49,6 +49,7 @@ class Scene:
     now: Layout
     before: Conversation | None
     common: int  # messages behind the system text that are the same in both
+    kin: Conversation | None = None  # the latest of other conversations of the same agent
 
 
 @dataclass(frozen=True, slots=True)

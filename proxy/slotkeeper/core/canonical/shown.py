@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -25,11 +25,15 @@ class Change:
     path: str
     before: str  # "" where no text may be kept
     after: str
+    declined: bool = False  # it would have cost more than it saved: the request went as it came
 
 
-def changes(done: tuple[Done, ...], *, text: bool) -> tuple[Change, ...]:
+def changes(done: tuple[Done, ...], *, text: bool, declined: bool = False) -> tuple[Change, ...]:
     """Those of all rules, shortened, or without their `text`."""
-    return tuple(shown(edit, one.rule, one.mode, text=text) for one in done for edit in one.edits)
+    found = (shown(edit, one.rule, one.mode, text=text) for one in done for edit in one.edits)
+    return tuple(
+        replace(change, declined=True) if declined and change.mode is Mode.FIX else change for change in found
+    )
 
 
 def shown(edit: Edit, rule: RuleName | None, mode: Mode, *, text: bool = True) -> Change:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from slotkeeper.core.canonical.pairs import new, paired, sampled
 from slotkeeper.core.canonical.rules import Mode, RuleName, Scene
-from slotkeeper.core.requests.layout import Edit, Message, Role, Section, Text
+from slotkeeper.core.requests.layout import Edit, Layout, Message, Role, Section, Text
 
 Doc = dict[str, Any]
 
@@ -17,7 +17,7 @@ _STAMP_LENGTH: Final = 5
 
 
 class BillingNonce:
-    """The stamp that Claude Code puts into each request becomes a fixed one."""
+    """The stamp that Claude Code puts into each request stays the one that its agent first sent."""
 
     name = RuleName.BILLING_NONCE
     default = Mode.FIX
@@ -26,15 +26,18 @@ class BillingNonce:
         "so that nothing behind it could be used again."
     )
     safe = (
-        "It becomes `cch=fffff`, which is what llama-server itself makes of it on /v1/messages. "
-        "The stamp is a checksum for its maker's servers and tells the model nothing."
+        "It keeps the stamp of the first request, as on /v1/messages llama-server itself writes one and the "
+        "same. The stamp is a checksum for its maker's servers and tells the model nothing."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
-        for message in scene.now.messages:
-            for text in message.texts:
-                if text.section is Section.SYSTEM:
-                    yield from _as(text, without_stamp(text.text))
+        first = scene.before or scene.kin
+        stamp = (
+            next(filter(None, (_stamp(text.text) for text in _system(first.sent))), None) if first else None
+        )
+        if stamp is not None:
+            for text in _system(scene.now):
+                yield from _as(text, without_stamp(text.text, stamp))
 
 
 class TrailingWhitespace:
@@ -95,15 +98,25 @@ class Reasoning:
                     yield from _thought(messages[at], reply.get("reasoning_content"))
 
 
-def without_stamp(system: str) -> str:
-    """A system text whose billing header has `cch=fffff;`, as the engine makes it on /v1/messages."""
-    if not system.startswith(_BILLING):
+def without_stamp(system: str, written: str = "f" * _STAMP_LENGTH) -> str:
+    """A system text with this stamp in its billing header; the engine makes it `fffff` on /v1/messages."""
+    found = _stamp(system)
+    if not found:
         return system
-    at = system.find(_STAMP, len(_BILLING))
+    start = system.index(_STAMP, len(_BILLING)) + len(_STAMP)
+    return system[:start] + written + system[start + len(found) :]
+
+
+def _stamp(system: str) -> str | None:
+    """That of a system text which begins with a billing header."""
+    at = system.find(_STAMP, len(_BILLING)) if system.startswith(_BILLING) else -1
     start, end = at + len(_STAMP), at + len(_STAMP) + _STAMP_LENGTH
-    if at < 0 or system[end : end + 1] != ";":
-        return system
-    return system[:start] + "f" * _STAMP_LENGTH + system[end:]
+    return system[start:end] if at >= 0 and system[end : end + 1] == ";" else None
+
+
+def _system(layout: Layout) -> Iterator[Text]:
+    for message in layout.messages:
+        yield from (text for text in message.texts if text.section is Section.SYSTEM)
 
 
 def _authored(message: Message) -> bool:

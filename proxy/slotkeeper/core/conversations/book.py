@@ -18,10 +18,12 @@ from slotkeeper.core.conversations.likeness import (
     keys,
     kin,
     likeness,
+    more_tools,
     named_key,
     repeated,
     reply_key,
     reply_size,
+    same_agent,
     size,
     standing,
     tools_key,
@@ -42,7 +44,7 @@ class Conversations:
 
     def __init__(self, characters: int = CHARACTERS, most: int = MOST) -> None:
         self._limit, self._most = characters, most
-        self._lines: OrderedDict[int, Conversation] = OrderedDict()  # by number, the latest last
+        self._lines: OrderedDict[int, Conversation] = OrderedDict()  # by their keys, the latest last
         self._keys: dict[int, tuple[bytes, ...]] = {}  # under which each is found
         self._index: dict[bytes, OrderedDict[int, None]] = {}
         self._numbers = count(1)
@@ -56,7 +58,7 @@ class Conversations:
         return f"<Conversations {len(self)} | {self.characters} of {self._limit} characters>"
 
     def find(self, who: Who, layout: Layout) -> Match:
-        """The conversation that a request goes on from.
+        """The conversation that a request goes on from: one of the same agent, if there is any.
 
         `before` holds the notes that still stand in what both have in common, and what those told; it is
         for reading, and `saw` knows it again.
@@ -64,13 +66,17 @@ class Conversations:
         first, related = self._keys_of(who, layout)
         candidates = self._latest((*named_key(who), *first))
         found = [like for line in candidates if (like := likeness(line, who, layout))]
-        best = max(found, key=lambda like: like.rank, default=None)
+        own = [like for like in found if same_agent(like.conversation.received, layout)]
+        best = max(own or found, key=lambda like: like.rank, default=None)
         others = (line for line in self._latest(related, each=2) if not line.aside)
+        sibling = max(others, key=lambda line: _kinship(line, layout), default=None)
+        beside = next(self._latest((tools_key(who),), each=1), None)
         return Match(
             before=_as_it_stands(best) if best else None,
             common=best.common if best else 0,
-            sibling=max(others, key=lambda line: (line.at, line.number), default=None),
-            beside=next(self._latest((tools_key(who),), each=1), None),
+            sibling=sibling,
+            beside=beside,
+            same_agent=bool(own) or best is None,
         )
 
     def saw(
@@ -83,21 +89,41 @@ class Conversations:
         notes: Mapping[int, tuple[str, ...]],
         told: Mapping[str, str],
         now: float,
+        rules: Iterable[str] = (),
     ) -> Conversation:
-        """A request went to the engine. What goes on from a conversation's end takes its place."""
+        """A request went to the engine. What goes on from a conversation's end takes its place.
+
+        `rules` are those that had changed it.
+        """
         aside = leads_nowhere(received, match)
         line = self._going_on(match, aside=aside)
         if line is None:
             replies = repeated(match.before.replies, received) if match.before else {}
-            line = Conversation(next(self._numbers), who, received, sent, now, replies=replies, aside=aside)
+            key = next(self._numbers)
+            number = _number_of(match, received) or key
+            line = Conversation(number, who, received, sent, now, replies=replies, aside=aside, line=key)
         else:
             self._unlist(line)
             line.who = Who(who.client, who.name or line.who.name)
             line.received, line.sent, line.at, line.tokens = received, sent, now, None
-        line.notes, line.told = dict(notes), dict(told)
+        line.notes, line.told, line.rules = dict(notes), dict(told), tuple(rules)
         self._list(line)
         self._evict()
         return line
+
+    def resent(
+        self,
+        line: Conversation,
+        received: Layout,
+        *,
+        sent: Layout,
+        notes: Mapping[int, tuple[str, ...]],
+        told: Mapping[str, str],
+        rules: Iterable[str],
+    ) -> None:
+        """It went to the engine in another form than `saw` was told, unless something else has come since."""
+        if line.received is received:
+            line.sent, line.notes, line.told, line.rules = sent, dict(notes), dict(told), tuple(rules)
 
     def replied(self, conversation: Conversation, reply: Doc) -> None:
         """The reply to its last request, in chat shape. The oldest replies go when there are many."""
@@ -106,20 +132,20 @@ class Conversations:
             replies.pop(key, None)
             replies[key] = reply
         gone = [replies.pop(key) for key in tuple(islice(replies, max(0, len(replies) - REPLIES)))]
-        if conversation.number in self._lines:
+        if conversation.line in self._lines:
             self._weigh(conversation, reply_size(reply) - sum(map(reply_size, gone)))
             self._evict()
 
     def forget(self, conversation: Conversation) -> None:
         """It is no longer found. Nothing happens where it is not known."""
-        line = self._lines.get(conversation.number)
+        line = self._lines.get(conversation.line)
         if line is not None:
             self._unlist(line)
 
     def _going_on(self, match: Match, *, aside: bool) -> Conversation | None:
         """The conversation whose last request this one continues or repeats; None: a line of its own."""
         before = match.before
-        line = self._lines.get(before.number) if before else None
+        line = self._lines.get(before.line) if before and match.same_agent else None
         if line is None or match.common < len(line.received.messages) - line.received.lead:
             return None
         return line if line.aside == aside else None
@@ -141,18 +167,18 @@ class Conversations:
         first, related = self._keys_of(line.who, line.received)
         tools = (tools_key(line.who),) if line.received.tools and not line.aside else ()
         found_by = (*named_key(line.who), *first, *(related if not line.aside else ()), *tools)
-        self._lines[line.number] = line
-        self._keys[line.number] = found_by
+        self._lines[line.line] = line
+        self._keys[line.line] = found_by
         for key in found_by:
-            self._index.setdefault(key, OrderedDict())[line.number] = None
+            self._index.setdefault(key, OrderedDict())[line.line] = None
         line.size = 0
         self._weigh(line, size(line) + sum(map(reply_size, line.replies.values())))
 
     def _unlist(self, line: Conversation) -> None:
-        del self._lines[line.number]
-        for key in self._keys.pop(line.number):
+        del self._lines[line.line]
+        for key in self._keys.pop(line.line):
             listed = self._index[key]
-            listed.pop(line.number, None)
+            listed.pop(line.line, None)
             if not listed:
                 del self._index[key]
         self.characters -= line.size
@@ -165,6 +191,19 @@ class Conversations:
         """The latest always stays, however long it is."""
         while len(self._lines) > 1 and (self.characters > self._limit or len(self._lines) > self._most):
             self._unlist(next(iter(self._lines.values())))
+
+
+def _kinship(line: Conversation, layout: Layout) -> tuple[bool, float, int]:
+    """The highest is the latest of the same agent."""
+    return same_agent(line.received, layout), line.at, line.line
+
+
+def _number_of(match: Match, layout: Layout) -> int | None:
+    """Of the conversation that goes on with more tools than before; None where another one begins."""
+    before = match.before
+    if before is None or before.aside or match.same_agent or not more_tools(before.received, layout):
+        return None
+    return before.number if match.common >= len(before.received.messages) - before.received.lead else None
 
 
 def _as_it_stands(like: Likeness) -> Conversation:

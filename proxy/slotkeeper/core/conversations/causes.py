@@ -19,7 +19,7 @@ from slotkeeper.core.conversations.divergence import (
     same_text,
 )
 from slotkeeper.core.conversations.kinds import Kind, asks_for_summary, kind_at
-from slotkeeper.core.conversations.likeness import tool_name
+from slotkeeper.core.conversations.likeness import another_agent, tool_name
 from slotkeeper.core.conversations.phrases import FILES, PRUNED, says
 from slotkeeper.core.conversations.reasons import CAUSES, OF_FACT, Cause
 from slotkeeper.core.conversations.record import Match
@@ -27,7 +27,7 @@ from slotkeeper.core.conversations.values import covering, value_cause
 from slotkeeper.core.requests.layout import NOWHERE, Layout, Message, Role, Section
 from slotkeeper.core.requests.loose import digest, same
 
-__all__ = ["Cause", "Explained", "explain", "of_template"]
+__all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
 
 NEAR: Final = 8  # messages: how far one may have been moved
 _VALUES: Final = frozenset(OF_FACT.values()) - {Cause.REMINDER_MOVED}
@@ -52,10 +52,34 @@ def explain(match: Match, layout: Layout) -> Explained:
     kind = kind_at(layout, match, divergence)
     if divergence is None:
         return Explained(kind)
-    if match.before is None:
+    if match.before is None or (not match.same_agent and another_agent(old, layout)):
         return Explained(kind, divergence, _between_sessions(old, layout, divergence, kind))
     cause = _cause(old, layout, divergence, kind)
     return Explained(kind, divergence, cause, _rule(cause, divergence, rests(old, layout)))
+
+
+def by_our_rule(match: Match, received: Layout, sent: Layout, fixed: Sequence[str]) -> Explained | None:
+    """Where what goes out parts from what went out before, and its client's words go on, or part only later.
+
+    `fixed` are the rules that have changed this request.
+    """
+    before, rules = match.remembered, (*fixed, *(match.before.rules if match.before else ()))
+    if before is None or not rules:
+        return None
+    place, theirs = parted(before.sent, sent), parted(before.received, received)
+    if place is None or (theirs is not None and _order(theirs) <= _order(place)):
+        return None
+    kind = kind_at(received, match, theirs)
+    likely = CAUSES[_cause(before.sent, sent, place, kind)].rule
+    return Explained(kind, place, Cause.OUR_RULE, likely if likely in rules else RuleName(rules[0]))
+
+
+def _order(place: Divergence) -> tuple[int, int, int]:
+    """By which that comes first which stands first in a prompt."""
+    if place.message is not None:
+        return place.message, 0, place.offset
+    tool = place.path[-1] if place.path and place.section is Section.TOOLS else 0
+    return -1, tool if isinstance(tool, int) else 0, place.offset
 
 
 def _rule(cause: Cause, divergence: Divergence, found: Rests | None) -> RuleName | None:

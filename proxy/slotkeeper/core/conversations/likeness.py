@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.core.conversations.divergence import first_difference, json_text, parted
+from slotkeeper.core.conversations.divergence import common_start, first_difference, json_text, parted
 from slotkeeper.core.conversations.phrases import SUMMARIZED, user_says
 from slotkeeper.core.conversations.record import Conversation, Who
 from slotkeeper.core.requests.layout import NOWHERE, Layout, Message, Role, Section, Text
@@ -34,7 +35,7 @@ class Likeness:
     @property
     def rank(self) -> tuple[bool, int, float, int]:
         """An exact continuation first: two runs of one task say much the same, up to their tools' results."""
-        return self.appended, self.common, self.conversation.at, self.conversation.number
+        return self.appended, self.common, self.conversation.at, self.conversation.line
 
 
 def opening(layout: Layout) -> int:
@@ -65,6 +66,44 @@ def kin(who: Who, layout: Layout) -> tuple[bytes, ...]:
     if layout.tools:
         found.append(_key("tools", who.client, "\0".join(sorted(map(tool_name, layout.tools)))))
     return tuple(found)
+
+
+def same_agent(old: Layout, new: Layout) -> bool:
+    """Whether two requests are of one agent: the same tools, in any order, and one family of system texts.
+
+    A session id or a cache key says nothing of that: sub-agents, titles and memory requests share them.
+    """
+    return _tool_names(old) == _tool_names(new) and same_family(old, new)
+
+
+def same_family(old: Layout, new: Layout) -> bool:
+    """Whether system texts are the same but for facts, or something in their middle; or neither has one."""
+    if not (old.lead and new.lead):
+        return old.lead == new.lead
+    if _same_system(old, new):
+        return True
+    one, other = ("\n".join(m.said for m in layout.messages[: layout.lead]) for layout in (old, new))
+    start = common_start(one, other)
+    end = common_start(one[start:][::-1], other[start:][::-1])
+    return 2 * (start + end) >= max(len(one), len(other))
+
+
+def more_tools(old: Layout, new: Layout) -> bool:
+    """Whether tools were only added."""
+    return _tool_names(old) < _tool_names(new) and same_family(old, new)
+
+
+def another_agent(old: Layout, new: Layout) -> bool:
+    """Whether it cannot be one agent whose tools were edited: half of them are gone, or stand otherwise."""
+    if not same_family(old, new):
+        return True
+    was, now = _tool_names(old), _tool_names(new)
+    left, still = ([name for name in names if name in others] for names, others in ((was, now), (now, was)))
+    return bool(now) and (left != still or 2 * len(left) < max(len(was), len(now)))
+
+
+def _tool_names(layout: Layout) -> Counter[str]:
+    return Counter(map(tool_name, layout.tools))
 
 
 def tool_name(tool: Doc) -> str:

@@ -50,6 +50,7 @@ class Cause(StrEnum):
     HISTORY_REPLACED = "history_replaced"  # by a summary
     OPTIONS = "options"
     # Not the client's doing, or no rewriting at all
+    OUR_RULE = "our_rule"  # what the client sent goes on, and what we made of it does not
     TEMPLATE_STRIPS_REASONING = "template_strips_reasoning"
     TEMPLATE_RERENDERS = "template_rerenders"
     ANOTHER_TASK = "another_task"  # a new session of the same agent
@@ -94,6 +95,7 @@ CAUSES: Final[Mapping[Cause, Seen]] = MappingProxyType(
         Cause.MESSAGE_REMOVED: Seen("a message was taken out"),
         Cause.HISTORY_REPLACED: Seen("a summary stands for the history"),
         Cause.OPTIONS: Seen("an option of the template changed"),
+        Cause.OUR_RULE: Seen("a rule of ours had changed it"),
         Cause.TEMPLATE_STRIPS_REASONING: Seen("the template leaves out reasoning of earlier turns"),
         Cause.TEMPLATE_RERENDERS: Seen("the template writes the same messages otherwise"),
         Cause.ANOTHER_TASK: Seen("a new session of the same agent"),

@@ -35,6 +35,8 @@ class Conversation:
     tokens: Tokens | None = None  # the last prompt, where it is known
     size: int = 0  # characters that it keeps
     aside: bool = False  # asked beside a conversation (a title, a suggestion): only its own next one goes on
+    line: int = 0  # one agent's; a conversation that gets more tools goes on in another, under its number
+    rules: tuple[str, ...] = ()  # names of those that had changed what was sent last
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +47,9 @@ class Match:
     common: int = 0  # messages behind the system text that are the same as there
     sibling: Conversation | None = None  # of the same client, with the same system text or tools
     beside: Conversation | None = None  # the latest of this client that has tools
+    same_agent: bool = True  # whether `before` is of the same agent: see `likeness.same_agent`
+
+    @property
+    def remembered(self) -> Conversation | None:
+        """What rules may put back: nothing that another agent sent, whatever session both belong to."""
+        return self.before if self.same_agent else None

@@ -11,6 +11,7 @@ from slotkeeper.core.canonical.shown import Change
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.conversations.kinds import Kind
 from slotkeeper.core.figures import Usage
+from slotkeeper.core.forms import Weighed
 from slotkeeper.core.losses import Lost
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
@@ -101,6 +102,7 @@ class Record:
     decision: Decision | None = None
     parting: Parting | None = None
     changes: tuple[Change, ...] = ()
+    weighed: Weighed | None = None  # in which form it went out, where rules would have changed it
     engine: str | None = None  # where it was sent in the end
     slot: int | None = None
     prompt_tokens: int | None = None

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slotkeeper.core.canonical.shown import Change
+from slotkeeper.core.forms import Weighed
 from slotkeeper.observe.why.record import Decision, Option, Parting, Record, Span
 from slotkeeper.observe.why.words import place, sentences, verdict
 
@@ -61,6 +62,7 @@ def detail(record: Record, taker: Record | None = None) -> Document:
         "lost_tokens": record.lost.tokens if record.lost else 0,
         "slot_taken_by": taker.request_id if taker else None,
         "changes": [_change(change) for change in record.changes],
+        "forms": _forms(record.weighed) if record.weighed else None,
     }
 
 
@@ -111,10 +113,17 @@ def _parting(parting: Parting) -> Document:
     }
 
 
+def _forms(weighed: Weighed) -> Document:
+    """Prices are tokens to compute at that moment; null: it was decided without."""
+    own, changed = (None if price is None else round(price, 1) for price in (weighed.own, weighed.changed))
+    return {"own_price_tokens": own, "changed_price_tokens": changed, "changed": weighed.taken}
+
+
 def _change(change: Change) -> Document:
     return {
         "rule": change.rule.value if change.rule else None,
         "mode": change.mode.value,
+        "declined": change.declined,
         "path": change.path,
         "before": change.before,
         "after": change.after,

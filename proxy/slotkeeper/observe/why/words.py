@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from slotkeeper.core.canonical.rules import Mode
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.conversations.reasons import CAUSES, NEW_SESSION
 from slotkeeper.core.effects import Moment, Purpose
@@ -82,7 +83,13 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
     """
     if record.outcome == RUNNING:
         return ["It has not ended yet.", *_went(record.decision)]
-    return [*_computed(record), *_parted(record.parting), *_lost(record, taker), *_went(record.decision)]
+    return [
+        *_computed(record),
+        *_parted(record.parting),
+        *_lost(record, taker),
+        *_weighed(record),
+        *_went(record.decision),
+    ]
 
 
 def verdict(record: Record) -> str:
@@ -135,6 +142,8 @@ def _parted(parting: Parting | None) -> Iterator[str]:
     if parting.reply:
         yield f"The newest reply came back otherwise than it was sampled, from {where} on: {what}."
         return
+    if parting.cause is Cause.OUR_RULE:
+        what += f" ({parting.rule.value})" if parting.rule else ""
     yield f"It parts from the request before it at {where}: {what} (cause {parting.cause.value})."
     if parting.fixed and parting.tokens <= FEW:
         yield f"Rule {parting.rule.value if parting.rule else '?'} put that right: it cost nothing."
@@ -145,10 +154,33 @@ def _parted(parting: Parting | None) -> Iterator[str]:
 
 
 def _advice(parting: Parting) -> Iterator[str]:
-    if parting.rule and not parting.fixed:
+    if parting.cause is Cause.OUR_RULE:
+        yield f"To have none of it: --rules {parting.rule.value if parting.rule else 'all'}=off."
+    elif parting.rule and not parting.fixed:
         yield f"To put that right: --rules {parting.rule.value}=fix."
     elif parting.cause is Cause.TEMPLATE_STRIPS_REASONING:
         yield "No rule can put that right: the model's template leaves it out, whatever is sent."
+
+
+def _weighed(record: Record) -> Iterator[str]:
+    """In which form it went out, and what either would have cost at that moment."""
+    weighed = record.weighed
+    if weighed is None:
+        return
+    names = dict.fromkeys(c.rule.value for c in record.changes if c.rule and c.mode is Mode.FIX)
+    rules = f"Rule{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "Our rules"
+    if weighed.own is None or weighed.changed is None:
+        prices = (
+            "its messages go on from a slot in this form only" if weighed.taken else "as it came, they do"
+        )
+        if not weighed.taken and record.decision and record.decision.chosen.reason is not Reason.CONTINUES:
+            prices = "what it would cost could not be found out"
+    else:
+        prices = f"{weighed.changed:,.0f} tokens to compute, {weighed.own:,.0f} as it came"
+    if weighed.taken:
+        yield f"{rules} changed it: {prices}."
+    else:
+        yield f"{rules} would have changed it, and did not, because that is not cheaper: {prices}."
 
 
 def _lost(record: Record, taker: Record | None) -> Iterator[str]:

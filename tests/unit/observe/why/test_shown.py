@@ -147,6 +147,7 @@ def test_what_rules_found_is_told(whole):
     assert change == {
         "rule": "date",
         "mode": "observe",
+        "declined": False,
         "path": "messages[0].content",
         "before": "old",
         "after": "new",

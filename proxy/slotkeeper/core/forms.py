@@ -1,0 +1,77 @@
+"""Two forms of one request: as its client wrote it, and as rules would have it. The cheaper one goes out.
+
+A form is priced by what the engine would have to compute for it now: at the place that it would get. A tie is
+the client's own. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from slotkeeper.core.choice import Plan, continuing
+from slotkeeper.core.held import shared_messages
+from slotkeeper.core.pricing import restore_price
+from slotkeeper.core.steps import Load
+from slotkeeper.core.structure import Boundary
+from slotkeeper.core.table import EngineTable
+from slotkeeper.core.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to write a request: its messages as digests, and its tokens once they are known."""
+
+    outline: tuple[bytes, ...]
+    prompt: Tokens | None = None
+    boundaries: tuple[Boundary, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What was decided. Prices are tokens to compute, files among them; None: it was not looked at."""
+
+    own: float | None
+    changed: float | None
+    taken: bool  # the changed one goes out
+
+    @classmethod
+    def of(cls, own: float | None, changed: float | None) -> Weighed:
+        """Nothing is changed where a price is not known."""
+        return cls(own, changed, taken=own is not None and changed is not None and changed < own)
+
+
+def changed_by_messages(
+    tables: Collection[EngineTable], own: Sequence[bytes], changed: Sequence[bytes], now: float
+) -> Plan | None:
+    """Where it goes changed, if no token is needed to see that this is cheaper; else None.
+
+    So it is where a free slot, which can be cut anywhere, holds all earlier messages of the changed form, and
+    no state as many of the client's own: what both have in common behind that must be computed for either.
+    The contrary needs tokens: objects with their keys in another order have the same digest.
+    """
+    if _reach(tables, changed) <= _reach(tables, own):
+        return None
+    plan = continuing(tables, changed, now)
+    return plan if plan is not None and plan.table.traits.cuttable else None
+
+
+def computed(plan: Plan | None, prompt: Tokens | None) -> float | None:
+    """What the engine would have to compute at this place, and the time that a file takes, in tokens."""
+    if plan is None or prompt is None:
+        return None
+    look = plan.look
+    if look is None and plan.slot is not None:
+        look = plan.table.shadow.look(plan.slot, prompt)
+    if look is None:
+        return None
+    files = sum(restore_price(plan.table, step.snapshot) for step in plan.steps if isinstance(step, Load))
+    return len(prompt) - look.reuse + files
+
+
+def _reach(tables: Collection[EngineTable], outline: Sequence[bytes]) -> int:
+    """Messages of the longest known state that begins as this form does, tools and all."""
+    shadows = [table.shadow for table in tables]
+    states = [held for shadow in shadows for held in (*shadow.slots, *shadow.ram) if held and held.outline]
+    same_head = (held for held in states if outline and held.outline[0] == outline[0])
+    return max((shared_messages(outline, held) for held in same_head), default=0)

@@ -1,0 +1,104 @@
+"""A request that rules would change is priced in both forms, and goes out in the cheaper one."""
+
+from __future__ import annotations
+
+import pytest
+
+from playbooks.playbook import Play, arrives, ends, goes, knows, reports
+from slotkeeper.core.forms import Weighed
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+HEAD, OTHER_HEAD = Tokens(range(1000)), Tokens(range(5000, 6000))
+ASKED, NEXT = Tokens(range(2000, 2300)), Tokens(range(3000, 3100))
+FIRST, OWN, CHANGED = HEAD + ASKED, OTHER_HEAD + ASKED + NEXT, HEAD + ASKED + NEXT
+MINE, THEIRS = (b"h", b"u1"), (b"H", b"u1", b"a1", b"u2")
+AS_CHANGED = (b"h", b"u1", b"a1", b"u2")
+
+
+def begun(memory: str) -> Play:
+    play = Play(memory=memory)
+    assert play << arrives("r1", outline=MINE) << knows("r1", FIRST) >> goes("r1", slot=0, changed=False)
+    assert play << ends("r1", 1300, 0) >> reports("r1")
+    return play
+
+
+def weighed(play: Play, request: str = "r2") -> Weighed | None:
+    return next(p.weighed for key, p in play.placement._state.requests.items() if key == request)
+
+
+def both(own: Tokens | None, changed: Tokens | None):
+    known = knows("r2", own)
+    return type(known)(at=0.0, request=known.request, prompt=own, rewritten=changed)
+
+
+def test_where_messages_show_it_nobody_waits_for_tokens_and_both_prices_follow():
+    play = begun("dense")
+    asked = arrives("r2", outline=THEIRS, rewritten=AS_CHANGED)
+    assert play << asked >> goes("r2", slot=0, changed=True, reason=Reason.CONTINUES)
+    assert play << both(OWN, CHANGED)
+    assert weighed(play) == Weighed(own=1400, changed=100, taken=True)
+    assert play << ends("r2", 1400, 1300) >> reports("r2", predicted=1300)
+
+
+def test_where_a_state_cannot_be_cut_tokens_decide():
+    play = begun("hybrid")
+    assert play << arrives("r2", outline=THEIRS, rewritten=AS_CHANGED)
+    assert play << both(OWN, CHANGED) >> goes("r2", slot=0, changed=True)
+    assert weighed(play) == Weighed(own=1400, changed=100, taken=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "changed", "prices"),
+    [
+        (CHANGED, OWN, (100, 1400)),  # the change would cost
+        (CHANGED, CHANGED, (100, 100)),  # it makes no difference
+        (OWN, OTHER_HEAD + NEXT + ASKED, (1400, 1400)),  # neither is anywhere
+        (CHANGED, None, (100, None)),  # it cannot be rendered
+        (None, CHANGED, (None, 100)),
+    ],
+)
+def test_else_the_clients_own_goes_out(own, changed, prices):
+    play = begun("dense")
+    assert play << arrives("r2", outline=THEIRS, rewritten=THEIRS)
+    assert play << both(own, changed) >> goes("r2", changed=False)
+    found = weighed(play)
+    assert found is not None
+    assert not found.taken
+    if own is not None:
+        assert (found.own, found.changed) == prices
+
+
+def test_equal_digests_say_nothing_of_keys_in_another_order():
+    """Both outlines go on from the slot, and only the changed form's tokens do."""
+    play = begun("dense")
+    assert play << arrives("r2", outline=AS_CHANGED, rewritten=AS_CHANGED)
+    assert play << both(OWN, CHANGED) >> goes("r2", slot=0, changed=True)
+
+
+def test_nothing_is_priced_where_nothing_would_change_or_nothing_may_be_reused():
+    play = begun("dense")
+    assert play << arrives("r2", outline=AS_CHANGED) >> goes("r2", slot=0, changed=False)
+    assert weighed(play) is None
+    play = begun("dense")
+    assert play << arrives("r2", outline=THEIRS, rewritten=AS_CHANGED, uncached=True)
+    assert play << both(OWN, CHANGED) >> goes("r2", changed=False)
+
+
+def test_what_waits_is_priced_when_its_turn_comes():
+    """Its slot was overwritten meanwhile: then the change saves nothing any more."""
+    play = Play(memory="dense", n_slots=1)
+    assert play << arrives("r1", outline=MINE) << knows("r1", FIRST) >> goes("r1", slot=0)
+    assert play << ends("r1", 1300, 0) >> reports("r1")
+    assert play << arrives("busy") << knows("busy", OTHER_HEAD + ASKED) >> goes("busy", slot=0)
+    assert play << arrives("r2", outline=THEIRS, rewritten=AS_CHANGED) << both(OWN, CHANGED)
+    play << ends("busy", 1300, 0)
+    assert play >> reports("busy") >> goes("r2", slot=0, changed=False)
+    assert weighed(play) == Weighed(own=100, changed=1400, taken=False)
+
+
+def test_a_sub_agent_that_knows_what_was_said_leaves_its_main_agents_slot_alone():
+    """Its messages go on from there, behind other tools: it has nothing of that state."""
+    play = begun("dense")
+    sub = (b"H", b"u1", b"a1", b"q")
+    assert play << arrives("r2", outline=sub) << knows("r2", OWN) >> goes("r2", slot=1)
