@@ -1,0 +1,81 @@
+"""With default rules the engine never works more than without us, by its own counter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from engine import mixes
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.core.canonical.rules import RuleName
+from slotkeeper.engine.launch import Kind
+
+CONTEXT = 8192
+REPLY = 8  # tokens
+# Tokens by which the choice of a slot may differ, which is no rule's doing: the template's first ones are in
+# some slots and not in others, and a touch is one.
+ANY_SLOT = 8
+NEVER = 600.0  # seconds until a pause is used: how long one is must not depend on the machine
+SESSION = {"X-Session-Id": "one-for-all", "User-Agent": "agent/1"}
+COUNTER = re.compile(r"^llamacpp:prompt_tokens_total (\d+)", re.MULTILINE)
+
+
+async def counted(http: aiohttp.ClientSession, base: str) -> int:
+    """Prompt tokens that the engine has computed, for whomever."""
+    async with http.get(f"{base}/metrics") as answer:
+        found = COUNTER.search(await answer.text())
+    assert found is not None
+    return int(found[1])
+
+
+async def work(http: aiohttp.ClientSession, url: str, base: str) -> Mapping[str, int]:
+    """Of the engine at `base`, for each mix that is played at `url`."""
+
+    async def send(body: mixes.Doc) -> mixes.Doc:
+        asked = {**body, "max_tokens": REPLY, "temperature": 0}
+        async with http.post(f"{url}/v1/chat/completions", json=asked, headers=SESSION) as answer:
+            document = await answer.json()
+            assert answer.status == 200, document
+        return {"role": "assistant", "content": document["choices"][0]["message"]["content"] or "x"}
+
+    found = {}
+    for seed, mix in enumerate(mixes.MIXES, start=1):
+        before = await counted(http, base)
+        await mix(send, seed)
+        found[mix.__name__] = await counted(http, base) - before
+    return found
+
+
+async def both(model: Tiny, build: str, folder: Path) -> tuple[Mapping[str, int], Mapping[str, int], float]:
+    """Stock, with default rules, and how often these changed something."""
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        engines = []
+        for name in ("stock", "ours"):
+            (folder / name).mkdir()
+            started = lab.tiny_engine(model, build, folder / name, context_tokens=CONTEXT)
+            engines.append(await stack.enter_async_context(started))
+        stock, ours = engines
+        sidecar = await stack.enter_async_context(lab.keeping(ours, save_pause=NEVER))
+        found = await work(http, stock.base, stock.base), await work(http, lab.url_of(sidecar), ours.base)
+        value = sidecar.metrics.registry.get_sample_value
+        names = ({"rule": rule.value, "action": "fixed"} for rule in RuleName)
+        return *found, sum(value("slotkeeper_rewrites_total", labels) or 0 for labels in names)
+
+
+@pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.DENSE], ids=str)
+async def test_no_mix_of_agents_costs_more_than_stock(model, build, tmp_path):
+    if model is Tiny.DENSE and build != Kind.XLLAMACPP:
+        pytest.skip("one build will do: what rules send is the same on every kind of memory")
+    stock, ours, fixed = await both(model, build, tmp_path)
+    print({name: (tokens, ours[name]) for name, tokens in stock.items()})  # noqa: T201 - for whoever runs it
+    assert len(stock) == len(mixes.MIXES) > 10
+    assert {name: tokens for name, tokens in ours.items() if tokens > stock[name] + ANY_SLOT} == {}
+    assert sum(ours.values()) < sum(stock.values())
+    assert fixed > 0, "no rule had anything to do: the mixes show nothing"

@@ -1,0 +1,150 @@
+"""Two worlds with the same clients: rules, placement and an engine; a prompt is computed from the body.
+
+An engine is simulated, dense and without any cache but its slots. Nothing is left to time: a request is over
+before the next one comes, and nobody is idle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from functools import lru_cache
+from typing import Any, Final
+from zlib import crc32
+
+import orjson
+
+from properties.simulated import SimulatedEngine, Task
+from slotkeeper.core.canonical.modes import Choice
+from slotkeeper.core.canonical.registry import DEFAULTS
+from slotkeeper.core.effects import Effect, Forward, Observe, Plant
+from slotkeeper.core.events import Arrived, EngineUp, Event, Finished, Observed, Planted, Rendered, ReplyKnown
+from slotkeeper.core.events import Started as Begun
+from slotkeeper.core.limits import Limits
+from slotkeeper.core.placement import Placement
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.types import ClientId, EngineId, RequestId
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.rewriting import Rewriting, Taken
+from slotkeeper.wire.draft import Figures
+from slotkeeper.wire.request import read
+from slotkeeper.wire.routes import Api
+
+Doc = dict[str, Any]
+
+HERE: Final = EngineId("engine")
+_PIECE: Final = re.compile(r"\w+|\s+|[^\w\s]")
+
+
+def tokens_of(doc: Doc) -> Tokens:
+    """Tools, then messages, each with its calls: what most templates write, a token for each word."""
+    tools = [orjson.dumps(tool).decode() for tool in doc.get("tools", ())]
+    return Tokens([token for text in (*tools, *map(_said, doc["messages"])) for token in _tokens(text)])
+
+
+def _said(message: Doc) -> str:
+    calls = [
+        f"<call>{c['function']['name']} {c['function']['arguments']}" for c in message.get("tool_calls", ())
+    ]
+    return f"<{message['role']}>{message.get('content') or ''}{''.join(calls)}<end>"
+
+
+@lru_cache(maxsize=4096)
+def _tokens(text: str) -> tuple[int, ...]:
+    return tuple(crc32(piece.encode()) >> 2 for piece in _PIECE.findall(text))
+
+
+class World:
+    """`rules` as a user writes them."""
+
+    def __init__(self, *rules: str, slots: int) -> None:
+        self.rewriting = Rewriting(Choice.of(rules, DEFAULTS), Metrics())
+        self.engine = SimulatedEngine(slots)
+        self.placement = Placement(HERE, limits=Limits(idle_tokens=0))
+        self.work = 0  # prompt tokens that the engine has computed
+        self.fixed = 0
+        self._clock = 0.0
+        self._asked = 0
+        self._effects: deque[Effect] = deque()
+        traits = EngineTraits(n_slots=slots, memory=Memory.DENSE, ram_cache=False)
+        self._post(EngineUp(at=0.0, engine=HERE, traits=traits))
+
+    def ask(self, doc: Doc, reply: Doc, **headers: str) -> None:
+        self._asked += 1
+        self._clock += 1.0
+        request = RequestId(f"r{self._asked}")
+        taken = self.rewriting.take(
+            Api.CHAT, doc, request_id=request, client="anna", headers=headers, size=1000, now=self._clock
+        )
+        assert taken is not None
+        rewritten = taken.rewritten
+        self._post(
+            Arrived(
+                at=self._clock,
+                request=request,
+                client=ClientId("anna"),
+                outline=read(Api.CHAT, doc).outline,
+                rewritten=None if rewritten is None else read(Api.CHAT, rewritten).outline,
+            )
+        )
+        other = None if rewritten is None else tokens_of(rewritten)
+        rendered = Rendered(at=self._clock, request=request, prompt=tokens_of(doc), rewritten=other)
+        self._serve(taken, rendered, doc, reply)
+
+    def _serve(self, taken: Taken, rendered: Rendered, doc: Doc, reply: Doc) -> None:
+        """Until its answer is over."""
+        request = rendered.request
+        late: Rendered | None = rendered
+        while True:
+            while self._effects:
+                effect = self._effects.popleft()
+                if isinstance(effect, Forward):
+                    self.rewriting.goes(taken, changed=effect.changed)
+                    sent = taken.rewritten if effect.changed and taken.rewritten is not None else doc
+                    self.fixed += effect.changed
+                    task = self._run(Task(request, tokens_of(sent), effect.slot))
+                    if late is not None:
+                        self._post(late)
+                    self._over(taken, task, sent, reply)
+                    return
+                self._perform(effect)
+            assert late is not None, "never forwarded"
+            self._post(late)
+            late = None
+
+    def _over(self, taken: Taken, task: Task, sent: Doc, reply: Doc) -> None:
+        slot, said = task.slot, tokens_of({"messages": [reply]})
+        assert slot is not None
+        whole = task.prompt + said
+        self.engine.slots[slot].tokens = whole.cut(0, len(whole) - 1)  # the last one sampled is not in it
+        at, request = self._clock, RequestId(str(task.owner))
+        figures = {"prompt_tokens": len(task.prompt), "cached": task.cached, "generated": len(said)}
+        self._post(Begun(at=at, request=request))
+        self._post(Finished(at=at, request=request, slot=slot, **figures))
+        self._post(ReplyKnown(at=at, request=request, tokens=whole.cut(0, len(whole) - 1)))
+        counted = Figures(cached=task.cached, computed=len(task.prompt) - task.cached)
+        self.rewriting.answered(taken, reply, task.prompt, counted, planted=0)
+        while self._effects:
+            self._perform(self._effects.popleft())
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Plant):
+            task = self._run(Task(str(effect.request), effect.tokens, effect.place.slot, plant=True))
+            computed = len(task.prompt) - task.cached
+            self._post(Planted(at=self._clock, request=effect.request, computed=computed))
+        elif isinstance(effect, Observe):
+            self._clock += effect.delay
+            views, asked = self.engine.views(), self._clock
+            self._clock += 0.001
+            self._post(Observed(at=self._clock, asked=asked, engine=HERE, slots=views))
+
+    def _run(self, task: Task) -> Task:
+        self.engine.submit(task)
+        assert task.slot is not None, "it met a busy slot"
+        self.work += len(task.prompt) - task.cached
+        self.engine.end(task.slot)
+        return task
+
+    def _post(self, event: Event) -> None:
+        self._effects.extend(self.placement.on(event))

@@ -1,0 +1,202 @@
+"""Agents, sub-agents and side requests in any order: with default rules no engine works more than without.
+
+The shapes are those of recorded sessions: some of the tools, in another order, tools of an MCP server added,
+another system text under the same session id, the whole history sent by another agent, and the ways in which
+clients write the same thing again.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from properties.beside_stock import World
+
+Doc = dict[str, Any]
+
+SETTINGS = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+MORE = 64  # tokens for each conversation
+NAMES = ("read", "write", "edit", "search", "shell", "plan", "ask", "agent")
+SERVER = ("mcp_query", "mcp_list", "mcp_get")
+WAYS = ("keys", "order", "trimmed", "arguments", "ids", "stamp")
+TITLES = "You are a title generator. Answer with nothing but a title of at most five words."
+SESSION = {"x-session-id": "one", "User-Agent": "agent/1"}
+
+
+def words(seed: object, count: int) -> str:
+    chance = Random(str(seed))
+    return " ".join(f"w{chance.randrange(1 << 20)}" for _ in range(count))
+
+
+def tool(name: str) -> Doc:
+    properties = {key: {"type": "string", "description": words((name, key), 4)} for key in ("path", "text")}
+    parameters = {"type": "object", "properties": properties, "required": ["path", "text"]}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": words(name, 12), "parameters": parameters},
+    }
+
+
+def turned(value: Any) -> Any:
+    return (
+        {key: turned(inner) for key, inner in reversed(value.items())} if isinstance(value, dict) else value
+    )
+
+
+@dataclass
+class Talk:
+    """One agent's conversation."""
+
+    system: str
+    tools: list[str]
+    history: list[Doc] = field(default_factory=list)
+
+
+class Mixed(RuleBasedStateMachine):
+    @initialize(slots=st.integers(1, 3))
+    def build(self, slots: int) -> None:
+        self.ours, self.stock = World(slots=slots), World("all=off", slots=slots)
+        self.talks: list[Talk] = []
+        self.asked = 0
+
+    # -- who asks ------------------------------------------------------------------------------------------
+
+    @rule(system=st.integers(0, 1))
+    def begin(self, system: int) -> None:
+        if len(self.talks) < 4:
+            self.talks.append(Talk(self.main_text(system), list(NAMES)))
+            self.turn(self.talks[-1], frozenset(), 0)
+
+    @precondition(lambda self: self.talks)
+    @rule(which=st.integers(0, 7), ways=st.frozensets(st.sampled_from(WAYS)), seed=st.integers(0, 3))
+    def asks(self, which: int, ways: frozenset[str], seed: int) -> None:
+        self.turn(self.talks[which % len(self.talks)], ways, seed)
+
+    @precondition(lambda self: 0 < len(self.talks) < 8)
+    @rule(
+        which=st.integers(0, 7),
+        names=st.permutations(NAMES),
+        count=st.integers(0, len(NAMES)),
+        knows=st.booleans(),
+        same=st.booleans(),
+    )
+    def sub_agent(self, which: int, names: list[str], count: int, knows: bool, same: bool) -> None:
+        main = self.talks[which % len(self.talks)]
+        system = main.system if same else words(("explorer", which), 60)
+        self.talks.append(Talk(system, names[:count], deepcopy(main.history) if knows else []))
+        self.turn(self.talks[-1], frozenset(), 0)
+
+    @precondition(lambda self: self.talks)
+    @rule(which=st.integers(0, 7), count=st.integers(0, 3), at=st.integers(0, 8))
+    def tools_of_a_server(self, which: int, count: int, at: int) -> None:
+        """They come, and go."""
+        talk = self.talks[which % len(self.talks)]
+        talk.tools = [name for name in talk.tools if name not in SERVER]
+        talk.tools[at:at] = SERVER[:count]
+
+    @precondition(lambda self: self.talks)
+    @rule(which=st.integers(0, 7), kind=st.sampled_from(["title", "memory", "suggestion", "again"]))
+    def side_request(self, which: int, kind: str) -> None:
+        talk = self.talks[which % len(self.talks)]
+        asked = [m for m in talk.history if m["role"] == "user"][-1:]
+        match kind:
+            case "title":
+                self.send(Talk(TITLES, [], asked))
+            case "memory":
+                question = {"role": "user", "content": "What of this is worth to be remembered?"}
+                self.send(Talk(talk.system, talk.tools[::-2], [*talk.history, question]))
+            case "suggestion":
+                question = {"role": "user", "content": "[SUGGESTION MODE: Suggest what the user might type.]"}
+                self.send(Talk(talk.system, talk.tools, [*talk.history, question]))
+            case _:
+                self.send(Talk(talk.system, talk.tools, talk.history[:-1]))
+
+    # -- how it is written ---------------------------------------------------------------------------------
+
+    def main_text(self, system: int) -> str:
+        return f"x-anthropic-billing-header: cc_version=2; cch=00000;{words(('main', system), 120)}\n"
+
+    def turn(self, talk: Talk, ways: frozenset[str], seed: int) -> None:
+        self.asked += 1
+        talk.history.append({"role": "user", "content": words(self.asked, 12) + "\n\n"})
+        reply = self.send(talk, ways, seed)
+        talk.history.append(reply)
+        for call in reply.get("tool_calls", ()):
+            answer = {"role": "tool", "tool_call_id": call["id"], "content": words(call["id"], 15)}
+            talk.history.append(answer)
+
+    def send(self, talk: Talk, ways: frozenset[str] = frozenset(), seed: int = 0) -> Doc:
+        """The same request in both worlds, and the same reply."""
+        chance = Random(f"{seed}/{self.asked}")
+        system, tools = talk.system, [tool(name) for name in talk.tools]
+        if "stamp" in ways:
+            system = system.replace("cch=00000", f"cch={chance.randrange(16**5):05x}")
+        if "order" in ways:
+            chance.shuffle(tools)
+        if "keys" in ways:
+            tools = [turned(one) for one in tools]
+        if "trimmed" in ways:
+            system = system.strip()
+        messages = [
+            {"role": "system", "content": system},
+            *(self.written(m, ways, seed) for m in talk.history),
+        ]
+        doc = {"messages": messages, **({"tools": tools} if tools else {})}
+        reply = self.reply()
+        for world in (self.ours, self.stock):
+            world.ask(deepcopy(doc), deepcopy(reply), **SESSION)
+        return reply
+
+    def written(self, message: Doc, ways: frozenset[str], seed: int) -> Doc:
+        message = deepcopy(message)
+        if "trimmed" in ways:
+            message["content"] = message["content"].strip()
+        if "ids" in ways and "tool_call_id" in message:
+            message["tool_call_id"] += f"_{seed}"
+        for call in message.get("tool_calls", ()):
+            if "ids" in ways:
+                call["id"] += f"_{seed}"
+            if "arguments" in ways:
+                given = json.loads(call["function"]["arguments"])
+                call["function"]["arguments"] = json.dumps(given, separators=(",", ":"))
+        return message
+
+    def reply(self) -> Doc:
+        self.asked += 1
+        said: Doc = {"role": "assistant", "content": words(self.asked, 8) + "\n"}
+        if self.asked % 2:
+            arguments = json.dumps({"path": words(("path", self.asked), 2), "limit": 40, "all": True})
+            function = {"name": "read", "arguments": arguments}
+            said["tool_calls"] = [{"id": f"call_{self.asked}", "type": "function", "function": function}]
+        return said
+
+    # -- what must hold ------------------------------------------------------------------------------------
+
+    @invariant()
+    def rules_never_cost(self) -> None:
+        if hasattr(self, "ours"):
+            assert self.ours.work <= self.stock.work + MORE * len(self.talks)
+
+
+TestMixed = Mixed.TestCase
+TestMixed.settings = SETTINGS
+
+
+def test_rules_have_something_to_do_here():
+    """Else the property above would hold of anything."""
+    world = Mixed()
+    world.build(2)
+    world.begin(0)
+    for seed, way in enumerate(WAYS * 2):
+        world.asks(0, frozenset([way]), seed)
+    assert world.ours.fixed > 4
+    assert world.ours.work < 0.7 * world.stock.work
