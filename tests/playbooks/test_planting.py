@@ -225,9 +225,9 @@ def test_a_long_message_is_cut_before_its_last_line_and_the_next_question_costs_
     play << arrives("r1") << knows("r1", first, *asked(first))
     play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 1004)) << planted("r1", 1004)
     play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 7004)) << planted("r1", 6000)
-    assert play >> goes("r1", slot=0) << ends("r1", 7030, 7004) >> reports("r1", planted=7004)
+    assert play >> goes("r1", slot=0) << ends("r1", 7030, 7004) >> reports("r1", usage__planted=7004)
     assert play << arrives("r2") << knows("r2", second, *asked(second)) >> goes("r2", slot=0)
-    assert play << ends("r2", 7030, 7000) >> reports("r2", predicted=7000, planted=0, oracle=30)
+    assert play << ends("r2", 7030, 7000) >> reports("r2", predicted=7000, usage__planted=0, oracle=30)
 
 
 def test_with_large_batches_it_is_cut_further_back_as_well():
