@@ -34,6 +34,7 @@ from slotkeeper.web.data import DataPort
 from slotkeeper.web.exchange import Gate
 from slotkeeper.web.upstream import Upstream
 
+BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
 KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (nginx: 60 s towards upstreams)
 
 log = get_logger(__name__)
@@ -117,7 +118,7 @@ class Sidecar:
         log.info("draining", delay=delay, timeout=self.settings.drain_timeout)
         await asyncio.sleep(delay)
         if self._data is not None:
-            await self._data.cleanup()
+            await _end(self._data)
         settings = self.settings
         await self.driver.save_all(
             settings.save_timeout, evacuate=settings.evacuate and settings.cold_dir is not None
@@ -125,13 +126,26 @@ class Sidecar:
 
     async def close(self) -> None:
         for runner in self._runners:
-            await runner.cleanup()
+            await _end(runner)
         await self.driver.close()
         if self._upstream is not None:
             await self._upstream.close()
         for told in (self._recorder, self._spans):
             if told is not None:
                 await told.close()
+
+
+async def _end(runner: web.AppRunner) -> None:
+    """Stop listening, let running answers finish, end.
+
+    aiohttp overlooks a connection that was accepted in the very moment of its cleanup: it closes idle ones,
+    this one does not wait for a request yet, and is then waited for as if it had one, for the whole timeout.
+    """
+    for site in list(runner.sites):
+        await site.stop()
+    for _ in range(BEGUN):
+        await asyncio.sleep(0)
+    await runner.cleanup()
 
 
 def limits_in(settings: Settings) -> Limits:

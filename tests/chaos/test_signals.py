@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -14,9 +15,12 @@ from dataclasses import dataclass
 import orjson
 import pytest
 
+from chaos.conftest import settings
 from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine, Fault
-from chaos.raw import PATIENCE, Wire, dial, until
+from chaos.raw import Wire, dial, until
+from patience import PATIENCE
+from slotkeeper.app import running
 from slotkeeper.engine.launch import free_port
 from slotkeeper.wire.routes import Api
 
@@ -140,6 +144,21 @@ async def test_an_old_client_sees_that_its_answer_was_broken_off(fake):
         assert await served.ended() == 0
         _, reset = await wire.rest()
     assert reset
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_connection_made_in_the_moment_of_the_drain_does_not_hold_it_up(fake, turns):
+    """It has sent no request. `turns` of the loop lie between its being accepted and the drain."""
+    loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
+    with theirs:
+        async with running(settings(fake.base, drain_timeout=3600)) as sidecar:
+            ours.setblocking(False)
+            accepted = loop.create_task(loop.connect_accepted_socket(sidecar._data.server, ours))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(PATIENCE):
+                await sidecar.drain(delay=0)
+            await accepted
 
 
 async def test_without_requests_it_ends_by_itself(fake):
