@@ -1,4 +1,4 @@
-"""What every test leaves as it found it."""
+"""For all tests: what one leaves as it found it, and how hypothesis searches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import hypothesis
 import pytest
 import structlog
+
+# How quick the machine is says nothing about us: no deadline. What fails prints how to see it again.
+hypothesis.settings.register_profile(
+    "slotkeeper",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
+    derandomize=False,  # hypothesis' own profile for CI would look at the same examples for ever
+)
+hypothesis.settings.load_profile("slotkeeper")
 
 PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # it changes with each phase of a test
 

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from patience import PATIENCE
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOOK_SECONDS: Final = 0.1
-HEALTHY_SECONDS: Final = 60.0
 LOOPBACK: Final = "127.0.0.1"
 
 
@@ -100,9 +101,11 @@ class Process:
     def runs(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a command in the container, as a health check is run: with its environment."""
         command = self._here.command(words)
-        return subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(
+            command, env=self._env, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
 
-    def becomes_healthy(self, check: Sequence[str], within: float = HEALTHY_SECONDS) -> None:
+    def becomes_healthy(self, check: Sequence[str], within: float = PATIENCE) -> None:
         """Wait until the health check `check` passes. Fails when the process ends first."""
         deadline = time.monotonic() + within
         while (done := self.runs(check)).returncode:

@@ -18,6 +18,7 @@ from grafana.__main__ import HERE
 from grafana.rules import HITS
 
 from engine.conftest import wait_until
+from patience import PATIENCE
 from programs import program
 from slotkeeper.bench.play import CHAT, play
 from slotkeeper.bench.sessions import clock, system, user
@@ -85,7 +86,7 @@ def running(
         yield
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE)
 
 
 @contextmanager
@@ -117,7 +118,7 @@ async def used(base: str) -> None:
     """A conversation whose system prompt tells the time, and streams whose ids are known."""
     async with Target(base) as target:
         await play(clock(first=False), target, session="clock")
-    async with httpx.AsyncClient(base_url=base, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=base, timeout=PATIENCE) as client:
         for request_id in REQUEST_IDS:
             body = {"messages": [system(), user(7)], "max_tokens": 8, "stream": True}
             answer = await client.post(CHAT, json=body, headers={"X-Request-Id": request_id})

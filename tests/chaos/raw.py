@@ -7,11 +7,11 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
-PATIENCE: Final = 30.0  # seconds until a wait counts as failed
+from patience import PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,9 @@ async def dial(address: str, *, window: int | None = None) -> AsyncIterator[Wire
 
 async def until(true: Callable[[], object], why: str = "") -> None:
     """Wait for a condition that nobody announces."""
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.005)
-    assert true(), why
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not true():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not so within {PATIENCE:g} s: {why}") from None

@@ -29,7 +29,8 @@ from chaos.lab_snapshots import (
     turn_and_save,
     undisturbed,
 )
-from chaos.raw import PATIENCE, until
+from chaos.raw import until
+from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.core import preparing
 from slotkeeper.runtime import snapshots

@@ -20,7 +20,8 @@ import orjson
 import pytest
 
 from chaos.lab_snapshots import SOON, Bench, Talk, bench, digest, said, undisturbed
-from chaos.raw import PATIENCE, dial
+from chaos.raw import dial
+from patience import PATIENCE
 from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.engine.launch import free_port
 from slotkeeper.store.manifest import Flaw, decode

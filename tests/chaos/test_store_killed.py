@@ -18,8 +18,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import whole
@@ -167,7 +165,6 @@ async def agrees(hot: Path, cold: Path, reported: Reported) -> int:
         await store.close()
 
 
-@pytest.mark.timeout(300)
 def test_whatever_was_reported_survives_a_kill_at_any_moment(tmp_path: Path):
     hot, cold = tmp_path / "hot", tmp_path / "cold"
     chance, reported, found = random.Random(20261121), Reported(), 0

@@ -11,17 +11,17 @@ from typing import Any, Final
 
 from playwright.async_api import Browser, ConsoleMessage, Page, expect
 
+from patience import PATIENCE
 from slotkeeper.app import Sidecar
 
 ROOT: Final = Path(__file__).parents[2]
 SCREENSHOTS: Final = Path(os.environ.get("ARTIFACTS") or ROOT / "build" / "screenshots")
-PATIENCE_MS: Final = 20_000.0
 DESK: Final = {"width": 1360, "height": 1000}
 PHONE: Final = {"width": 375, "height": 812}
 NEWEST: Final = "#requests tr:first-child th a"
 CLOCK: Final = '#requests tr:has-text("clock") th a'  # what a client had changed
 
-expect.set_options(timeout=PATIENCE_MS)
+expect.set_options(timeout=PATIENCE * 1000)
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Reader:
     asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.set_default_timeout(PATIENCE * 1000)
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))

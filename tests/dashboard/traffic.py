@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import httpx
 
+from patience import PATIENCE
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN
 
@@ -35,7 +36,7 @@ async def ask(
         "max_tokens": max_tokens,
         "temperature": 0,
     }
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
         answer = await client.post(f"{base}/v1/chat/completions", json=body, headers=headers)
     answer.raise_for_status()
     return (*asked, answer.json()["choices"][0]["message"])

@@ -19,6 +19,7 @@ import httpx
 from containers import LOOPBACK, Container, Here, Process, started
 from deploy.manifests import ENTRYPOINTS, Manifests
 from engine.conftest import wait_until
+from patience import PATIENCE
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.launch import find_engine, free_port
 
@@ -57,12 +58,14 @@ class Pod:
         """Whether a probe of Slotkeeper passes: `startupProbe`, `readinessProbe`, `livenessProbe`."""
         probe = self.manifests.container("slotkeeper")[name]["httpGet"]
         try:
-            return httpx.get(f"{self.url(probe['port'])}{probe['path']}").is_success
+            return httpx.get(f"{self.url(probe['port'])}{probe['path']}", timeout=PATIENCE).is_success
         except httpx.TransportError:
             return False
 
     def admin(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url('admin')}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
+        return httpx.get(
+            f"{self.url('admin')}{path}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE
+        )
 
     def told_to_end(self) -> float:
         """The pod is deleted: SIGTERM to the main container alone. Returns when its grace period is over."""

@@ -15,13 +15,13 @@ import pytest
 from deploy.kubelet import Pod, running
 from deploy.manifests import rendered
 from engine.conftest import wait_until
+from patience import PATIENCE
 from programs import program
 from slotkeeper.bench.prose import prose
 
 CHAT = "/v1/chat/completions"
 PLAIN = {"temperature": 0, "chat_template_kwargs": {"plain": True}}
 ANSWER_TOKENS = 3000  # takes seconds: it must not be complete when the pod is told to end
-SECONDS = 60
 
 Message = dict[str, str]
 
@@ -34,7 +34,7 @@ def question(number: int, text: str) -> Message:
 def streamed(pod: Pod, messages: list[Message]) -> Iterator[Iterator[str]]:
     """The lines of an answer that takes a while."""
     body = {"messages": messages, "stream": True, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, **PLAIN}
-    with httpx.stream("POST", f"{pod.url('data')}{CHAT}", json=body, timeout=SECONDS) as answer:
+    with httpx.stream("POST", f"{pod.url('data')}{CHAT}", json=body, timeout=PATIENCE) as answer:
         assert answer.status_code == 200
         yield (line for line in answer.iter_lines() if line.startswith("data: "))
 
@@ -46,7 +46,7 @@ def text_in(lines: list[str]) -> str:
 
 def reply(pod: Pod, messages: list[Message]) -> dict[str, Any]:
     body = {"messages": messages, "max_tokens": 8, **PLAIN}
-    return httpx.post(f"{pod.url('data')}{CHAT}", json=body, timeout=SECONDS).raise_for_status().json()
+    return httpx.post(f"{pod.url('data')}{CHAT}", json=body, timeout=PATIENCE).raise_for_status().json()
 
 
 def at_work(pod: Pod) -> int:

@@ -31,13 +31,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import Kind, find_engine, free_port, skulk_can_exist
 from slotkeeper.engine.process import EngineProcess
 
-START_SECONDS: Final = 60
 BUILDS: Final = tuple(
     pytest.param(
         kind.value,
@@ -159,7 +159,7 @@ def serves(process: EngineProcess) -> bool:
         connection.close()
 
 
-def wait_until(true: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Blocks, so that fixtures of any scope can use it; in a test's own loop, wait asynchronously."""
     deadline = time.monotonic() + seconds
     while not true():

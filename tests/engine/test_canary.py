@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import SlotId
@@ -61,7 +62,7 @@ async def prefill(engine, slot: int, length: int) -> None:
 
 def states(engine) -> list[tuple]:
     """Of every slot: at work, tokens held."""
-    slots = httpx.get(f"{engine.base}/slots", timeout=10).json()
+    slots = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     return [(slot["is_processing"], slot.get("n_prompt_tokens") or 0) for slot in slots]
 
 
@@ -132,7 +133,7 @@ async def test_of_a_used_engine_the_emptiest_slot_is_saved(engine_factory, build
 async def test_an_engine_whose_slots_are_all_at_work_is_left_alone(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build, args=["-np", "1"])
     body = {"prompt": "Count.", "n_predict": 60000, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE) as http:
         async with http.stream("POST", f"{engine.base}/completion", json=body) as answer:
             chunks = answer.aiter_raw()  # kept, because the answer is closed with it
             await anext(chunks)
@@ -147,7 +148,7 @@ async def test_the_canary_does_not_spoil_an_answer_that_begins_beside_it(engine_
     body = {"prompt": "Once upon a time", "n_predict": 120, "temperature": 0, "ignore_eos": True}
 
     async def text() -> str:
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with httpx.AsyncClient(timeout=PATIENCE) as http:
             return (await http.post(f"{engine.base}/completion", json=body)).json()["content"]
 
     alone = await text()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.launch import free_port
@@ -21,7 +22,7 @@ async def client(engine) -> AsyncIterator[EngineClient]:
         yield client
 
 
-async def until(true: Callable[[], object], seconds: float = 30) -> None:
+async def until(true: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Wait until an async condition holds."""
     async with asyncio.timeout(seconds):
         while not await true():

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from engine.conftest import serves, stock, wait_until
+from patience import PATIENCE
 from slotkeeper import doctor as doctor_command
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli import main
@@ -130,10 +131,10 @@ def test_an_engine_with_a_key_says_what_is_missing_and_then_opens(engine_factory
 
 def test_looking_changes_no_slot(engine, doctor):
     ask = {"prompt": "One, two, three", "n_predict": 4, "id_slot": 1}
-    httpx.post(f"{engine.base}/completion", json=ask, timeout=60)
-    before = httpx.get(f"{engine.base}/slots", timeout=10).json()
+    httpx.post(f"{engine.base}/completion", json=ask, timeout=PATIENCE)
+    before = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     doctor(engine.base)
-    after = httpx.get(f"{engine.base}/slots", timeout=10).json()
+    after = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     assert [(s["is_processing"], s.get("id_task"), s.get("n_prompt_tokens")) for s in after] == [
         (s["is_processing"], s.get("id_task"), s.get("n_prompt_tokens")) for s in before
     ]
@@ -144,13 +145,13 @@ def test_a_sleeping_engine_is_not_woken(engine_factory, build, doctor):
 
     def sleeps() -> bool:
         time.sleep(0.2)
-        return httpx.get(f"{engine.base}/props", timeout=10).json()["is_sleeping"]
+        return httpx.get(f"{engine.base}/props", timeout=PATIENCE).json()["is_sleeping"]
 
     wait_until(sleeps)
     code, out = doctor(engine.base)
     assert code == 0
     assert "sleeps" in out
-    assert httpx.get(f"{engine.base}/props", timeout=10).json()["is_sleeping"]
+    assert httpx.get(f"{engine.base}/props", timeout=PATIENCE).json()["is_sleeping"]
 
 
 # -- snapshots -----------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def test_snapshots_that_work_are_described_and_leave_no_trace(engine_factory, bu
     assert ("mend its window" in out) is (not newer and model is Tiny.SWA)
     assert "(voice " in finding(out, "fingerprint", "note"), "how it is known again must be said"
     assert [path.name for path in engine.slot_dir.iterdir()] == [voice.FILE]
-    slots = httpx.get(f"{engine.base}/slots", timeout=10).json()
+    slots = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     assert not any(slot["is_processing"] or slot.get("n_prompt_tokens") for slot in slots)
 
 
@@ -207,7 +208,7 @@ def test_an_engine_of_others_that_was_used_may_have_flags_that_nobody_knows(
     engine_factory, build, look_at_files
 ):
     engine = engine_factory(build=build)
-    httpx.post(f"{engine.base}/completion", json={"prompt": "One, two", "n_predict": 2}, timeout=60)
+    httpx.post(f"{engine.base}/completion", json={"prompt": "One, two", "n_predict": 2}, timeout=PATIENCE)
     out = look_at_files(engine.base, engine.slot_dir)[1]
     assert "another --slot-dir" in finding(out, "fingerprint", "note")
     assert not list(engine.slot_dir.iterdir())

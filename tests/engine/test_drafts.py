@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from patience import PATIENCE
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
@@ -56,7 +57,7 @@ async def test_after_a_restart_drafts_are_accepted_again(build, tmp_path):
     async with lab.tiny_engine(Tiny.HYBRID_MTP, build, tmp_path) as engine:
         async with (
             lab.keeping(engine) as sidecar,
-            httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=60) as client,
+            httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
         ):
             for number in range(10, 10 * (CHATS + 1), 10):
                 history: list[Doc] = []
@@ -73,7 +74,7 @@ async def test_after_a_restart_drafts_are_accepted_again(build, tmp_path):
                 assert ours["timings"]["cache_n"] >= held - DEARER[Kind(build)]
                 asked.append((history, ours))
         restored, computed = [drafts(ours) for _, ours in asked], []
-        async with httpx.AsyncClient(base_url=engine.base, timeout=60) as direct:
+        async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as direct:
             for history, ours in asked:
                 fresh = await ask(direct, history, SAID, ignore_eos=True, cache_prompt=False)
                 assert reply(ours) == reply(fresh)

@@ -13,13 +13,13 @@ import aiohttp
 import orjson
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.engine.launch import free_port
 from slotkeeper.settings import Settings
 
 ONE = ["-t", "1"]
 CHAT = "/v1/chat/completions"
-PATIENCE = 30.0
 LONG = "The lighthouse keeper counts the ships that pass by night. " * 30
 
 
@@ -36,10 +36,12 @@ async def in_front_of(*bases: str) -> AsyncIterator[tuple[Sidecar, aiohttp.Clien
 
 
 async def until(true: Callable[[], Awaitable[object]], why: str) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await true():
-            await asyncio.sleep(0.01)
-    assert why
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not await true():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not so within {PATIENCE:g} s: {why}") from None
 
 
 async def readyz(sidecar: Sidecar) -> int:

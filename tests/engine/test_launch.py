@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.client import EngineClient, Health
@@ -122,7 +123,7 @@ async def test_a_dead_engine_comes_back_on_the_same_port(launch):
         on_down=lambda code, tail: downs.append((code, tail)),
         backoff=Backoff(first=0.01),
     )
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
         running = group.create_task(supervisor.run())
         first = await ups.get()
         base = supervisor.process.base
@@ -158,7 +159,7 @@ async def test_an_engine_does_not_survive_its_murdered_parent(build, args, tmp_p
         engine = int(parent.stdout.readline())
         assert alive(engine)
         parent.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while alive(engine):
                 await asyncio.sleep(0.02)
     finally:

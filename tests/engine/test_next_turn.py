@@ -18,6 +18,7 @@ import orjson
 import pytest
 
 from engine.dialects import BODIES, PATHS
+from patience import PATIENCE
 from slotkeeper.bench import lab
 from slotkeeper.bench.sessions import SESSIONS, Turn
 from slotkeeper.core.events import Event, NextKnown
@@ -66,7 +67,7 @@ class Client:
             if begins is not None:
                 await self._compare(begins, turn, body)
             reply = await self._ask(body)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 begins = await turns.told.get()
             try:
                 turn = script.send(self._echo(reply))

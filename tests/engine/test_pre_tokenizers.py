@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from patience import PATIENCE
 from slotkeeper.vocab.bpe import PATTERNS, LocalVocab, UnsupportedError, byte_alphabet
 from slotkeeper.vocab.gguf import read_vocabulary
 from slotkeeper.vocab.selfcheck import samples
@@ -88,7 +89,7 @@ async def wrongly_split(base: str, local: LocalVocab, texts: Iterable[str]) -> l
         with contextlib.suppress(UnsupportedError):
             ours[text] = local.tokenize(text).ids()
     content = [part for text in ours for part in (separator, text)]
-    async with httpx.AsyncClient(base_url=base, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=base, timeout=PATIENCE) as http:
         ids = (await http.post("/tokenize", json={"content": content})).json()["tokens"]
     expected = [number for mine in ours.values() for number in (separator, *mine)]
     if ids == expected:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
@@ -40,7 +41,7 @@ class Answer(NamedTuple):
 async def a_sidecar(engine: Restartable) -> AsyncIterator[tuple[Sidecar, httpx.AsyncClient]]:
     async with (
         lab.keeping(engine) as sidecar,
-        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=60) as client,
+        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
     ):
         yield sidecar, client
 
@@ -77,7 +78,7 @@ async def chat(client: httpx.AsyncClient, sidecar: Sidecar, turns: int) -> list[
 
 async def expect_as_fresh(engine: Restartable, answers: Sequence[Answer]) -> None:
     """Ask the engine itself, which is to compute everything."""
-    async with httpx.AsyncClient(base_url=engine.base, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as client:
         for answer in answers:
             fresh = await ask(client, answer.messages, cache_prompt=False)
             assert fresh.cached == 0
@@ -179,7 +180,7 @@ async def test_a_restored_full_window_is_not_cut_where_it_is_not_there(build, tm
         await expect_as_fresh(engine, [extended, parted])
 
         name = f"{newest.id}.slot"
-        async with httpx.AsyncClient(base_url=engine.base, timeout=60) as direct:
+        async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as direct:
             answer = await direct.post("/slots/0?action=restore", json={"filename": name})
             assert answer.json()["n_restored"] == len(newest.tokens)
             wrong, right = await ask(direct, inside), await ask(direct, inside, cache_prompt=False)

@@ -15,6 +15,7 @@ import httpx
 import orjson
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import TOOL, system
 from slotkeeper.core.tokens import Tokens
@@ -90,7 +91,7 @@ async def sampled(engine: EngineClient, base: str, number: int) -> Sampled | Non
 
 
 async def asked(base, body) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=base, timeout=60, headers={"Connection": "close"}) as http:
+    async with httpx.AsyncClient(base_url=base, timeout=PATIENCE, headers={"Connection": "close"}) as http:
         return await http.post(CHAT, json=body)
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.conftest import Engine
+from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.launch import Kind
@@ -42,9 +43,7 @@ CHECKPOINTED = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 ALONE = ["--cache-ram", "0"]  # nothing but files may bring a state back
 DRAFTS = ["--spec-type", "draft-mtp"]
 
-fuzzed = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzzed = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def prompt(n: int, seed: int = 0) -> list[int]:
@@ -95,7 +94,7 @@ class Bench:
 
 @contextmanager
 def bench(engine: Engine) -> Iterator[Bench]:
-    with httpx.Client(base_url=engine.base, timeout=120) as http:
+    with httpx.Client(base_url=engine.base, timeout=PATIENCE) as http:
         yield Bench(engine, http)
 
 

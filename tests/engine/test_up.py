@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from engine.conftest import wait_until
+from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 
@@ -59,11 +60,11 @@ class Up:
         if not self.lines("listening") or not self.lines("engine_up"):
             return False
         with suppress(httpx.TransportError):
-            return httpx.get(f"{self.url('admin')}/readyz", timeout=10).status_code == 200
+            return httpx.get(f"{self.url('admin')}/readyz", timeout=PATIENCE).status_code == 200
         return False
 
     def chat(self, **more: Any) -> httpx.Response:
-        return httpx.post(f"{self.url()}/v1/chat/completions", json=CHAT | more, timeout=60)
+        return httpx.post(f"{self.url()}/v1/chat/completions", json=CHAT | more, timeout=PATIENCE)
 
 
 Start = Callable[..., AbstractContextManager[Up]]
@@ -115,7 +116,7 @@ def up(words, environ, tmp_path) -> Start:
 
 def end_of(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run what is expected to end by itself."""
-    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 # -- as it should be -----------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def test_a_chat_is_answered_through_the_data_port_and_the_end_is_clean(up):
         assert again.json()["timings"]["cache_n"] > 0, "the recommended flags let a slot be reused"
 
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(timeout=30) == 0
+        assert running.process.wait(timeout=PATIENCE) == 0
         assert not is_alive(engine)
         with pytest.raises(httpx.ConnectError):
             running.chat()
@@ -154,20 +155,22 @@ def test_an_engine_that_is_killed_is_replaced_and_serves_again(up):
 
         second = running.engine
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(timeout=30) == 0
+        assert running.process.wait(timeout=PATIENCE) == 0
         assert not is_alive(second)
 
 
 def test_running_answers_are_finished_at_sigterm(up):
     with up() as running:
         long = {**CHAT, "max_tokens": 400, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{running.url()}/v1/chat/completions", json=long, timeout=60) as answer:
+        with httpx.stream(
+            "POST", f"{running.url()}/v1/chat/completions", json=long, timeout=PATIENCE
+        ) as answer:
             chunks = answer.iter_raw()
             said = next(chunks)
             running.process.send_signal(signal.SIGTERM)
             said += b"".join(chunks)
         assert said.rstrip().endswith(b"data: [DONE]")
-        assert running.process.wait(timeout=30) == 0
+        assert running.process.wait(timeout=PATIENCE) == 0
 
 
 def test_llama_servers_own_web_ui_stays_where_its_users_know_it(up):
@@ -185,17 +188,21 @@ def test_llama_servers_own_web_ui_stays_where_its_users_know_it(up):
 
 def test_the_users_own_flags_win(up):
     with up("--slots", "2", engine=("-np", "3", "-c", "6144")) as running:
-        slots = httpx.get(f"{running.url()}/slots", timeout=10).json()
+        slots = httpx.get(f"{running.url()}/slots", timeout=PATIENCE).json()
         assert [slot["n_ctx"] for slot in slots] == [2048] * 3
-        state = httpx.get(f"{running.url('admin')}/api/state", timeout=10).json()
+        state = httpx.get(f"{running.url('admin')}/api/state", timeout=PATIENCE).json()
         assert len(state["engines"][0]["slots"]) == 3
 
 
 def test_a_key_after_the_dashes_is_ours_too_and_never_in_the_log(up):
     with up(engine=("--api-key", "s3cret-key")) as running:
-        assert httpx.get(f"{running.url()}/slots", timeout=10).status_code == 401, "clients need it as before"
+        assert httpx.get(f"{running.url()}/slots", timeout=PATIENCE).status_code == 401, (
+            "clients need it as before"
+        )
         asked = f"{running.url()}/v1/chat/completions"
-        answer = httpx.post(asked, json=CHAT, headers={"Authorization": "Bearer s3cret-key"}, timeout=60)
+        answer = httpx.post(
+            asked, json=CHAT, headers={"Authorization": "Bearer s3cret-key"}, timeout=PATIENCE
+        )
         assert answer.status_code == 200
         assert answer.headers["X-Slotkeeper-Decision"] != "unrendered", "our own calls were refused"
         assert "s3cret-key" not in running.log.read_text("utf-8")

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.vocab.gguf import read_vocabulary
@@ -29,7 +30,7 @@ class Ask:
     """POST /tokenize, counted."""
 
     def __init__(self, base: str) -> None:
-        self.http = httpx.AsyncClient(base_url=base, timeout=60)
+        self.http = httpx.AsyncClient(base_url=base, timeout=PATIENCE)
         self.calls = 0
         self.sent = 0
 

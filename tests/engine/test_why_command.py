@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import aiohttp
 from rich.console import Console
 
+from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
@@ -145,7 +146,7 @@ class Terminal:
 
     async def shows(self, pattern: str, since: int = 0) -> int:
         """Wait for it behind that many characters; how many there are by then."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not re.search(pattern, self.text[since:]):
                 assert self.process.returncode is None, self.text
                 await asyncio.sleep(0.02)
@@ -193,7 +194,7 @@ async def test_top_draws_and_follows_and_gives_the_terminal_back(build, tmp_path
             assert await health(admin=admin_of(sidecar), live=False) == 0
 
             shown.type(CTRL_C)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 assert await shown.process.wait() == 0
             shown.read()
     assert shown.raw.rindex("\x1b[?25h") > shown.raw.rindex("\x1b[?25l")
@@ -213,5 +214,5 @@ async def test_top_waits_for_a_sidecar_that_went_away(build, tmp_path):
             await converse(sidecar, "Sat Nov 21 2026")
             await shown.shows("nothing twice", since=gone)
         shown.process.terminate()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             assert await shown.process.wait() == 0

@@ -13,6 +13,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
@@ -142,7 +143,7 @@ SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
 
 @pytest.fixture
 async def asked() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
         yield client
 
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 import recorded
+from patience import PATIENCE
 from slotkeeper.wire.answer import AnswerReader
 from slotkeeper.wire.request import NotOurs, parse, pin
 from slotkeeper.wire.routes import Api, classify
@@ -199,7 +200,7 @@ TABLE = [
 def post(engine, path, content):
     # b10434 drops kept-alive connections after a stream.
     headers = {"Content-Type": "application/json", "Connection": "close"}
-    return httpx.post(engine.base + path, content=content, headers=headers, timeout=60)
+    return httpx.post(engine.base + path, content=content, headers=headers, timeout=PATIENCE)
 
 
 def tokens(engine, chat):

@@ -216,7 +216,7 @@ def test_each_way_by_itself(way):
 
 
 @given(st.integers(0, 2**32), st.frozensets(st.sampled_from(WAYS)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_fewest_ways_that_break_something(seed, ways):
     play(seed, ways)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -55,9 +55,7 @@ from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import ClientId, EngineId, RequestId
 
-SETTINGS = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+SETTINGS = settings(max_examples=150, stateful_step_count=40)
 ROOM = 4000  # tokens that fit into the hot tier: files must go now and then
 TOKEN_BYTES = 65536
 BOUNDARIES = (Boundary(10, Kind.HEAD), Boundary(60, Kind.USER), Boundary(130, Kind.USER))

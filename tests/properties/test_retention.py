@@ -18,7 +18,7 @@ from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
 
-SETTINGS = settings(max_examples=200, deadline=None)
+SETTINGS = settings(max_examples=200)
 NOW = 5000.0
 TRAITS = (
     EngineTraits(memory=Memory.DENSE),

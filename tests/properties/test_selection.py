@@ -21,7 +21,7 @@ from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import EngineId
 
-SETTINGS = settings(max_examples=300, deadline=None)
+SETTINGS = settings(max_examples=300)
 NOW = 5000.0
 PIECE = 40  # tokens: conversations part only between pieces, and two in a row are what a file must share
 MEMORIES = (Memory.DENSE, Memory.HYBRID, Memory.RECURRENT, Memory.SWA)

@@ -10,7 +10,7 @@ from slotkeeper.core.edges import BLOCK
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.tree import Branch, PromptTree
 
-SETTINGS = settings(max_examples=200, deadline=None)
+SETTINGS = settings(max_examples=200)
 SHORT = st.lists(st.integers(0, 2), max_size=12).map(Tokens)
 CHUNKS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([1, 40, 2 * BLOCK])), max_size=6)
 LONG = CHUNKS.map(lambda chunks: Tokens(token for token, times in chunks for _ in range(times)))

@@ -8,6 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
+from patience import PATIENCE
 from slotkeeper.cli import main
 from slotkeeper.core.figures import Sums
 from slotkeeper.observe.why.shown import summary
@@ -195,7 +196,7 @@ async def test_without_a_terminal_one_screen_follows_the_other_even_while_nobody
 
 
 async def until(out: io.StringIO, text: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while text not in out.getvalue():
             await asyncio.sleep(0.01)
 

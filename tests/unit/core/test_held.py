@@ -206,7 +206,7 @@ NARROW = EngineTraits(memory=Memory.SWA, n_swa=4)
 
 
 @given(st.tuples(IDS, IDS, IDS), STATES, st.sampled_from([*KINDS, NARROW]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_reuse_never_exceeds_the_true_common_prefix(ids, state, traits):
     shared, mine, theirs = ids
     state = replace(state, tokens=Tokens(shared + mine))

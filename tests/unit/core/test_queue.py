@@ -50,7 +50,7 @@ def test_one_put_back_is_the_next():
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_client_is_served_twice_while_another_waits(clients):
     queue = filled(*(f"{client}{n}" for n, client in enumerate(clients)))
     waiting = {client: clients.count(client) for client in clients}
@@ -63,7 +63,7 @@ def test_no_client_is_served_twice_while_another_waits(clients):
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_iteration_shows_everybody_once_in_the_order_of_service(clients):
     requests = [f"{client}{n}" for n, client in enumerate(clients)]
     queue = filled(*requests)

@@ -16,14 +16,14 @@ def naive_lcp(one, other):
 
 
 @given(IDS, IDS, IDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lcp_is_what_a_loop_over_the_ids_finds(shared, one, other):
     a, b = shared + one, shared + other
     assert Tokens(a).lcp(Tokens(b)) == naive_lcp(a, b)
 
 
 @given(IDS, IDS, IDS, st.integers(0, 10))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lcp_begins_behind_what_is_passed_over(shared, one, other, start):
     a, b = shared + one, [5] * start + shared + other
     assert Tokens(a).lcp(Tokens(b), start) == naive_lcp(a, b[start:])
@@ -42,7 +42,7 @@ def test_lcp_with_nothing_is_nothing():
 
 
 @given(IDS, st.lists(st.integers(-2, 3), max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_find_all_gives_every_place_that_a_loop_finds(ids, needle):
     found = [n for n in range(len(ids)) if needle and ids[n : n + len(needle)] == needle]
     assert Tokens(ids).find_all(Tokens(needle)) == found
@@ -53,13 +53,13 @@ def test_find_all_does_not_match_across_the_bytes_of_two_ids():
 
 
 @given(IDS, st.integers(0, 40), st.none() | st.integers(0, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_cut_is_a_slice(ids, start, end):
     assert Tokens(ids).cut(start, end).ids() == ids[start:end]
 
 
 @given(IDS, IDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equality_hash_and_order_are_those_of_the_ids(a, b):
     assert (Tokens(a) == Tokens(b)) == (a == b)
     assert hash(Tokens(a)) == hash(Tokens(list(a)))

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from patience import PATIENCE
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 
 LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}
@@ -18,7 +19,7 @@ LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "c
 @pytest.fixture
 async def serve() -> AsyncIterator:
     """A maker of a server with these routes, and a client for it."""
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
+    async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
 
         async def start(**routes) -> EngineClient:
             app = web.Application()

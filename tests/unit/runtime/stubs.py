@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from patience import PATIENCE
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Arrived, Finished, Rendered
 from slotkeeper.core.observed import SlotView
@@ -109,7 +110,7 @@ async def settled() -> None:
 
 
 async def granted(grant: asyncio.Future[Forward]) -> Forward:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         return await grant
 
 

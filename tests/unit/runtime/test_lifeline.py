@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from patience import PATIENCE
 from slotkeeper.runtime.lifeline import lifeline
 
 
@@ -19,7 +20,7 @@ async def test_it_says_when_the_other_end_is_gone():
     server = await asyncio.start_server(lambda _, writer: talks.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not talks:
             await asyncio.sleep(0.01)
         assert not ends.is_set()
@@ -29,13 +30,18 @@ async def test_it_says_when_the_other_end_is_gone():
     server.close()
 
 
-async def lines_that_are_cut_at_once(is_another: Callable[[int], bool]) -> int:
-    """How many there are in half a second; `is_another`: whether the engine is a new one after so many."""
-    lines = 0
+async def lines_that_are_cut_at_once(at_least: int, is_another: Callable[[int], bool]) -> int:
+    """How many there are half a second after the first `at_least`.
+
+    `is_another`: whether the engine is a new one after so many.
+    """
+    lines, enough = 0, asyncio.Event()
 
     async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal lines
         lines += 1
+        if lines == at_least:
+            enough.set()
         writer.transport.abort()
 
     async def ended() -> bool:
@@ -44,6 +50,8 @@ async def lines_that_are_cut_at_once(is_another: Callable[[int], bool]) -> int:
     server = await asyncio.start_server(cut, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
+    async with asyncio.timeout(PATIENCE):
+        await enough.wait()
     await asyncio.sleep(0.5)
     line.cancel()
     server.close()
@@ -52,12 +60,12 @@ async def lines_that_are_cut_at_once(is_another: Callable[[int], bool]) -> int:
 
 async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
     """As a load balancer without a backend does."""
-    assert await lines_that_are_cut_at_once(lambda _: False) == 1
+    assert await lines_that_are_cut_at_once(1, lambda _: False) == 1
 
 
 async def test_an_engine_that_is_restarted_often_has_a_line_at_once():
     """The second restart is not to be missed because the first line was short."""
-    assert await lines_that_are_cut_at_once(lambda lines: lines < 5) == 5
+    assert await lines_that_are_cut_at_once(5, lambda lines: lines < 5) == 5
 
 
 async def test_it_waits_for_an_engine_that_is_not_there():

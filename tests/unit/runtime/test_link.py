@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.core.types import EngineId
 from slotkeeper.runtime.link import EngineLink
 
@@ -22,7 +23,7 @@ async def test_a_watch_that_is_cancelled_while_it_is_kicked_ends(turns):
     for _ in range(turns):  # of the loop, between its waking up and being cancelled
         await asyncio.sleep(0)
     watch.cancel()
-    ended, _ = await asyncio.wait([watch], timeout=2.0)
+    ended, _ = await asyncio.wait([watch], timeout=PATIENCE)
     watch.cancel()
     await link.client.close()
     assert ended

@@ -8,6 +8,7 @@ import gc
 
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.runtime.tasks import Tasks
 
 
@@ -40,7 +41,7 @@ async def test_a_task_that_nobody_holds_runs_to_its_end(tasks):
     gc.collect()
     assert len(tasks) == 1
     go.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await done.wait()
     await settled()
     assert len(tasks) == 0

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from patience import PATIENCE
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.web.waiting import WAITING, Waiting
 from slotkeeper.wire.errors import ClientFault, Fault, UpstreamFault, body, retold, sse
@@ -46,7 +47,7 @@ async def tasks() -> AsyncIterator[Tasks]:
 
 async def fewer(tasks: Tasks, left: int) -> None:
     """Wait until no more than `left` tasks are there."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(tasks) > left:
             await asyncio.sleep(SHORT)
 
@@ -63,7 +64,7 @@ async def test_a_write_to_a_client_that_has_left_ends_its_request(tasks):
         await asyncio.Event().wait()
 
     task = tasks.start(request())
-    await asyncio.wait({task}, timeout=20)
+    await asyncio.wait({task}, timeout=PATIENCE)
     assert task.cancelled()
     assert gone.written == [WAITING, WAITING]
     assert not len(tasks)
