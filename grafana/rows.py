@@ -220,8 +220,11 @@ def trouble() -> list[Panel]:
         ),
         lines(
             "Fallbacks, by what failed",
-            "Requests that went through as they came. Good is 0.",
-            {"{{reason}}": NOW.increase("fallbacks_total", "reason")},
+            "Requests that went through as they came, and log lines that could not be written. Good is 0.",
+            {
+                "{{reason}}": NOW.increase("fallbacks_total", "reason"),
+                "log lines": NOW.increase("log_lines_dropped_total"),
+            },
             width=COLUMNS // 4,
         ),
         lines(

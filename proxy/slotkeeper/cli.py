@@ -26,7 +26,9 @@ from slotkeeper.arguments import (
 from slotkeeper.config import UsageError, server
 from slotkeeper.misspelt import check_words
 from slotkeeper.observe.log import configure
+from slotkeeper.observe.standard_error import hold_standard_streams
 from slotkeeper.recordings import add_lint, add_replay
+from slotkeeper.terminal.out import complain
 from slotkeeper.watching import add_health, add_top, add_why
 
 EPILOG: Final = """\
@@ -38,6 +40,7 @@ OF_UP: Final = ("upstream",)  # `up` knows its engine
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run. Returns the exit code."""
+    hold_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     own, engine_words = _split(words)
     parser, commands = _parser()
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except UsageError as error:
-        print(f"slotkeeper {args.command}: {error}", file=sys.stderr)  # noqa: T201
+        complain(args.command, error)
         return 2
     except KeyboardInterrupt:
         return 130

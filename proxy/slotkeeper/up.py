@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from slotkeeper.engine.supervisor import Supervisor
 from slotkeeper.observe.log import get_logger
 from slotkeeper.settings import Settings
 from slotkeeper.terminal.greeting import greeter
+from slotkeeper.terminal.out import complain
 from slotkeeper.vocab.gguf import GgufError, read_header
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
@@ -74,7 +74,7 @@ def up(
         known = {EngineId(base): plan.flags}
         run_loop(serve(front, known, beside=lambda: _supervise(plan), listening=greeter(front)))
     except EngineDiedError as died:
-        print(f"slotkeeper up: {died}", file=sys.stderr)  # noqa: T201
+        complain("up", died)
         return 1
     except OSError as error:
         raise UsageError(f"cannot listen: {error.strerror or error}") from None

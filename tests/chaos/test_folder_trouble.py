@@ -149,7 +149,7 @@ async def test_what_was_asked_for_in_vain_is_offered_again(tmp_path: Path, build
             assert (
                 operations(sidecar)["restore", "unfit"] >= 1
             )  # its own, and then what others begin with too
-            assert {snapshot.id for snapshot in shelf_of} < here
+            assert here - {snapshot.id for snapshot in shelf_of}
             shutil.rmtree(engine.slots, ignore_errors=True)
             (tmp_path / "elsewhere").rename(engine.slots)
             await asyncio.sleep(2 * SOON)  # until it is tried again

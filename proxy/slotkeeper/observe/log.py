@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from structlog.typing import ExcInfo, Processor
 
 from slotkeeper.core.types import RequestId
 from slotkeeper.engine.http import EngineError, EngineGoneError
+from slotkeeper.observe.standard_error import StandardError
 
 SELDOM_SECONDS: Final = 60.0
 # The text of other errors may quote what they were given: that of a ValueError, that of the HTTP parser, and
@@ -33,8 +33,9 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 def configure(level: str, style: str) -> None:
     """`style`: json, console, or auto (console on a terminal)."""
+    out = StandardError()
     if style == "auto":
-        style = "console" if sys.stderr.isatty() else "json"
+        style = "console" if out.isatty() else "json"
     renderers: list[Processor] = [ExceptionRenderer(_told), JSONRenderer(_json)]
     if style == "console":
         renderers = [ConsoleRenderer(exception_formatter=_print_told)]
@@ -46,10 +47,10 @@ def configure(level: str, style: str) -> None:
     structlog.configure(
         processors=[*first, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(out),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,
     )
-    libraries = logging.StreamHandler(sys.stderr)
+    libraries = logging.StreamHandler(out)
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],

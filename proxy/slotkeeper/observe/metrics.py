@@ -28,6 +28,7 @@ from slotkeeper.core.traits import FLAGS, Known
 from slotkeeper.core.types import EngineId, Reason
 from slotkeeper.observe.history import History
 from slotkeeper.observe.log import id_of
+from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.store.trouble import Trouble
 from slotkeeper.wire.routes import Api
 
@@ -142,6 +143,7 @@ class Metrics:
             "Prompt tokens computed although they had been computed before, by why no cache had them.",
             "reason",
         )
+        registry.register(DROPPED)
         self._up = Gauge("slotkeeper_engine_up", "Whether the engine answers.", ["engine"], registry=registry)
         Info("slotkeeper_build", "The sidecar's own version.", registry=registry).info(
             {"version": __version__}

@@ -10,6 +10,8 @@ from typing import Any, Final
 import orjson
 from rich.console import Console
 
+from slotkeeper.observe.standard_error import StandardError
+
 PIPED: Final = 160  # columns where no terminal sets a width
 
 
@@ -26,5 +28,5 @@ def say(document: Any) -> None:
     print(orjson.dumps(document).decode(), flush=True)  # noqa: T201
 
 
-def complain(command: str, what: str) -> None:
-    print(f"slotkeeper {command}: {what}", file=sys.stderr)  # noqa: T201
+def complain(command: str, what: object) -> None:
+    StandardError().write(f"slotkeeper {command}: {what}\n")

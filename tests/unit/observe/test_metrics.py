@@ -50,6 +50,7 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_inexact_prompts_total": set(),
     "slotkeeper_repeated_tokens_total": {"cause"},
     "slotkeeper_queued_requests": set(),
+    "slotkeeper_log_lines_dropped_total": set(),
     "slotkeeper_lost_tokens_total": {"reason"},
     "slotkeeper_prefill_saved_seconds_total": set(),
 }

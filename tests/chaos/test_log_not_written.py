@@ -1,0 +1,148 @@
+"""A log that cannot be written stops neither a start nor a request nor an orderly end: it is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from chaos.fake_answers import PATHS, looks_whole, request_body
+from chaos.fake_engine import FakeEngine
+from patience import PATIENCE
+from slotkeeper.engine.launch import free_port
+from slotkeeper.wire.routes import Api
+
+DROPPED = "slotkeeper_log_lines_dropped_total"
+NOT_RECORDED = 'slotkeeper_fallbacks_total{reason="record"}'
+
+
+@asynccontextmanager
+async def serving(
+    fake: FakeEngine, *more: str, stderr: int | None = None, first: Callable[[], object] | None = None
+) -> AsyncIterator[tuple[str, str]]:
+    """The data and admin port of a sidecar in a process of its own, which ends cleanly with SIGTERM."""
+    data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    where = ("--upstream", fake.base, "--listen", data, "--admin-listen", admin, "--drain-delay", "0")
+    command = (sys.executable, "-m", "slotkeeper", "serve", *where, *more)
+    process = await asyncio.create_subprocess_exec(*command, stderr=stderr, preexec_fn=first)
+    try:
+        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as client:
+            while not await ready(client, admin):
+                assert process.returncode is None, "it did not start"
+                await asyncio.sleep(0.02)
+            yield data, admin
+            process.terminate()
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def fill(number: int) -> None:
+    """Leave no room in a pipe."""
+    os.set_blocking(number, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(number, b"x" * 4096)
+    os.set_blocking(number, True)
+
+
+async def ready(client: aiohttp.ClientSession, admin: str) -> bool:
+    try:
+        async with client.get(f"http://{admin}/readyz") as answer:
+            return answer.ok
+    except aiohttp.ClientConnectionError:
+        return False
+
+
+async def served(data: str, admin: str) -> dict[str, float]:
+    """The figures of /metrics after a request that was answered whole."""
+    async with aiohttp.ClientSession() as client:
+        asked = request_body(Api.CHAT, stream=True)
+        async with client.post(f"http://{data}{PATHS[Api.CHAT]}", json=asked) as answer:
+            assert answer.status == 200
+            assert looks_whole(Api.CHAT, await answer.read())
+        figures = {}
+        while not figures.get(
+            'slotkeeper_requests_total{outcome="ok",route="chat"}'
+        ):  # counted after its end
+            async with client.get(f"http://{admin}/metrics") as answer:
+                lines = (await answer.text()).splitlines()
+            pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+            figures = {name: float(value) for name, _, value in pairs}
+    return figures
+
+
+async def test_standard_error_was_closed_before_the_start(fake):
+    async with serving(fake, first=lambda: os.close(2)) as ports:
+        assert (await served(*ports))[DROPPED] >= 2
+
+
+async def test_all_standard_streams_were_closed_before_the_start(fake):
+    async with serving(fake, first=lambda: os.closerange(0, 3)) as ports:
+        assert (await served(*ports))[DROPPED] >= 2
+
+
+async def test_its_reader_is_gone(fake):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        async with serving(fake, stderr=writing) as ports:
+            assert (await served(*ports))[DROPPED] >= 2
+    finally:
+        os.close(writing)
+
+
+async def test_its_reader_reads_no_more(fake):
+    """As when a terminal is stopped with Ctrl-S: the pipe fills, and nothing waits for it."""
+    reading, writing = os.pipe()
+    fill(writing)
+    try:
+        async with serving(fake, stderr=writing) as ports:
+            assert (await served(*ports))[DROPPED] >= 2
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+async def test_its_disk_is_full(fake):
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        async with serving(fake, stderr=full) as ports:
+            assert (await served(*ports))[DROPPED] >= 2
+    finally:
+        os.close(full)
+
+
+async def test_no_file_takes_anything(fake, tmp_path):
+    """Neither the log nor the recording; a limit of the process stands for a full disk."""
+
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    with (tmp_path / "log").open("wb") as log:
+        async with serving(
+            fake, "--record", str(tmp_path / "traces"), stderr=log.fileno(), first=full
+        ) as ports:
+            figures = await served(*ports)
+    assert figures[DROPPED] >= 2
+    assert figures[NOT_RECORDED] == 1
+    assert not (tmp_path / "log").read_bytes()
+
+
+async def test_a_log_that_is_written_is_whole_and_counts_nothing(fake, tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        async with serving(fake, stderr=log.fileno()) as ports:
+            assert (await served(*ports))[DROPPED] == 0
+    said = (tmp_path / "log").read_text("utf-8")
+    assert '"event":"request"' in said
+    assert '"event":"stopped"' in said
