@@ -48,15 +48,15 @@ class Way(StrEnum):
     MET = "met"  # by answers alone
 
 
-async def measure(build: str, model: Tiny, session: str, way: Way) -> Row:
-    """One session on a fresh engine with the flags of `up`."""
+async def measure(build: str, model: Tiny, session: str, way: Way, **settings: Any) -> Row:
+    """One session on a fresh engine with the flags of `up`; `settings` of the sidecar."""
     with tempfile.TemporaryDirectory(prefix="slotkeeper-") as name:
         async with lab.tiny_engine(
             model, build, Path(name), recipe=lab.up_flags, context_tokens=CONTEXT
         ) as engine:
             flags = engine.flags if way is Way.UP else None
-            settings = {"slot_dir": engine.flags.slot_save_path, "probe": way is not Way.MET}
-            async with lab.in_front_of(engine.base, flags, **settings) as started:
+            ours = {"slot_dir": engine.flags.slot_save_path, "probe": way is not Way.MET}
+            async with lab.in_front_of(engine.base, flags, **(ours | settings)) as started:
                 before = await evaluated(engine.base)
                 async with Target(lab.url_of(started)) as target:
                     samples = await play(SESSIONS[session](), target, session=session)

@@ -54,6 +54,7 @@ class Sidecar:
                 flags=known.get(engine),
                 slot_dir=settings.slot_dir,
                 may_compute=settings.probe,
+                may_read=settings.read_flags,
             )
             for engine in map(EngineId, settings.upstream)
         }

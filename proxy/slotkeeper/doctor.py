@@ -52,7 +52,7 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
             seen = await probe(client)
             reading = None
             if health is Health.OK:
-                reading = await read_traits(client, slot_dir=usable, may_compute=True)
+                reading = await read_traits(client, slot_dir=usable, may_compute=True, may_read=True)
         except EngineGoneError as error:
             console.print(f"[red]{escape(str(error))}[/]")
             return 1
@@ -136,8 +136,9 @@ def _traits(reading: Reading) -> Table:
     table.add_row("one KV buffer for all slots", "yes" if traits.unified else "no")
     table.add_row("speculative decoding", "yes" if traits.speculative else "no")
     for told in traits.told():
-        if told.how is Known.CANARY:
-            table.add_row(told.flag, f"{shown(told.value)} (found out)")
+        if told.how is not Known.DEFAULT:
+            how = "read from its process" if told.how is Known.FLAGS else "found out"
+            table.add_row(told.flag, f"{shown(told.value)} ({how})")
     if reading.computed:
         table.add_row("tokens to find that out", str(reading.computed))
     for note in reading.notes:

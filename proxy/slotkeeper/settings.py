@@ -104,6 +104,13 @@ class Settings(BaseSettings):
             "files carry and which flags it has; else snapshots and answers tell in time"
         ),
     )
+    read_flags: bool = Field(
+        default=True,
+        description=(
+            "read the flags of an engine that runs here as the same user from its process (/proc); else they "
+            "are found out by what it does"
+        ),
+    )
     engine_api_key: SecretStr | None = Field(
         default=None, description="the engine's --api-key, for our own control calls"
     )

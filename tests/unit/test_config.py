@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "save_timeout": ("11", "12", "13"),
     "rules": ("date=fix", '["all=off"]', "git_status=fix@qwen*"),
     "probe": ("0", "false", "false"),
+    "read_flags": ("0", "false", "false"),
     "evacuate": ("1", "true", "true"),
     "why_requests": ("20", "21", "22"),
     "why_text": ("1", "true", "true"),

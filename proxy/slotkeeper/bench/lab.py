@@ -174,6 +174,7 @@ async def in_front_of(base: str, flags: EngineFlags | None = None, **settings: A
         "listen": ANY_PORT,
         "admin_listen": ANY_PORT,
         "drain_delay": 0,
+        "read_flags": False,  # whoever wants a sidecar to know them says so
         "drain_timeout": 5,
     }
     async with running(Settings(**(ours | settings)), {EngineId(base): flags} if flags else None) as started:

@@ -16,6 +16,7 @@ from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.canary import ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.command_line import flags_behind
 from slotkeeper.engine.families import family_of, user_openers
 from slotkeeper.engine.fingerprint import Identity, about_adapters, about_flags, about_model, streams_of
 from slotkeeper.engine.flag_canary import try_flags
@@ -28,6 +29,7 @@ from slotkeeper.engine.voice import Voice, voice_of
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
 
+UNSEEN: Final = "started by others: flags not shown by /props are taken for defaults until found out"
 FIRST_BUILD: Final = 1000  # below that a number is a private build's own, such as b0-unknown and b1-7e4c0a9
 
 
@@ -57,6 +59,7 @@ async def read_traits(
     headers: Headers | None = None,
     slot_dir: Path | None = None,
     may_compute: bool = False,
+    may_read: bool = False,
     known: ProbeResult | None = None,
 ) -> Reading:
     """Look at an engine that is awake: this asks for its slots, which would wake a sleeping one.
@@ -68,6 +71,8 @@ async def read_traits(
         headers: credentials, if not the client's own.
         slot_dir: its --slot-save-path as this machine sees it; None = no snapshots, nothing is saved.
         may_compute: whether a canary is allowed in an engine that was not used yet.
+        may_read: whether its command line may be looked for among the processes here. It counts for the
+            traits alone: what files fit is decided by the same facts, wherever the sidecar runs.
         known: the `files` of an earlier reading, for an engine where a canary may not or cannot run.
 
     Raises:
@@ -75,6 +80,8 @@ async def read_traits(
         EngineGoneError: no answer.
     """
     reading = await read_answers(client, flags, headers)
+    if flags is None and may_read:
+        reading = await read_command_line(client.base, reading)
     if slot_dir is not None:
         try:
             identity = await identify(client, reading, flags, headers)
@@ -139,12 +146,22 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
         memory, window = memory_kind(header)
         traits = replace(traits, memory=memory, n_swa=window, token_bytes=token_bytes(header, flags))
     if flags is None:
-        notes.append("started by others: flags not shown by /props are taken to be llama-server's defaults")
+        notes.append(UNSEEN)
     else:
         traits = flags.traits_into(traits)
     return Reading(
         traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
     )
+
+
+async def read_command_line(base: str, reading: Reading) -> Reading:
+    """With what its process says of its flags, if it can be seen."""
+    flags = await asyncio.to_thread(flags_behind, base, reading.props)
+    if flags is None:
+        return reading
+    notes = [note for note in reading.notes if note != UNSEEN]
+    traits = replace(flags.traits_into(reading.traits), speculative=reading.traits.speculative)
+    return replace(reading, traits=traits, notes=[*notes, "started by others: its flags were read here"])
 
 
 async def identify(

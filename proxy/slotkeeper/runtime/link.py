@@ -42,13 +42,19 @@ class EngineLink:
         flags: EngineFlags | None = None,
         slot_dir: Path | None = None,
         may_compute: bool = False,
+        may_read: bool = False,
     ) -> None:
-        """`slot_dir` is its --slot-save-path as we see it; `may_compute`: a canary, while it is unused."""
+        """How to watch an engine.
+
+        `slot_dir` is its --slot-save-path as we see it. What is allowed to find out more: `may_compute` a
+        canary, while it is unused, `may_read` to look for its process on this machine.
+        """
         self.engine = engine
         self.files: ProbeResult | None = None  # what its slot files are like
         self.build = ""
         self._slot_dir = slot_dir
         self._may_compute = may_compute
+        self._may_read = may_read
         self.client = EngineClient(engine, api_key=api_key)
         self.flags = flags
         self.tokenizer: Tokenizer | None = None
@@ -206,6 +212,7 @@ class EngineLink:
             headers=self.auth,
             slot_dir=self._slot_dir,
             may_compute=may_compute,
+            may_read=self._may_read,
             known=self.files,
         )
         folder, self.build = self._slot_dir, reading.build

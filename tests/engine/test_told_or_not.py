@@ -1,0 +1,35 @@
+"""`serve` in front of an engine with the flags of `up` is as good as `up`: by the engine's own counter.
+
+The session is the one that cost most when flags were taken for llama-server's defaults: edits, on the build
+that thins checkpoints at every task.
+"""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.found_flags import ALIKE, Way, measure, ratio
+
+from slotkeeper.bench.models import Tiny
+from slotkeeper.engine import flag_canary
+from slotkeeper.engine.canary import CANARY_TOKENS
+
+NO_PAUSES = {"save_pause": 3600.0, "idle_tokens": 0}  # how much idle work is done depends on the machine
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch) -> None:
+    """A machine that is busy with other things is no reason to end the canary early."""
+    monkeypatch.setattr(flag_canary, "PATIENCE", 600.0)
+
+
+async def test_edits_behind_serve_cost_what_they_cost_behind_up(build):
+    row = {
+        way.value: await measure(build, Tiny.HYBRID, "edits", way, **NO_PAUSES) for way in (Way.UP, Way.FOUND)
+    }
+    assert not any(of["failed"] for of in row.values())
+    assert row["up"]["tried_out"] <= CANARY_TOKENS
+    assert 0 < row["found"]["tried_out"] < row["up"]["computed"] * 0.05
+    assert ratio(row, Way.FOUND) <= 1 + ALIKE, row
+    assert row["found"]["learned"]["checkpoint_cap"] == 64
+    if build == "b10434":
+        assert row["found"]["learned"]["checkpoint_min_step"] == 0
