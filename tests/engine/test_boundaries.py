@@ -28,7 +28,7 @@ class Played:
     samples: list[Sample] = field(default_factory=list)
     planted: list[int] = field(default_factory=list)
     files: set[SnapshotId] = field(default_factory=set)
-    evaluated: int = 0  # by the engine's own counter
+    evaluated: int = 0  # by the engine's own counter, without idle work
 
     def seen(self, sample: Sample) -> None:
         assert sample.counted, sample
@@ -56,7 +56,8 @@ async def played(model: Tiny, build: str, folder, session: str, *args: str, paus
         before = rest if pauses else at_once
         began = await lab.evaluated(engine.base)
         await play(SESSIONS[session](), target, session=session, seen=found.seen, before=before)
-        found.evaluated = await lab.evaluated(engine.base) - began
+        await lab.rested(sidecar)  # else idle work that is under way is counted by one of the two
+        found.evaluated = await lab.evaluated(engine.base) - began - lab.spent(sidecar).idle
         return found
 
 
