@@ -4,7 +4,7 @@ VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-image test-real lint bench lock clean
+.PHONY: help demo test rehearse test-image test-real lint bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -15,6 +15,9 @@ demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and wit
 test: $(VENVS)/dev/ready lint  ## all checks and tests, on both real engines
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile -m "not real and not serial and not image"
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real and not image"
+
+rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
+	$(PYTHON) tests/rehearse.py $(ARGS)
 
 test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image
