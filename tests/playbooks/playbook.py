@@ -179,8 +179,8 @@ def fails(request: str) -> Finished:
     return ends(request, None, None, generated=None)
 
 
-def leaves(request: str) -> Gone:
-    return Gone(at=0.0, request=RequestId(request))
+def leaves(request: str, **how_far: Any) -> Gone:
+    return Gone(at=0.0, request=RequestId(request), **how_far)
 
 
 def replies(request: str, tokens: Tokens) -> ReplyKnown:
@@ -191,8 +191,8 @@ def follows(request: str, tokens: Tokens) -> NextKnown:
     return NextKnown(at=0.0, request=RequestId(request), tokens=tokens)
 
 
-def planted(request: str, computed: int | None = 1) -> Planted:
-    return Planted(at=0.0, request=RequestId(request), computed=computed)
+def planted(request: str, computed: int | None = 1, **more: Any) -> Planted:
+    return Planted(at=0.0, request=RequestId(request), computed=computed, **more)
 
 
 def shelved(*snapshots: Snapshot, gone: tuple[str, ...] = ()) -> Shelved:

@@ -257,7 +257,7 @@ def test_a_client_that_leaves_after_the_plant_is_not_forwarded():
     play = Play(memory="dense")
     steered(play)
     assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
-    assert play << planted("r2", 996) << leaves("r2")
+    assert play << planted("r2", 996) << leaves("r2") >> reports("r2", usage__computed=996)
     assert play << sees(0) << sees(0, held={1: 996})
     assert play << ends("r3", 1000) >> reports("r3")
     assert (play << sees(held={1: 996})).rests()

@@ -54,6 +54,7 @@ class Planted:
     at: float
     request: RequestId
     computed: int | None
+    wasted: int = 0  # where it failed: evaluated all the same
     seconds: float | None = None  # that the engine took
     stopped: bool = False  # by us: the engine keeps the batches that were done
     cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: it did not say
@@ -162,10 +163,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """The client left, or the answer broke off: the engine may still be at work on it."""
+    """The client left, or the answer broke off: the engine may still be at work on it.
+
+    How far it was by then, as it said last: so many tokens of the prompt, of which it had `cached` some.
+    """
 
     at: float
     request: RequestId
+    reached: int | None = None  # None: it did not say
+    cached: int = 0
+    planted: int = 0  # evaluated by a prefill of ours that was broken off as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,10 +134,14 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
         table.look_again = True
 
 
-def gone(state: State, event: Gone) -> None:
+def gone(state: State, event: Gone) -> Iterator[Effect]:
     pending = state.requests.pop(event.request, None)
     if pending is None:
         return
+    if report := pending.broken_off(event):
+        yield report
+        if pending.prompt is not None and report.usage:  # so far it was computed
+            state.tree.add(pending.prompt.cut(0, report.usage.prompt), event.at)
     state.queue.discard(event.request)
     for line in (state.bypassing, state.steered):
         if event.request in line:

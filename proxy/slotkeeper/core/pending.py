@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Report
-from slotkeeper.core.events import Arrived, Finished
+from slotkeeper.core.events import Arrived, Finished, Gone
 from slotkeeper.core.figures import Usage, oracle, usage_of
 from slotkeeper.core.forms import Form, Weighed
 from slotkeeper.core.held import Held, reuse
@@ -40,6 +40,7 @@ class Pending:
     predicted: int | None = None
     structure: Structure = NO_STRUCTURE
     planted: int = 0  # tokens
+    reached: int = 0  # of its prompt, by prefills of ours
     ahead_from: int | None = None  # from which token on what it found was computed in idle time
     step_began: float = 0.0
     step_seconds: float = 0.0  # of restores, touches and steers
@@ -67,15 +68,27 @@ class Pending:
 
     def report(self) -> Report | None:
         """The account, from the engine's own figures; None while something is still missing."""
-        done, plan = self.finished, self.plan
-        if done is None or plan is None or not self.rendered:
+        done = self.finished
+        if done is None or self.plan is None or not self.rendered:
             return None
         usage = usage_of(done.prompt_tokens, done.cached, planted=self.planted, ahead_from=self.ahead_from)
-        known = usage is not None and self.prompt is not None
-        least = oracle(usage, self.structure.known) if usage and known else None
         exact = None
         if self.prompt is not None and done.prompt_tokens is not None:
             exact = len(self.prompt) == done.prompt_tokens
+        return self._told(self.plan, usage, exact)
+
+    def broken_off(self, event: Gone) -> Report | None:
+        """The same of a request whose client has left: of its prompt it counts how far the engine was."""
+        planted = self.planted + event.planted
+        reached, cached = (self.reached,) * 2 if event.reached is None else (event.reached, event.cached)
+        if self.plan is None or reached == 0:
+            return None
+        usage = usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from)
+        return self._told(self.plan, usage, None)
+
+    def _told(self, plan: Plan, usage: Usage | None, exact: bool | None) -> Report:
+        known = usage is not None and self.prompt is not None
+        least = oracle(usage, min(self.structure.known, usage.prompt)) if usage and known else None
         return Report(
             request=self.arrived.request,
             reason=plan.reason,

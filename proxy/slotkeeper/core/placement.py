@@ -136,7 +136,7 @@ class Placement:
             case Finished():
                 yield from outcomes.finished(state, event)
             case Gone():
-                outcomes.gone(state, event)
+                yield from outcomes.gone(state, event)
             case ReplyKnown():
                 outcomes.reply_known(state, event)
             case NextKnown():

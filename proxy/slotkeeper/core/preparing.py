@@ -52,7 +52,9 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
     yield from effects
     pending.step_seconds += _beside(pending.step, event, event.at - pending.step_began)
     if isinstance(event, Planted):
-        pending.planted += event.computed or 0
+        pending.planted += event.wasted if event.computed is None else event.computed
+        if isinstance(step := pending.step, Prefill) and ok and step.purpose is not Purpose.TOUCH:
+            pending.reached = len(step.tokens)
     if not ok and not isinstance(event, Saved):
         # Where a file is gone another may do; where the engine refuses one it may refuse them all.
         pending.plain = not isinstance(event, Restored) or event.outcome is not Loading.UNFIT

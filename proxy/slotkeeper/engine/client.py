@@ -52,6 +52,7 @@ class EngineClient:
     def __init__(self, base: str, *, api_key: str | None = None) -> None:
         self._http = EngineHttp(base, api_key=api_key)
         self.base = self._http.base
+        self.computed = 0  # tokens, in all, by prefills and guesses that came to their end
 
     def __repr__(self) -> str:
         return f"<EngineClient {self._http!r}>"
@@ -151,11 +152,11 @@ class EngineClient:
         slot: SlotId,
         *,
         headers: Headers | None = None,
-        progress: Callable[[int], object] | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> PrefillResult:
         """Evaluate a prompt in one slot; it then holds exactly these tokens (engine.md 1.5).
 
-        `progress` is told how many tokens have been computed so far, batch by batch.
+        `progress` is told batch by batch how far it is in the prompt, and how much of that was cached.
 
         The slot must be idle: the engine neither refuses nor waits safely (engine.md T1).
         When we are cancelled the connection closes and the engine stops at its next batch. That is why
@@ -183,9 +184,10 @@ class EngineClient:
                     if said := last.get("prompt_progress"):
                         ends.append(said["processed"])
                         if progress:
-                            progress(said["processed"] - said["cache"])
+                            progress(said["processed"], said["cache"])
         if "timings/prompt_n" not in last:  # the key is the path, not a nested object
             raise EngineError(response.status, message_in(orjson.dumps(last)))
+        self.computed += last["timings/prompt_n"]
         return PrefillResult(
             computed=last["timings/prompt_n"],
             cached=last["timings/cache_n"],
@@ -199,6 +201,7 @@ class EngineClient:
         """The likeliest tokens after a prompt, which goes where the engine likes."""
         body = {"prompt": list(ids), "n_predict": 1, "n_probs": most, "temperature": 0, "cache_prompt": True}
         said = await self._http.json("POST", "/completion", limits=LONG, headers=headers, body=body)
+        self.computed += said["timings"]["prompt_n"]
         likely = [
             token for place in said.get("completion_probabilities", ()) for token in place["top_logprobs"]
         ]

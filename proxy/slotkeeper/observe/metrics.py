@@ -161,7 +161,8 @@ class Metrics:
 
     def probed(self, computed: int) -> None:
         """Tokens that an engine computed while it was found out what it is like."""
-        self._prefilled("probe", computed)
+        if computed:
+            self._prefilled("probe", computed)
 
     def _prefilled(self, purpose: str, computed: int) -> None:
         self.prefill_tokens.labels(purpose=purpose).inc(computed)

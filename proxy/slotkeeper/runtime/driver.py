@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, ParamSpec
 
 from slotkeeper.core.effects import Effect, Forward, Learned, Observe, Report
@@ -190,7 +191,7 @@ class Driver:
 
     def _step(self, event: Event) -> None:
         if isinstance(event, Gone):
-            self._forget(event.request)
+            event = self._forget(event)
         begun = self.now()
         try:
             effects = self.placement.on(event)
@@ -231,11 +232,14 @@ class Driver:
 
     # -- when things go wrong ----------------------------------------------------------------------
 
-    def _forget(self, request: RequestId) -> None:
+    def _forget(self, gone: Gone) -> Gone:
         """The client left: nobody waits for a grant, and a running plant has lost its purpose."""
-        if grant := self._grants.pop(request, None):
+        if grant := self._grants.pop(gone.request, None):
             grant.cancel()
-        self.hands.let_go(request)
+        if left := self.hands.let_go(gone.request):
+            reached, cached = left
+            return replace(gone, reached=reached, cached=reached, planted=reached - cached)
+        return gone
 
     def _release_all(self, *, renew: bool) -> list[Effect]:
         """Everybody who waits goes through unpinned; a fresh core looks before it gives out a slot.
@@ -261,10 +265,10 @@ class Driver:
         return released
 
     def _engine_up(self, link: EngineLink) -> None:
+        self.metrics.probed(link.probed)
+        link.probed = 0
         if link.traits:
             self.metrics.engine_up(link.engine, up=True)
-            if computed := link.canary_tokens():
-                self.metrics.probed(computed)
             up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=link.fresh)
             self.post(up)
             if link.lacks_files:

@@ -63,6 +63,7 @@ class Hands:
         self._snapshots = snapshots
         self._lost = lost
         self._plants: dict[RequestId, asyncio.Task[None]] = {}
+        self._reached: dict[RequestId, tuple[int, int]] = {}  # by plants under way: so far, and cached of it
 
     def perform(self, effect: Effect) -> None:
         match effect:
@@ -81,10 +82,14 @@ class Hands:
             case Forward() | Report() | Learned():
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
-    def let_go(self, request: RequestId) -> None:
-        """A running plant has lost its purpose. A file is not let go of: the engine goes on all the same."""
+    def let_go(self, request: RequestId) -> tuple[int, int] | None:
+        """A running plant has lost its purpose. A file is not let go of: the engine goes on all the same.
+
+        Returns how far it was in its tokens, and how many of these were cached; None where none was heard of.
+        """
         if plant := self._plants.pop(request, None):
             plant.cancel()
+        return self._reached.pop(request, None)
 
     def _stop(self, stop: Stop) -> None:
         """Break a plant off; if it has just ended, its own answer is on the way."""
@@ -101,24 +106,35 @@ class Hands:
         computed, seconds, cuts, counted = None, None, None, 0
         link = self._links[plant.place.engine]
 
-        def count(so_far: int) -> None:  # as it goes: what is broken off was computed as well
+        def count(reached: int, cached: int) -> None:  # as it goes: what is broken off was computed as well
             nonlocal counted
-            self._metrics.planted(plant.purpose, so_far - counted)
-            counted = so_far
+            self._metrics.planted(plant.purpose, reached - cached - counted)
+            counted = reached - cached
+            if plant.request in self._plants:
+                self._reached[plant.request] = reached, cached
 
         try:
             result = await link.client.prefill(
                 plant.tokens.ids(), plant.place.slot, headers=link.auth, progress=count
             )
             computed, seconds, cuts = result.computed, result.seconds, result.cuts
-            count(computed)
+            count(result.computed + result.cached, result.cached)
             log.debug("planted", **_about(plant), tokens=len(plant.tokens), computed=computed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it
             log.warning("plant_failed", **_about(plant), error=sayable(error))
             self._metrics.fallback("plant")
         self._plants.pop(plant.request, None)
-        now = time.monotonic()
-        self._post(Planted(at=now, request=plant.request, computed=computed, seconds=seconds, cuts=cuts))
+        self._reached.pop(plant.request, None)
+        self._post(
+            Planted(
+                at=time.monotonic(),
+                request=plant.request,
+                computed=computed,
+                wasted=counted if computed is None else 0,
+                seconds=seconds,
+                cuts=cuts,
+            )
+        )
 
     async def _tend(self, step: Save | Restore | Erase) -> None:
         link, snapshots = self._links[step.place.engine], self._snapshots

@@ -71,8 +71,8 @@ class EngineLink:
         self._trouble = ""
         self._doubt = False
         self.up = False  # probed, so that requests may be placed; until then they go through as they came
+        self.probed = 0  # tokens that it has computed to be known, and that nobody has counted yet
         self.fresh = False  # no slot had been used when it was probed
-        self._canaries = 0  # tokens that were not counted yet
 
     @property
     def ready(self) -> bool:
@@ -187,7 +187,11 @@ class EngineLink:
             return self.process
 
     async def _probe(self) -> None:
-        reading = await self._read(may_compute=self._may_compute)
+        before = self.client.computed
+        try:
+            reading = await self._read(may_compute=self._may_compute)
+        finally:
+            self.probed += self.client.computed - before
         self.fresh = await self._unused(reading.left)
         self.tokenizer = await self._tokenizers.fitting(reading)
         ending = await self.render_text(str(reading.props.get("eos_token") or ""))
@@ -218,13 +222,7 @@ class EngineLink:
         folder, self.build = self._slot_dir, reading.build
         self.traits = await completed(folder, reading.traits) if folder else reading.traits
         self.files = reading.files or self.files
-        self._canaries += reading.computed
         return reading
-
-    def canary_tokens(self) -> int:
-        """That were computed to find out what it is like, since this was last asked."""
-        computed, self._canaries = self._canaries, 0
-        return computed
 
     def learned(self, what: Learned) -> None:
         """The core found this out."""

@@ -31,6 +31,7 @@ from slotkeeper.web.learning import Heard, learn
 from slotkeeper.web.listener import Listener
 from slotkeeper.wire.answer import Answer, Figures
 from slotkeeper.wire.document import Doc
+from slotkeeper.wire.progress import ProgressFilter
 from slotkeeper.wire.request import Ask, NotOurs, load, read
 from slotkeeper.wire.routes import Api
 
@@ -78,6 +79,7 @@ class Account:
         self.rendered = asyncio.Event()
         self.arrived = driver.now()
         self.outcome = "broken"
+        self.progress: ProgressFilter | None = None  # of the prefill, where it was asked for
         self.record = Record(
             request_id=request_id,
             route=api.value,
@@ -233,7 +235,17 @@ class Account:
         """The client left or the answer broke off, unless it has ended."""
         if self._open:
             self._open = False
-            self._driver.post(Gone(at=self._driver.now(), request=self.key))
+            reached, cached = self._reached()
+            self._driver.post(Gone(at=self._driver.now(), request=self.key, reached=reached, cached=cached))
+
+    def _reached(self) -> tuple[int | None, int]:
+        """How far the engine was in the prompt, and what of that was cached, as it said last."""
+        if self.progress and self.progress.reached is not None:
+            return self.progress.reached, self.progress.cached
+        figures = self.listener.end().figures  # of an answer that broke off behind them
+        if figures.prompt_tokens is None or figures.cached is None:
+            return None, 0
+        return figures.prompt_tokens, figures.cached
 
     def close(self) -> None:
         self.gone()

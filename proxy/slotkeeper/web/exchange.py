@@ -204,6 +204,7 @@ class Exchange:
         ask, progress = self._account.ask, None
         if ask is not None and forward.reason not in AS_IT_IS and can_ask(ask, body):
             body, progress = ask_for(body), ProgressFilter()
+        self._account.progress = progress
         link = driver.links[forward.engine]
         try:
             parent = self._trace.trace_parent if self._trace else None

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import orjson
+
 from slotkeeper.wire.request import Ask
 from slotkeeper.wire.routes import Api
 
@@ -34,11 +36,13 @@ def ask_for(body: bytes) -> bytes:
 class ProgressFilter:
     """Takes the progress events out of one stream. They all come before the first of the others."""
 
-    __slots__ = ("_held", "_over")
+    __slots__ = ("_held", "_over", "cached", "reached")
 
     def __init__(self) -> None:
         self._held = b""
         self._over = False
+        self.reached: int | None = None  # tokens of the prompt, as the engine said last
+        self.cached = 0  # of them
 
     def feed(self, chunk: bytes) -> bytes:
         """What of the bytes so far may go on. An event is held back until it is whole, then no more."""
@@ -51,13 +55,23 @@ class ProgressFilter:
             if not end:
                 break
             self._held = rest
-            if MARK not in event:
+            if MARK in event:
+                self._note(event)
+            else:
                 out.append(event + end)
                 self._over = not event.startswith(b":")  # a ping says nothing of where we are
         if self._over:
             out.append(self._held)
             self._held = b""
         return b"".join(out)
+
+    def _note(self, event: bytes) -> None:
+        """How far the prefill is; what cannot be read says nothing."""
+        try:
+            said = orjson.loads(event.partition(b"data: ")[2])["prompt_progress"]
+            self.reached, self.cached = int(said["processed"]), int(said["cache"])
+        except (ValueError, TypeError, KeyError):
+            return
 
     def close(self) -> bytes:
         """The rest of a stream that ended within its first event."""

@@ -47,10 +47,10 @@ class StubClient:
         return tuple(self.views)
 
     async def prefill(
-        self, ids: Sequence[int], slot: SlotId, *, progress: Callable[[int], object], **_: Any
+        self, ids: Sequence[int], slot: SlotId, *, progress: Callable[[int, int], object], **_: Any
     ) -> PrefillResult:
         self.prefills.append((list(ids), slot))
-        progress(self.first_batch)
+        progress(self.first_batch, 0)
         try:
             if self.hold:
                 await self.hold.wait()

@@ -201,6 +201,8 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
         case Report():
             record.slot = effect.slot if effect.slot is not None else record.slot
             record.usage, record.lost = effect.usage, effect.lost
+            if record.prompt_tokens is None and effect.usage:  # broken off: as far as the engine was
+                record.prompt_tokens = effect.usage.prompt
             record.predicted, record.oracle = effect.predicted, effect.oracle
             record.reused_seconds, record.step_seconds = effect.reused_seconds, effect.step_seconds
         case _:

@@ -1,0 +1,124 @@
+"""What is told of a request's cost: what it waited for, what it found, and what was prepared for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    Play,
+    arrives,
+    ends,
+    filled,
+    fills,
+    follows,
+    goes,
+    knows,
+    leaves,
+    one_turn,
+    planted,
+    plants,
+    proves,
+    reports,
+    restored,
+    restores,
+    shelved,
+    snapshot,
+    starts,
+)
+from slotkeeper.core.effects import Purpose
+from slotkeeper.core.tokens import Tokens
+
+A = Tokens(range(10_000, 12_000))
+MORE = Tokens(range(20_000, 20_100))  # the reply as it comes back, which nobody has computed yet
+NEXT = A + MORE
+ASKED = Tokens(range(30_000, 30_050))
+PREPARED = {"usage__reused": len(NEXT), "usage__prepared": len(MORE), "oracle": len(MORE) + len(ASKED)}
+
+
+def dense(**more) -> Play:
+    return Play(memory="dense", n_slots=1, **more)
+
+
+def test_what_was_computed_in_a_pause_is_reused_and_new_all_the_same():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert (play << follows("r1", NEXT)).wakes() >> fills(0, Purpose.NEXT, tokens=NEXT)
+    assert play << filled(len(MORE))
+    assert play << arrives("r2") << knows("r2", NEXT + ASKED) >> goes("r2", slot=0)
+    assert play << ends("r2", len(NEXT) + 50, len(NEXT)) >> reports("r2", **PREPARED)
+
+
+def test_it_is_so_too_where_that_comes_from_a_file():
+    play = dense(**NEW_FILES)
+    play.placement._state.ahead.computed(NEXT, len(A))
+    play.placement.tree.add(A, 0.0)
+    assert play << shelved(snapshot("s1", NEXT))
+    assert play << arrives("r2") << knows("r2", NEXT + ASKED) >> restores(0, "s1") << restored() >> goes("r2")
+    told = reports("r2", **PREPARED)
+    assert play << ends("r2", len(NEXT) + 50, len(NEXT)) >> proves("s1", paid=True) >> told
+
+
+def test_a_request_that_is_broken_off_counts_as_far_as_the_engine_was():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2") << knows("r2", NEXT) >> goes("r2", slot=0) << starts("r2")
+    reached = len(A) + 30
+    told = reports("r2", usage__prompt=reached, usage__computed=30, usage__reused=len(A), oracle=30)
+    assert play << leaves("r2", reached=reached, cached=len(A)) >> told
+    assert play.placement.tree.longest(NEXT) == reached  # so far it was computed
+
+
+def test_a_request_of_which_the_engine_said_nothing_counts_nothing():
+    play = dense()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")
+
+
+def test_a_prefill_that_is_broken_off_with_its_request_was_computed_for_it():
+    play = Play(memory="hybrid", n_slots=1, eager_thinning=False)
+    assert one_turn(play, "r1", A, slot=0)
+    other = A.cut(0, 1000) + Tokens(range(40_000, 41_000))
+    play << arrives("r2") << knows("r2", other) >> plants("r2", 0, Purpose.PLANT)
+    told = reports("r2", usage__prompt=512, usage__computed=512, usage__planted=512, oracle=1)
+    assert play << leaves("r2", reached=512, cached=512, planted=512) >> told
+
+
+def test_a_prefill_that_failed_was_computed_for_its_request_too():
+    play = Play(memory="hybrid", n_slots=1, eager_thinning=False)
+    assert one_turn(play, "r1", A, slot=0)
+    other = A.cut(0, 1000) + Tokens(range(40_000, 41_000))
+    play << arrives("r2") << knows("r2", other) >> plants("r2", 0, Purpose.PLANT)
+    play << planted("r2", None, wasted=300)
+    assert play.placement.pending("r2").planted == 300
+
+
+# -- time ----------------------------------------------------------------------------------------------
+
+
+def test_what_was_reused_would_have_taken_its_time_at_the_rate_that_was_learned():
+    play = dense()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", 2000, 0, prefill_seconds=4.0) >> reports("r1", reused_seconds=0.0)
+    assert play << arrives("r2") << knows("r2", NEXT) >> goes("r2", slot=0)
+    assert play << ends("r2", 2100, 2000, prefill_seconds=0.2) >> reports("r2", reused_seconds=4.0)
+
+
+def test_as_long_as_no_rate_was_shown_nothing_is_said_of_time():
+    play = dense()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", 2000, 10) >> reports("r1", reused_seconds=None)
+
+
+def test_a_restore_is_waited_for_and_a_plant_computes_what_must_be_computed():
+    play = dense(**NEW_FILES)
+    assert play << shelved(snapshot("s1", NEXT))
+    assert play << arrives("r1") << knows("r1", NEXT + ASKED) >> restores(0, "s1")
+    play.later(2.0) << restored() >> goes("r1")
+    assert play.placement.pending("r1").step_seconds == pytest.approx(2.0, abs=0.1)
+
+    play = Play(memory="hybrid", n_slots=1, eager_thinning=False)
+    assert one_turn(play, "r1", A, slot=0)
+    play << arrives("r2") << knows("r2", A.cut(0, 1000) + MORE + A)
+    play >> plants("r2", 0, Purpose.PLANT)
+    play.later(2.0) << planted("r2", 1004) >> goes("r2")
+    assert play.placement.pending("r2").step_seconds == 0.0
