@@ -141,7 +141,7 @@ def _figures(case: Case, record: Record, end: lab.Spent) -> Row:
     places = [at for at in mine if record.samples[at].label.endswith(case.label)][case.skipped :]
     samples = [record.samples[at] for at in places]
     before = [lab.Spent(), *record.spent]
-    client = sum(sample.computed or 0 for sample in samples)
+    client = sum(sample.usage.evaluated for sample in samples if sample.usage)
     planted = sum(before[at + 1].plant - before[at].plant for at in places)
     oracle = sum(sample.oracle or 0 for sample in samples)
     parts = len(samples)

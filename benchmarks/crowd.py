@@ -151,7 +151,7 @@ def _found(samples: Sequence[Sample], scene: Scene, counted: int) -> Found:
         failed=all_of_it.failed + all_of_it.uncounted,
         inexact=sum(not sample.exact for sample in samples),
         oracle=all_of_it.oracle,
-        client=all_of_it.computed,
+        client=all_of_it.sums.client,
         plant=spent.plant,
         idle=spent.idle,
         counted=counted,

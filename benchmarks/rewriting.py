@@ -1,8 +1,9 @@
 """Agents that rewrite their own prompts: what stock computes, and the sidecar with rules that observe or fix.
 
 `python -m benchmarks.rewriting [--builds b10434 ...] [--traces FILE.jsonl ...]`. One short session for
-each rule, on the hybrid model; with `--traces` recorded sessions instead. Tokens are the clients' and those
-planted for them; the oracle is that of the requests as the clients sent them.
+each rule, on the hybrid model; with `--traces` recorded sessions instead. Tokens are those that
+clients waited for; beside them both ratios, waited and total. The oracle is that of the requests as the
+clients sent them.
 """
 
 from __future__ import annotations
@@ -57,11 +58,10 @@ async def measured(name: str, played: Played, build: str) -> list[Row]:
             found = totals(await played(target))
             if found.failed or found.uncounted:
                 raise RuntimeError(f"{name}, {way}: {found.failed} requests failed")
-            planted = scene.spent().plant
-        spent = found.computed + planted
+        sums = found.sums
         rows.append(
-            {"session": name, "build": build, "way": way, "oracle": found.oracle, "client": found.computed}
-            | {"planted": planted, "ratio": spent / found.oracle}
+            {"session": name, "build": build, "way": way, "oracle": sums.oracle, "client": sums.client}
+            | {"planted": sums.plant, "idle": sums.idle, "waited": sums.waited, "total": found.total}
         )
     return rows
 
@@ -70,7 +70,9 @@ def table(rows: Sequence[Row]) -> Table:
     shown = Table("session", "build", "oracle", *WAYS, "of which planted")
     for at in range(0, len(rows), len(WAYS)):
         ways = rows[at : at + len(WAYS)]
-        cells = [f"{row['client'] + row['planted']} = {row['ratio']:.2f}" for row in ways]
+        cells = [
+            f"{row['client'] + row['planted']} = {row['waited']:.2f}, {row['total']:.2f}" for row in ways
+        ]
         first = ways[0]
         shown.add_row(
             first["session"], first["build"], str(first["oracle"]), *cells, str(ways[-1]["planted"])

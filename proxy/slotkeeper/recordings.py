@@ -38,6 +38,13 @@ def add_replay(commands: Any, run_loop: Callable[[Awaitable[Any]], Any]) -> None
     parser.add_argument("--base", required=True, metavar="URL", help="where to send them")
     parser.add_argument("--against", metavar="URL", help="send them there too, and compare")
     parser.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an engine behind --base, whose own counter is read; else --base is asked to pass that on",
+    )
+    parser.add_argument(
         "--max-tokens", type=int, default=64, metavar="N", help="cap of each reply (%(default)s)"
     )
 
@@ -46,7 +53,9 @@ def add_replay(commands: Any, run_loop: Callable[[Awaitable[Any]], Any]) -> None
 
         base = server(args.base, "--base")
         against = server(args.against, "--against") if args.against else None
-        return int(run_loop(replay(args.traces, base=base, against=against, max_tokens=args.max_tokens)))
+        engines = [server(engine, "--engine") for engine in args.engine]
+        played = replay(args.traces, base=base, against=against, max_tokens=args.max_tokens, engines=engines)
+        return int(run_loop(played))
 
     parser.set_defaults(run=run)
 

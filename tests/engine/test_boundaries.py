@@ -14,7 +14,6 @@ from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent
 from slotkeeper.bench.target import Target
 from slotkeeper.core.snapshots import SnapshotId
 
-PLANTED = ("slotkeeper_prefill_tokens_total", {"purpose": "plant"})
 OWN_PART = 200  # tokens of an agent's own task, and some more
 CONTEXT = 32768  # tokens of a slot
 UNCUTTABLE = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
@@ -22,24 +21,21 @@ UNCUTTABLE = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 
 @dataclass
 class Played:
-    """Requests, and what was planted for each."""
+    """Requests, and what they cost."""
 
     sidecar: Sidecar
     samples: list[Sample] = field(default_factory=list)
-    planted: list[int] = field(default_factory=list)
     files: set[SnapshotId] = field(default_factory=set)
     evaluated: int = 0  # by the engine's own counter, without idle work
 
     def seen(self, sample: Sample) -> None:
         assert sample.counted, sample
         self.samples.append(sample)
-        so_far = int(self.sidecar.driver.metrics.registry.get_sample_value(*PLANTED) or 0)
-        self.planted.append(so_far - sum(self.planted))
 
     def cost(self, *, skipped: int = 1) -> tuple[int, int]:
         """(tokens computed, oracle), without the first requests."""
-        computed = sum(sample.computed or 0 for sample in self.samples[skipped:])
-        return computed + sum(self.planted[skipped:]), sum(s.oracle or 0 for s in self.samples[skipped:])
+        samples = self.samples[skipped:]
+        return sum(s.computed or 0 for s in samples), sum(s.oracle or 0 for s in samples)
 
 
 async def played(model: Tiny, build: str, folder, session: str, *args: str, pauses: bool = False) -> Played:
@@ -111,7 +107,7 @@ async def test_a_new_agent_costs_its_own_part_though_others_have_the_slots(model
     assert len(first) == AGENTS
     for at in first[1:]:
         sample = found.samples[at]
-        assert (sample.computed or 0) + found.planted[at] <= (sample.oracle or 0) + 64, sample
+        assert (sample.computed or 0) <= (sample.oracle or 0) + 64, sample
 
 
 async def test_of_agents_that_begin_at_once_one_computes_what_they_share(build, tmp_path):
@@ -126,5 +122,5 @@ async def test_of_agents_that_begin_at_once_one_computes_what_they_share(build, 
                 script = agent(number)
                 group.create_task(play(script, target, session=f"agent {number}", seen=found.seen))
     first = [sample for sample in found.samples if sample.label.endswith("call")]
-    computed = sum(sample.computed or 0 for sample in first) + sum(found.planted)
+    computed = sum(sample.computed or 0 for sample in first)
     assert computed <= max(sample.prompt or 0 for sample in first) + 2 * OWN_PART

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.agents import SECOND_TASK, agents
+from slotkeeper.bench.counter import Counter
 from slotkeeper.bench.measure import Sample, Totals, totals
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.bench.play import play
+from slotkeeper.bench.report import notes, ratio, seconds
 from slotkeeper.bench.sessions import Turn
 from slotkeeper.bench.target import Target
 from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine
@@ -45,48 +46,30 @@ class Scene:
     def base(self) -> str:
         return lab.url_of(self.sidecar) if self.sidecar else self.engine.base
 
-    async def before(self, turn: Turn) -> None:
-        """Kill the engine while nobody asks, and start it again."""
+    async def before(self, turn: Turn, counter: Counter) -> None:
+        """Kill the engine while nobody asks, and start it again; what it has counted is read before."""
         if turn.label != SECOND_TASK:
             return
         if self.sidecar:
             await lab.rested(self.sidecar)
+        await counter.read()
         await self.engine.restart()
         if self.sidecar:
             await lab.ready(self.sidecar)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What the requests of one way cost, and what the sidecar had computed of its own."""
+Rows = Mapping[str, Callable[[Totals], str]]
 
-    samples: list[Sample]
-    spent: lab.Spent
-
-    @property
-    def totals(self) -> Totals:
-        return totals(self.samples)
-
-    @property
-    def waited_for(self) -> int:
-        """Tokens computed while a client waited."""
-        return self.totals.computed + self.spent.plant
-
-    @property
-    def computed(self) -> int:
-        return self.waited_for + self.spent.idle
-
-    @property
-    def ratio(self) -> float:
-        return self.computed / max(1, self.totals.oracle)
-
-
-ROWS: Final[Mapping[str, Callable[[Played], int]]] = {
-    "requests": lambda played: played.totals.requests,
-    "prompt tokens": lambda played: played.totals.prompt,
-    "  computed, while a client waited": lambda played: played.waited_for,
-    "  computed ahead, in pauses": lambda played: played.spent.idle,
-    "  oracle: the least possible": lambda played: played.totals.oracle,
+ROWS: Final[Rows] = {
+    "requests": lambda found: f"{found.requests:,}",
+    "prompt tokens": lambda found: f"{found.prompt:,}",
+    "  reused": lambda found: f"{found.sums.reused:,}",
+    "  computed, while a client waited": lambda found: f"{found.computed:,}",
+    "idle: computed in pauses": lambda found: f"{found.sums.idle:,}",
+    "oracle: the least possible": lambda found: f"{found.oracle:,}",
+    "waited / oracle": lambda found: ratio(found.sums.waited),
+    "total / oracle (prefill amplification)": lambda found: ratio(found.total),
+    "time to first token, median": lambda found: seconds(found.first_token_p50),
 }
 
 
@@ -140,18 +123,23 @@ def _introduce(console: Console, stage: Stage) -> None:
     )
 
 
-async def _both(stage: Stage, console: Console) -> dict[str, Played]:
+async def _both(stage: Stage, console: Console) -> dict[str, list[Sample]]:
     requests = _length()
     columns = (TextColumn("{task.description:<20}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    found: dict[str, Played] = {}
+    found: dict[str, list[Sample]] = {}
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         for way in (DIRECT, THROUGH):
             task = progress.add_task(way, total=requests)
-            async with stage.open(way) as scene, Target(scene.base) as target:
-                step = _step(progress, task)
-                samples = await play(agents(), target, session=way, seen=step, before=scene.before)
-                found[way] = Played(samples=samples, spent=lab.spent(scene.sidecar))
+            async with stage.open(way) as scene, Target(scene.base, (scene.engine.base,)) as target:
+                found[way] = await _played(scene, target, way, _step(progress, task))
     return found
+
+
+async def _played(scene: Scene, target: Target, way: str, step: Callable[[Sample], None]) -> list[Sample]:
+    async def before(turn: Turn) -> None:
+        await scene.before(turn, target.counter)
+
+    return await play(agents(), target, session=way, seen=step, before=before)
 
 
 def _step(progress: Progress, task: TaskID) -> Callable[[Sample], None]:
@@ -171,36 +159,29 @@ def _length() -> int:
         count += 1
 
 
-def _report(console: Console, found: dict[str, Played]) -> int:
-    direct, through = found[DIRECT], found[THROUGH]
+def _report(console: Console, samples: dict[str, list[Sample]]) -> int:
+    direct, through = (totals(samples[way]) for way in (DIRECT, THROUGH))
     table = Table("", DIRECT, THROUGH, box=None, pad_edge=False, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, figure in ROWS.items():
-        table.add_row(name, *(f"{figure(played):,}" for played in (direct, through)))
-    waits = (_milliseconds(played.totals.first_token_p50) for played in (direct, through))
-    table.add_row("time to first token, median", *waits)
+        table.add_row(name, figure(direct), figure(through))
     console.print(table)
-    console.print(_sentence(direct, through), highlight=False)
-    failures = [s for played in found.values() for s in played.samples if s.failure]
-    for sample in failures:
-        console.print(
-            f"[red]failed[/red] {sample.session}, {sample.label}: {escape(str(sample.failure))}",
-            highlight=False,
-        )
-    return 1 if failures else 0
+    troubled = list(notes(samples))
+    for note in troubled:
+        console.print(note, highlight=False)
+    if not troubled:
+        console.print(_sentence(direct, through), highlight=False)
+    return int(bool(troubled))
 
 
-def _sentence(direct: Played, through: Played) -> str:
-    saved = direct.computed - through.computed
+def _sentence(direct: Totals, through: Totals) -> str:
+    """Of all that the engines computed, in pauses too."""
+    all_of_it = direct.sums.engine
+    saved = all_of_it - through.sums.engine
     if saved <= 0:
         return "Slotkeeper saved nothing here: the engine's own cache did as well."
-    share = saved / direct.computed
     return (
-        f"Slotkeeper saved {saved:,} of {direct.computed:,} prompt tokens ({share:.0%}): the engine computed "
-        f"{through.ratio:.2f} times what a perfect cache would, instead of {direct.ratio:.2f}."
+        f"Slotkeeper saved {saved:,} of {all_of_it:,} prompt tokens ({saved / all_of_it:.0%}): the engine "
+        f"computed {ratio(through.total)} times what a perfect cache would, instead of {ratio(direct.total)}."
     )
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:,.0f} ms"

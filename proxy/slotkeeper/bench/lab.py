@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from slotkeeper.app import Sidecar, running
+from slotkeeper.bench.counter import counted
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId
@@ -27,7 +26,6 @@ READY_SECONDS: Final = 30.0
 REST_SECONDS: Final = 120.0
 ANY_PORT: Final = "127.0.0.1:0"
 PREFILLED: Final = "slotkeeper_prefill_tokens_total"
-EVALUATED: Final = "llamacpp:prompt_tokens_total"
 PAUSE_SECONDS: Final = 0.05  # until a conversation is saved: a laboratory has no time
 DRAFTS: Final = ("--spec-type", "draft-mtp")
 
@@ -86,9 +84,7 @@ def spent(started: Sidecar | None) -> Spent:
 async def evaluated(base: str) -> int:
     """Prompt tokens that an engine has evaluated, by its own counter."""
     async with EngineClient(base) as client:
-        said = await client.metrics()
-    samples = (sample for family in text_string_to_metric_families(said) for sample in family.samples)
-    return int(next(sample.value for sample in samples if sample.name == EVALUATED))
+        return counted(await client.metrics())
 
 
 class Restartable:

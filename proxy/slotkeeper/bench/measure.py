@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from slotkeeper.core.figures import Sums, Usage
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.tree import PromptTree
 
@@ -18,10 +19,11 @@ class Sample:
 
     session: str
     label: str
-    prompt: int | None = None  # tokens
-    computed: int | None = None
-    cached: int | None = None
+    usage: Usage | None = None
+    idle: int | None = None  # tokens that its engines computed since the request before, and not for it
     oracle: int | None = None
+    generated: int = 0  # tokens that its slot holds behind the prompt, and whose ids are not known
+    rewritten: bool = False  # a rule changed it on the way: the oracle is of what was sent
     first_token_seconds: float | None = None
     exact: bool = True  # the engine's prompt was as long as the one that the oracle saw
     failure: str | None = None
@@ -29,23 +31,49 @@ class Sample:
     @property
     def counted(self) -> bool:
         """Whether the engine said what it computed."""
-        return self.failure is None and self.computed is not None
+        return self.failure is None and self.usage is not None
+
+    @property
+    def prompt(self) -> int | None:
+        return self.usage.prompt if self.usage else None
+
+    @property
+    def computed(self) -> int | None:
+        """While its client waited."""
+        return self.usage.computed if self.usage else None
+
+    @property
+    def reused(self) -> int | None:
+        return self.usage.reused if self.usage else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over samples; `ratio` only over those whose oracle is known."""
+    """What many requests cost together."""
 
     requests: int
     failed: int
     uncounted: int  # answered, but without figures or without an oracle
-    prompt: int
-    computed: int
-    cached: int
-    oracle: int
-    ratio: float | None
+    sums: Sums  # of those with figures
+    idle_known: bool  # whether an engine's counter told what was computed for no request
     first_token_p50: float | None  # seconds
     first_token_p95: float | None
+
+    @property
+    def prompt(self) -> int:
+        return self.sums.prompt_tokens
+
+    @property
+    def computed(self) -> int:
+        return self.sums.computed
+
+    @property
+    def oracle(self) -> int:
+        return self.sums.oracle
+
+    @property
+    def total(self) -> float | None:
+        return self.sums.total if self.idle_known else None
 
 
 class Oracle:
@@ -68,23 +96,48 @@ class Oracle:
 
 def totals(samples: Iterable[Sample]) -> Totals:
     everything = tuple(samples)
-    counted = [sample for sample in everything if sample.counted]
-    known = [sample for sample in counted if sample.oracle is not None]
-    least = sum(sample.oracle or 0 for sample in known)
+    sums, uncounted = Sums(), 0
+    for sample in everything:
+        uncounted += sample.failure is None and (sample.usage is None or sample.oracle is None)
+        if sample.failure is None and (usage := sample.usage):
+            sums.add(
+                requests=1,
+                prompt_tokens=usage.prompt,
+                reused=usage.reused,
+                computed=usage.computed,
+                client=usage.evaluated,
+                plant=usage.planted,
+                idle=sample.idle or 0,
+                oracle=usage.computed if sample.oracle is None else sample.oracle,
+            )
     waits = [s.first_token_seconds for s in everything if s.first_token_seconds is not None and not s.failure]
-    failed = sum(sample.failure is not None for sample in everything)
     return Totals(
         requests=len(everything),
-        failed=failed,
-        uncounted=len(everything) - failed - len(known),
-        prompt=sum(sample.prompt or 0 for sample in counted),
-        computed=sum(sample.computed or 0 for sample in counted),
-        cached=sum(sample.cached or 0 for sample in counted),
-        oracle=least,
-        ratio=sum(sample.computed or 0 for sample in known) / least if least else None,
+        failed=sum(sample.failure is not None for sample in everything),
+        uncounted=uncounted,
+        sums=sums,
+        idle_known=all(sample.idle is not None for sample in everything),
         first_token_p50=percentile(waits, 50),
         first_token_p95=percentile(waits, 95),
     )
+
+
+def impossible(samples: Iterable[Sample]) -> int:
+    """How many tokens less than is possible are said to have been computed: a fault of measurement.
+
+    Less than the oracle may be what idle work computed before, what a rule put right, and what earlier
+    requests left that the oracle did not see: replies, and prompts that could not be rendered.
+    """
+    short, explained = 0, 0
+    for sample in samples:
+        if sample.failure is not None or sample.usage is None:
+            continue
+        explained += (sample.idle or 0) + sample.generated
+        if sample.oracle is None or not sample.exact:
+            explained += sample.usage.prompt
+        elif not sample.rewritten:
+            short += max(0, sample.oracle - sample.usage.work)
+    return max(0, short - explained)
 
 
 def later(samples: Iterable[Sample]) -> list[Sample]:

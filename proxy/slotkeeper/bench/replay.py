@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from slotkeeper.bench.measure import Sample
+from slotkeeper.bench.measure import Sample, impossible
 from slotkeeper.bench.report import comparison, notes, wide_console
 from slotkeeper.bench.target import Shot, Target
 from slotkeeper.bench.trace import Entry, Trace, TraceError, merged, read
@@ -38,8 +38,13 @@ CAPS: Final[dict[Api, tuple[str, ...]]] = {
 NOT_SENT: Final = ("authorization", "x-api-key", "host", "content-length", "content-type", "accept-encoding")
 
 
-async def replay(traces: Sequence[Path], *, base: str, against: str | None, max_tokens: int) -> int:
-    """Send, count, print. Returns the exit code: 1 when a request failed or a line could not be read."""
+async def replay(
+    traces: Sequence[Path], *, base: str, against: str | None, max_tokens: int, engines: Sequence[str] = ()
+) -> int:
+    """Send, count, print. `engines`: those behind `base`, whose own counters are read.
+
+    Returns the exit code: 1 when a request failed, a line could not be read, or the figures cannot be.
+    """
     console = wide_console()
     try:
         loaded = tuple(read(path) for path in traces)
@@ -50,12 +55,17 @@ async def replay(traces: Sequence[Path], *, base: str, against: str | None, max_
     servers = {"base": base} | ({"against": against} if against else {})
     if not await _reachable(console, servers):
         return 1
-    samples = {name: await _sent(console, name, url, entries, max_tokens) for name, url in servers.items()}
+    behind = {"base": engines}
+    samples = {
+        name: await _sent(console, name, Target(url, behind.get(name, ())), entries, max_tokens)
+        for name, url in servers.items()
+    }
     console.print(comparison(samples))
     for note in notes(samples):
         console.print(note, highlight=False)
     failed = any(sample.failure for found in samples.values() for sample in found)
-    return int(failed or any(trace.problems for trace in loaded))
+    faulty = any(impossible(found) for found in samples.values())
+    return int(failed or faulty or any(trace.problems for trace in loaded))
 
 
 def generates(entry: Entry) -> bool:
@@ -89,13 +99,13 @@ def _lower(value: Any, limit: int) -> int:
 
 
 async def _sent(
-    console: Console, name: str, url: str, entries: Sequence[Entry], max_tokens: int
+    console: Console, name: str, server: Target, entries: Sequence[Entry], max_tokens: int
 ) -> list[Sample]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     samples = []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=len(entries))
-        async with Target(url) as target:
+        async with server as target:
             for entry in entries:
                 samples.append((await target.fire(shot(entry, max_tokens))).sample)
                 progress.advance(task)

@@ -6,8 +6,9 @@ is known, and with it the oracle. The rendering is not part of any time.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -15,11 +16,14 @@ from typing import Any, Final, Self
 import httpx
 import orjson
 
+from slotkeeper.bench.counter import Counter
 from slotkeeper.bench.measure import Oracle, Sample
+from slotkeeper.core.figures import Usage, usage_of
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, message_in
 from slotkeeper.wire.answer import Answer, AnswerReader
 from slotkeeper.wire.document import Doc, rows, table
+from slotkeeper.wire.headers import PLANTED, REWRITTEN
 from slotkeeper.wire.request import Ask, NotOurs, parse
 from slotkeeper.wire.routes import Api, classify
 
@@ -49,8 +53,10 @@ class Hit:
 class Target:
     """Use as an async context manager. One request at a time, so that the oracle has an order."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, engines: Sequence[str] = ()) -> None:
+        """`engines`: those behind it, whose counters are read; else the server is asked to pass it on."""
         self.base = base.rstrip("/")
+        self.counter = Counter(engines or (self.base,))
         self.oracle = Oracle()
         self._engine = EngineClient(self.base)
         # llama-server closes a connection after a stream, though it promises to keep it.
@@ -63,6 +69,8 @@ class Target:
     async def __aenter__(self) -> Self:
         await self._exits.enter_async_context(self._engine)
         await self._exits.enter_async_context(self._http)
+        await self._exits.enter_async_context(self.counter)
+        await self.counter.read()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -81,21 +89,24 @@ class Target:
         data = orjson.dumps(shot.body)
         prompt = await self._prompt(api, data)
         oracle = self.oracle.least(prompt) if prompt else None
+        before = self.counter.total
         try:
             timed = await self._send(api, shot, data)
         except httpx.HTTPError as error:
             failure = f"{type(error).__name__}: {error}"
             return Hit(sample=Sample(session=shot.session, label=shot.label, failure=failure), reply=None)
         answer, figures = timed.answer, timed.answer.figures
+        usage, idle = _divided(timed, before, await self.counter.read())
         if prompt and not timed.failure:
             self.oracle.saw(prompt + Tokens(timed.kept))
         sample = Sample(
             session=shot.session,
             label=shot.label,
-            prompt=figures.prompt_tokens,
-            computed=figures.computed,
-            cached=figures.cached,
+            usage=usage,
+            idle=idle,
             oracle=oracle,
+            generated=max(0, (figures.generated or 0) - 1 - len(timed.kept)),
+            rewritten=timed.rewritten,
             first_token_seconds=timed.first_token_seconds,
             exact=prompt is None or figures.prompt_tokens in (None, len(prompt)),
             failure=timed.failure,
@@ -125,7 +136,15 @@ class Target:
             failure = answer.error or "the answer broke off"
         first = spoke if streamed else _before_generating(took, answer)
         kept = _kept(body, streamed=streamed, generated=answer.figures.generated or 0)
-        return _Timed(answer=answer, first_token_seconds=first, kept=kept, failure=failure)
+        planted = _said(PLANTED, response, body)
+        return _Timed(
+            answer=answer,
+            first_token_seconds=first,
+            kept=kept,
+            planted=int(planted) if planted and planted.isdigit() else None,
+            rewritten=_said(REWRITTEN, response, body) is not None,
+            failure=failure,
+        )
 
     async def _prompt(self, api: Api, data: bytes) -> Tokens | None:
         """The exact prompt; None where nobody but the engine can know it."""
@@ -148,7 +167,29 @@ class _Timed:
     answer: Answer
     first_token_seconds: float | None
     kept: list[int]
+    planted: int | None  # None: no sidecar said so
+    rewritten: bool
     failure: str | None
+
+
+def _divided(timed: _Timed, before: int | None, after: int | None) -> tuple[Usage | None, int | None]:
+    """The usage, and what the engines computed besides since the request before; None: they do not tell.
+
+    Less than the answer's own figure is told by an engine that was not the one that answered.
+    """
+    figures = timed.answer.figures
+    usage = usage_of(figures.prompt_tokens, figures.cached, planted=timed.planted or 0)
+    if before is None or after is None:
+        return usage, None
+    besides = after - before - (usage.work if usage else 0)
+    return usage, besides if besides >= 0 else None
+
+
+def _said(name: str, response: httpx.Response, body: bytes) -> str | None:
+    """A label of the sidecar: a header, or a comment in a stream whose head was out before it was known."""
+    late = re.findall(rb"^: " + name.encode() + rb": (.+)$", body, re.MULTILINE)
+    said = late[-1].decode().strip() if late else response.headers.get(name)
+    return str(said) if said is not None else None
 
 
 def _before_generating(took: float, answer: Answer) -> float | None:

@@ -13,6 +13,7 @@ from typing import Final
 
 import orjson
 
+from slotkeeper.core.canonical.rules import Mode
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Finished, Gone, Rendered
 from slotkeeper.core.figures import usage_of
@@ -194,6 +195,14 @@ class Account:
         """Its tokens, and where other prompts may part from it. Raises what `render` does."""
         prompt = await render.prompt_of(link, ask, self._auth)
         return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
+
+    @property
+    def rewritten(self) -> list[str]:
+        """The rules that changed what goes on, by name."""
+        fixed = (
+            change.rule for change in self.record.changes if change.mode is Mode.FIX and not change.declined
+        )
+        return sorted({rule.value if rule else "notes" for rule in fixed})
 
     # -- its end -----------------------------------------------------------------------------------
 

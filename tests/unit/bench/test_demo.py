@@ -5,6 +5,7 @@ from __future__ import annotations
 from slotkeeper.bench import demo as module
 from slotkeeper.bench.demo import demo
 from slotkeeper.bench.measure import Sample, totals
+from slotkeeper.core.figures import Usage
 from slotkeeper.engine.launch import NOTHING, NoEngineError
 
 
@@ -23,9 +24,8 @@ async def test_a_model_that_is_not_there_is_a_mistake_of_the_user(capsys):
 
 
 def found(computed, oracle=20):
-    return totals(
-        [Sample(session="s", label="x", prompt=100, computed=computed, cached=100 - computed, oracle=oracle)]
-    )
+    usage = Usage(prompt=100, cached=100 - computed)
+    return totals([Sample(session="s", label="x", usage=usage, oracle=oracle, idle=0)])
 
 
 def test_what_was_saved_is_said_in_one_sentence():

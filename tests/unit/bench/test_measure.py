@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from slotkeeper.bench.measure import Oracle, Sample, by_session, later, percentile, totals
+from slotkeeper.bench.measure import Oracle, Sample, by_session, impossible, later, percentile, totals
+from slotkeeper.core.figures import Usage
 from slotkeeper.core.tokens import Tokens
 
 PROMPTS = some.lists(some.lists(some.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
@@ -16,14 +17,13 @@ def sample(session="a", **known):
     return Sample(session=session, label="x", **known)
 
 
-def counted(session="a", *, prompt=100, computed=40, oracle=20, wait=1.0):
+def counted(session="a", *, prompt=100, computed=40, oracle=20, wait=1.0, planted=0, **more):
     return sample(
         session,
-        prompt=prompt,
-        computed=computed,
-        cached=prompt - computed,
+        usage=Usage(prompt=prompt, cached=prompt - computed + planted, planted=planted),
         oracle=oracle,
         first_token_seconds=wait,
+        **more,
     )
 
 
@@ -52,31 +52,62 @@ def test_a_reply_is_remembered_with_its_prompt():
 def test_totals_are_sums_of_the_engines_figures():
     found = totals([counted(computed=40, oracle=20), counted(computed=60, oracle=30)])
     assert (found.requests, found.failed, found.uncounted) == (2, 0, 0)
-    assert (found.prompt, found.computed, found.cached, found.oracle) == (200, 100, 100, 50)
-    assert found.ratio == 2.0
+    assert (found.prompt, found.computed, found.sums.reused, found.oracle) == (200, 100, 100, 50)
+    assert found.sums.waited == 2.0
 
 
 def test_a_failed_request_is_counted_but_adds_no_tokens_and_no_time():
-    found = totals([counted(wait=1.0), sample(failure="500: no", computed=7, first_token_seconds=99.0)])
+    failed = counted(computed=7, wait=99.0, failure="500: no")
+    found = totals([counted(wait=1.0), failed])
     assert (found.requests, found.failed, found.computed) == (2, 1, 40)
     assert found.first_token_p95 == 1.0
 
 
-def test_the_ratio_leaves_out_answers_without_an_oracle():
-    found = totals([counted(computed=40, oracle=20), counted(computed=1000, oracle=None)])
-    assert found.ratio == 2.0
-    assert found.computed == 1040
-    assert found.uncounted == 1
+def test_an_answer_without_an_oracle_had_to_be_computed():
+    """As the metrics count it."""
+    found = totals([counted(computed=40, oracle=20), counted(prompt=2000, computed=1000, oracle=None)])
+    assert (found.computed, found.oracle, found.uncounted) == (1040, 1020, 1)
+
+
+def test_what_was_planted_for_a_request_is_waited_for_and_idle_work_only_in_the_total():
+    found = totals([counted(computed=40, planted=30, oracle=20, idle=20)])
+    assert (found.sums.client, found.sums.plant, found.sums.idle) == (10, 30, 20)
+    assert (found.sums.waited, found.total) == (2.0, 3.0)
+
+
+def test_without_the_engines_counter_nobody_knows_the_total():
+    assert totals([counted(idle=5), counted(idle=None)]).total is None
+
+
+# -- what cannot be --------------------------------------------------------------------------------------
+
+
+def test_less_than_the_oracle_is_a_fault_unless_it_is_explained():
+    assert impossible([counted(computed=20, oracle=20)]) == 0
+    assert impossible([counted(computed=5, oracle=20)]) == 15
+    assert impossible([counted(computed=5, oracle=20, rewritten=True)]) == 0
+    assert impossible([counted(computed=5, oracle=20, idle=10)]) == 5
+    assert impossible([counted(computed=5, oracle=20, failure="500: no")]) == 0
+
+
+def test_what_was_computed_too_often_elsewhere_explains_nothing():
+    assert impossible([counted(computed=90, oracle=20), counted(computed=5, oracle=20)]) == 15
+
+
+def test_replies_and_prompts_that_the_oracle_did_not_see_may_be_in_the_cache():
+    assert impossible([counted(generated=15), counted(computed=5, oracle=20)]) == 0
+    assert impossible([counted(oracle=None), counted(computed=5, oracle=20)]) == 0
+    assert impossible([counted(exact=False, computed=5), counted(computed=5, oracle=20)]) == 0
 
 
 def test_nothing_has_no_ratio_and_no_percentile():
     found = totals([])
-    assert (found.requests, found.ratio, found.first_token_p50) == (0, None, None)
+    assert (found.requests, found.sums.waited, found.first_token_p50) == (0, None, None)
 
 
 def test_the_first_request_of_each_session_can_be_left_out():
-    samples = [sample("a", prompt=1), sample("b", prompt=2), sample("a", prompt=3), sample("b", prompt=4)]
-    assert [left.prompt for left in later(samples)] == [3, 4]
+    samples = [sample(session, oracle=n) for n, session in enumerate("abab")]
+    assert [left.oracle for left in later(samples)] == [2, 3]
 
 
 def test_sessions_keep_their_order():

@@ -1,0 +1,232 @@
+"""Every view of one session shows the same figures, and together they are what the engine has counted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+import pytest
+from rich.console import Console
+
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.counter import Counter
+from slotkeeper.bench.measure import Sample, Totals, totals
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.play import CHAT, play
+from slotkeeper.bench.prose import prose
+from slotkeeper.bench.rewriters import REWRITERS
+from slotkeeper.bench.sessions import Script, Turn, system, title, user
+from slotkeeper.bench.target import Shot, Target
+from slotkeeper.core.canonical.rules import RuleName
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.terminal.figures import tokens
+from slotkeeper.top import top
+
+CONTEXT: Final = 16384
+NEW: Final = 6  # prompts
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """What each says of one session."""
+
+    state: Document  # totals of /api/state
+    metrics: Document  # the same, by Prometheus' names
+    why: list[Document]
+    top: str
+    replay: Totals
+    engine: int  # by its own counter, from before the sidecar came
+
+    def told(self, name: str) -> int:
+        """The sum over what `why` lists."""
+        return sum(one[name] or 0 for one in self.why)
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One engine, a sidecar that was not told its flags, and what a replay measures of the requests."""
+
+    engine: lab.Restartable
+    sidecar: Sidecar
+    target: Target
+    counter: Counter  # from before the sidecar came
+    samples: list[Sample] = field(default_factory=list)
+
+    async def play(self, script: Script, name: str, *, pauses: bool = True) -> None:
+        async def rest(_: Turn) -> None:
+            if pauses:
+                await lab.rested(self.sidecar)
+
+        found = await play(script, self.target, session=name, before=rest)
+        assert [sample.failure for sample in found if sample.failure] == []
+        self.samples += found
+
+    async def restart(self) -> None:
+        """Kill it, after its counter was read."""
+        await lab.rested(self.sidecar)
+        await self.counter.read()
+        await self.target.counter.read()
+        await lab.restarted(self.engine, self.sidecar)
+
+    async def leave(self, body: Document) -> None:
+        """A client that goes while it is answered."""
+        async with (
+            aiohttp.ClientSession(self.target.base) as client,
+            client.post(CHAT, json=body | {"stream": True, "max_tokens": 4000}) as answer,
+        ):
+            await answer.content.readany()
+        await lab.rested(self.sidecar)
+
+    async def views(self, capsys: pytest.CaptureFixture[str]) -> Views:
+        await lab.rested(self.sidecar)
+        admin, out = f"http://{self.sidecar.addresses[1]}", io.StringIO()
+        console = Console(file=out, width=200)
+        assert await top(console, admin=admin, token=None, every=1.0, once=True) == 0
+        async with aiohttp.ClientSession(admin) as client:
+            async with client.get("/api/state") as answer:
+                state = (await answer.json())["totals"]
+            async with client.get("/api/requests?limit=500") as answer:
+                why = (await answer.json())["requests"]
+        engine = await self.counter.read()
+        assert engine is not None
+        return Views(
+            state=state,
+            metrics=counted(self.sidecar.driver.metrics),
+            why=why,
+            top=out.getvalue(),
+            replay=totals(self.samples),
+            engine=engine,
+        )
+
+
+def counted(metrics: Metrics) -> Document:
+    """By the names of the sums."""
+
+    def value(name: str, **labels: str) -> float:
+        return metrics.registry.get_sample_value(f"slotkeeper_{name}_total", labels) or 0.0
+
+    return {
+        "reused": value("prompt_tokens", source="cached"),
+        "computed": value("prompt_tokens", source="computed"),
+        "prepared": value("prepared_tokens"),
+        "oracle": value("oracle_tokens"),
+        **{
+            purpose: value("prefill_tokens", purpose=purpose)
+            for purpose in ("client", "plant", "idle", "probe")
+        },
+    }
+
+
+@asynccontextmanager
+async def session(model: Tiny, build: str, folder: Any, **settings: Any) -> AsyncIterator[Session]:
+    async with (
+        lab.tiny_engine(model, build, folder, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,
+        Counter([engine.base]) as counter,
+    ):
+        await counter.read()
+        ours = {"slot_dir": engine.flags.slot_save_path, "save_pause": lab.PAUSE_SECONDS}
+        async with (
+            lab.in_front_of(engine.base, **(ours | settings)) as sidecar,
+            Target(lab.url_of(sidecar), [engine.base]) as target,
+        ):
+            yield Session(engine=engine, sidecar=sidecar, target=target, counter=counter)
+
+
+def new(count: int) -> Iterator[Shot]:
+    """Prompts that have nothing in common but what the template puts first."""
+    for number in range(count):
+        messages = [system(prose(12_000, 700 + 31 * number)), user(900 + number)]
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0}
+        yield Shot(session=f"new {number}", label="new", path=CHAT, body=body, headers={})
+
+
+@pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.DENSE])
+async def test_new_prompts_are_no_hits_and_save_no_time(model, build, tmp_path, capsys):
+    async with session(model, build, tmp_path) as played:
+        for shot in new(NEW):
+            await lab.rested(played.sidecar)
+            played.samples.append((await played.target.fire(shot)).sample)
+        views = await played.views(capsys)
+    assert views.state["requests"] == NEW
+    assert views.state["hit_rate"] <= 0.01
+    assert views.replay.sums.hit_rate == pytest.approx(views.state["hit_rate"], abs=1e-4)
+    assert views.state["step_seconds"] == 0
+    whole = views.state["reused_seconds"] * views.state["prompt_tokens"] / max(1, views.state["reused"])
+    assert views.state["saved_seconds"] <= 0.01 * max(whole, 1e-3)
+    assert views.state["waited"] >= 1.0
+    assert views.state["client"] + views.state["plant"] >= views.state["oracle"]
+
+
+CONVERSATION: Final = [system(prose(9000, 5)), user(1)]
+
+
+def side(number: int) -> Script:
+    yield Turn(label="title", messages=title([*CONVERSATION, user(number)]), max_tokens=8)
+
+
+def turns(number: int) -> Script:
+    """Two, under a system prompt that others share: the second parts from them at its end."""
+    history = [CONVERSATION[0], user(50 + number)]
+    for turn in range(2):
+        reply = yield Turn(label=f"turn {turn}", messages=tuple(history), max_tokens=24)
+        history += [reply, user(60 + 10 * number + turn)]
+
+
+async def mixed(played: Session) -> None:
+    """Shared beginnings (plants), pauses (idle work), rules that fix, a side request, and a restart."""
+    for number in range(3):
+        await played.play(turns(number), f"talk {number}")
+    await played.play(side(1), "side")
+    await played.play(REWRITERS[RuleName.TOOL_ORDER](), "agent")
+    await played.restart()
+    await played.play(turns(1), "talk 1 again")
+    await played.play(REWRITERS[RuleName.DATE](), "another agent")
+    await played.leave({"messages": [CONVERSATION[0], user(77)], "temperature": 0})
+
+
+@pytest.fixture(params=[Tiny.HYBRID, Tiny.DENSE], ids=str)
+def model(request) -> Tiny:
+    return request.param
+
+
+async def test_all_views_of_a_session_agree_with_each_other_and_with_the_engine(
+    model, build, tmp_path, capsys
+):
+    async with session(model, build, tmp_path, rules=("all=fix",)) as played:
+        await mixed(played)
+        views = await played.views(capsys)
+    state, replay = views.state, views.replay.sums
+
+    # The session had all of it, else nothing below is proved.
+    assert state["idle"] > 0
+    assert state["prepared"] > 0
+    assert state["probe"] > 0
+    assert any(sample.rewritten for sample in played.samples)
+    assert any(one["decision"] == "snapshot" for one in views.why)
+    assert model is Tiny.DENSE or state["plant"] > 0
+    (left,) = [one for one in views.why if one["outcome"] == "client_gone"]
+
+    assert {name: state[name] for name in views.metrics} == views.metrics
+    for name in ("reused", "computed", "prepared", "oracle"):
+        assert views.told(name) == state[name], name
+    assert views.told("planted") == state["plant"]
+    assert views.told("prompt_tokens") == state["prompt_tokens"] == state["reused"] + state["computed"]
+    assert state["requests"] == len(views.why) == len(played.samples) + 1
+
+    # A replay sees what its own requests cost, from outside; the client that left was none of them.
+    for name in ("prompt_tokens", "reused", "computed"):
+        assert getattr(replay, name) == state[name] - left[name], name
+    assert replay.plant == state["plant"] - left["planted"]
+    assert replay.client == state["client"] - (left["prompt_tokens"] - left["cached"])
+
+    # The engine's own counter, to the token.
+    assert views.engine == state["client"] + state["plant"] + state["idle"] + state["probe"]
+    assert state["waited"] == pytest.approx((state["client"] + state["plant"]) / state["oracle"], abs=1e-4)
+    for name in ("reused", "computed", "idle"):
+        assert tokens(state[name]) in views.top
