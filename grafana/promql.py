@@ -62,18 +62,26 @@ def _matcher(label: str, value: str) -> str:
 NOW: Final = Scope(matchers='job=~"$job",instance=~"$instance"', by=(), window="$__rate_interval")
 ALL: Final = replace(NOW, window="$__range")
 
-# What a client waited for: its own request, and what we prefilled for it. By no other sum does a request
-# that was steered, and so computed before it was sent, count as what it cost.
+# The definitions are those of docs/reference.md, "Figures". What a client waited for is its own request, and
+# what we prefilled for it before.
 WAITED: Final = "~client|plant"
+TOTAL: Final = "~client|plant|idle"  # prefill amplification; without what is computed to know an engine
 WRONG_TOKENS: Final = "64.0"  # a prediction that is off by more is wrong: we look at the slots again
 
 
 def computed_per_oracle(scope: Scope, purpose: str = WAITED) -> str:
-    """1 is a perfect cache; less is what idle work or a rule has saved beyond it."""
+    """Waited, or with `TOTAL` the total. 1 is a perfect cache; less is what idle work or a rule has saved."""
     return ratio(scope.rate("prefill_tokens_total", purpose=purpose), scope.rate("oracle_tokens_total"))
 
 
+def saved_seconds(scope: Scope) -> str:
+    """Less than nothing where restores, touches and steers took longer than computing would have."""
+    gross, steps = (scope.increase(name) for name in ("prefill_saved_seconds_total", "step_seconds_total"))
+    return f"{gross} - {steps}"
+
+
 def hit_ratio(scope: Scope) -> str:
+    """Reused by prompt."""
     return ratio(scope.rate("prompt_tokens_total", source="cached"), scope.rate("prompt_tokens_total"))
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from grafana.panels import COLUMNS, Panel, density, lines, number
-from grafana.promql import ALL, NOW, computed_per_oracle, hit_ratio, ratio, wrong_predictions
+from grafana.promql import (
+    ALL,
+    NOW,
+    TOTAL,
+    computed_per_oracle,
+    hit_ratio,
+    ratio,
+    saved_seconds,
+    wrong_predictions,
+)
 
 TOKENS: Final = "suffix: tok/s"
 HALF: Final = COLUMNS // 2
@@ -16,17 +25,24 @@ LOW: Final = ((None, "green"), (1.1, "orange"), (1.3, "red"))
 def headline() -> list[Panel]:
     return [
         number(
-            "Computed / oracle",
-            "Tokens that clients waited for, by those that a perfect cache would have computed. "
+            "Waited",
+            "Tokens that clients waited for, by those that a perfect cache would have computed (the oracle). "
             "Good is 1.0 to 1.1; less means that idle work or a rule has saved more.",
             {"": computed_per_oracle(ALL)},
             steps=LOW,
             decimals=2,
         ),
         number(
+            "Total",
+            "The same with what was computed while nobody waited: prefill amplification. Good is below 1.2.",
+            {"": computed_per_oracle(ALL, TOTAL)},
+            steps=LOW,
+            decimals=2,
+        ),
+        number(
             "Hit rate",
-            "Prompt tokens that the engine did not have to compute. Good is 90 % and more with agents; new "
-            "prompts have none, so look at computed / oracle first.",
+            "Prompt tokens that were reused: earlier work had left them. Good is 90 % and more with agents; "
+            "new prompts have none, so look at waited first.",
             {"": hit_ratio(ALL)},
             unit="percentunit",
             steps=HIGH,
@@ -34,8 +50,9 @@ def headline() -> list[Panel]:
         ),
         number(
             "Prefill time saved",
-            "What computing the cached tokens would have taken, at the engine's own rate. Good is hours.",
-            {"": ALL.increase("prefill_saved_seconds_total")},
+            "What computing the reused tokens would have taken, at the engine's own rate, less the time of "
+            "restores, touches and steers. Good is hours; less than 0 means that these cost more.",
+            {"": saved_seconds(ALL)},
             unit="s",
         ),
         number(
@@ -58,24 +75,26 @@ def headline() -> list[Panel]:
 
 
 def tokens() -> list[Panel]:
-    everything = "~client|plant|idle"
     return [
         lines(
             "Prompt tokens",
             "By the engine's count. Good is a computed line close to the oracle's.",
             {
-                "{{source}}": NOW.rate("prompt_tokens_total", "source"),
+                "reused": NOW.rate("prompt_tokens_total", source="cached"),
+                "computed": NOW.rate("prompt_tokens_total", source="computed"),
+                "prepared: reused, and computed in idle time": NOW.rate("prepared_tokens_total"),
+                "idle": NOW.rate("prefill_tokens_total", purpose="idle"),
                 "oracle": NOW.rate("oracle_tokens_total"),
             },
             unit=TOKENS,
             exemplars=True,
         ),
         lines(
-            "Computed / oracle, over time",
+            "Waited and total, over time",
             "Good is 1.0 to 1.1 where clients waited. With idle work it may be more: nobody waits then.",
             {
-                "clients waited": computed_per_oracle(NOW),
-                "with idle work": computed_per_oracle(NOW, everything),
+                "waited": computed_per_oracle(NOW),
+                "total": computed_per_oracle(NOW, TOTAL),
             },
             limit=1.3,
         ),

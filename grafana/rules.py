@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grafana.promql import WAITED, Scope, computed_per_oracle, hit_ratio, ratio, wrong_predictions
+from grafana.promql import TOTAL, WAITED, Scope, computed_per_oracle, hit_ratio, ratio, wrong_predictions
 from slotkeeper.observe.metrics import FOLDER
 
 RUNBOOKS: Final = "docs/alerts.md"
@@ -16,6 +16,7 @@ SHORT: Final = Scope(matchers="", by=("job", "instance"), window="5m")
 LONG: Final = Scope(matchers="", by=("job", "instance"), window="15m")
 
 COMPUTED_PER_ORACLE: Final = "instance:slotkeeper_computed_per_oracle:ratio_rate15m"
+TOTAL_PER_ORACLE: Final = "instance:slotkeeper_total_per_oracle:ratio_rate15m"
 COMPUTED: Final = "instance:slotkeeper_computed_tokens:rate15m"
 HITS: Final = "instance:slotkeeper_cached_per_prompt:ratio_rate15m"
 WRONG: Final = "instance:slotkeeper_predictions_wrong:ratio_rate15m"
@@ -25,6 +26,7 @@ LATENCY: Final = "instance:slotkeeper_time_to_first_token_seconds:p95_rate5m"
 
 RECORDINGS: Final[Mapping[str, str]] = {
     COMPUTED_PER_ORACLE: computed_per_oracle(LONG),
+    TOTAL_PER_ORACLE: computed_per_oracle(LONG, TOTAL),
     COMPUTED: LONG.rate("prefill_tokens_total", purpose=WAITED),
     HITS: hit_ratio(LONG),
     WRONG: wrong_predictions(LONG),
@@ -113,7 +115,7 @@ ALERTS: Final = (
         threshold=0.1,
         hold="30m",
         severity="warning",
-        summary="Only {{ $value | humanizePercentage }} of all prompt tokens were in the cache.",
+        summary="Only {{ $value | humanizePercentage }} of all prompt tokens were reused.",
         meanwhile=f"{COMPUTED} > {BUSY}",
     ),
     Alert(

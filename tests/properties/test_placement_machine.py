@@ -18,6 +18,7 @@ from slotkeeper.core.effects import (
     Forward,
     Observe,
     Plant,
+    Purpose,
     Report,
     Restore,
     Save,
@@ -46,6 +47,7 @@ from slotkeeper.core.events import (
     Started,
     Woke,
 )
+from slotkeeper.core.figures import Usage
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
@@ -54,6 +56,9 @@ from slotkeeper.core.table import LINGER, SlotState
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import ClientId, EngineId, RequestId
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.why.journal import Journal
+from slotkeeper.observe.why.record import Record
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
 ROOM = 4000  # tokens that fit into the hot tier: files must go now and then
@@ -111,12 +116,19 @@ class Quiet(RuleBasedStateMachine):
         self.reports: Counter[RequestId] = Counter()
         self.kinds: dict[RequestId, str] = {}
         self.started: set[RequestId] = set()
+        self.metrics, self.journal = Metrics(), Journal(1000)
+        self.records: dict[RequestId, Record] = {}
+        self.usages: list[Usage] = []
+        self.work = dict.fromkeys(("client", "plant", "idle"), 0)  # as the engines evaluated it
+        self.purposes: dict[RequestId, Purpose] = {}
         for name in names:
             self.post(EngineUp(at=self.clock, engine=name, traits=self.traits[name]))
 
     def post(self, event: Event) -> None:
         self.clock += 1e-6
-        for effect in self.placement.on(event):
+        effects = self.placement.on(event)
+        self.journal.saw(event, effects, self.clock, self.clock, self.placement.pending)
+        for effect in effects:
             self.perform(effect)
 
     def perform(self, effect: Effect) -> None:
@@ -133,6 +145,7 @@ class Quiet(RuleBasedStateMachine):
             case Plant():
                 ours = effect.request in self.placement._state.chores
                 assert ours or effect.request in self.alive, "planted, but its client is gone"
+                self.purposes[effect.request] = effect.purpose
                 task = Task(effect.request, effect.tokens, effect.place.slot, plant=True)
                 self.transit.append((self.clock, effect.place.engine, task))
             case Save() | Restore() | Erase():
@@ -161,10 +174,12 @@ class Quiet(RuleBasedStateMachine):
 
     def account(self, report: Report) -> None:
         self.reports[report.request] += 1
+        self.metrics.report(report)
         prompt = self.prompts[report.request]
         if report.predicted is not None:
             assert report.predicted <= len(prompt) - 1
         if (usage := report.usage) is not None:
+            self.usages.append(usage)
             assert usage.reused + usage.computed == usage.prompt
             assert 0 <= usage.prepared <= usage.reused
             if report.oracle is not None:
@@ -283,6 +298,9 @@ class Quiet(RuleBasedStateMachine):
         self.prompts[request] = Tokens([7] * 10 + [talk] * 200 * turn + [1000 + len(self.prompts)] * 6)
         self.kinds[request] = kind
         self.alive.add(request)
+        self.records[request] = record = Record(request_id=request, route="chat", came=0.0, at=self.clock)
+        self.journal.came(record)
+        self.journal.follow(request, record)
         rendered = renders or kind == "chat"
         if rendered:
             self.unrendered.append(request)
@@ -354,6 +372,7 @@ class Quiet(RuleBasedStateMachine):
         request = event.request
         if isinstance(event, Finished | Gone):
             self.alive.discard(request)
+        self.count(event)
         self.post(with_time(event, self.clock))  # perhaps too late: the core must not mind
         if isinstance(event, Saved) and event.written:
             self.inbox.append(self.filing.pop(request))
@@ -362,6 +381,23 @@ class Quiet(RuleBasedStateMachine):
             self.post(ReplyKnown(at=self.clock, request=request, tokens=reply))
             following = self.prompts[request].cut(0, 150) + Tokens([8_888_888] * 150)  # thoughts stripped
             self.post(NextKnown(at=self.clock, request=request, tokens=following))
+
+    def count(self, event: Event) -> None:
+        """What an engine evaluated, where somebody heard of it; the runtime counts prefills of ours."""
+        match event:
+            case Finished(request=request, prompt_tokens=int(prompt), cached=int(cached)) if self.heard(
+                request
+            ):
+                self.work["client"] += prompt - cached
+            case Planted(request=request, computed=int(computed)) if self.heard(request):
+                purpose = self.purposes[request]
+                self.work["idle" if purpose.idle else "plant"] += computed
+                self.metrics.planted(purpose, computed)
+            case _:
+                pass
+
+    def heard(self, request: RequestId) -> bool:
+        return request in self.placement._state.chores or self.placement.pending(request) is not None
 
     def ask(self, look: Observe) -> None:
         self.looks.remove(look)
@@ -382,12 +418,22 @@ class Quiet(RuleBasedStateMachine):
     def client_leaves(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(sorted(self.alive)))
         self.alive.discard(request)
+        reached, cached = self.reached(request)
         tasks = [item[2] for item in self.transit]
         for engine in self.engines.values():
             tasks += [*engine.deferred, *(task for _, task in engine.running())]
         for task in tasks:
             task.whole.left = task.whole.left or task.owner == request
-        self.post(Gone(at=self.clock, request=request))
+        self.work["client"] += (reached or 0) - cached
+        self.post(Gone(at=self.clock, request=request, reached=reached, cached=cached))
+
+    def reached(self, request: RequestId) -> tuple[int | None, int]:
+        """How far an engine says that it is in the request's prompt, and how much of that was cached."""
+        for engine in self.engines.values():
+            for _, task in engine.running():
+                if task.owner == request and not task.plant and task.parent is None:
+                    return max(task.cached, len(task.prompt) * 2 // 3), task.cached
+        return None, 0
 
     @precondition(lambda self: self.unrendered)
     @rule()
@@ -483,6 +529,28 @@ class Quiet(RuleBasedStateMachine):
             assert not table.orphans
         assert not state.chores
         assert not self.placement.unsaved(self.clock)
+        self.every_view_shows_the_same()
+
+    def every_view_shows_the_same(self) -> None:
+        """Requests one by one, the sums of the admin port, Prometheus' counters, and what `why` lists."""
+        sums = self.metrics.history.totals
+        assert {name: getattr(sums, name) for name in self.work} == self.work
+        listed = [record.usage for record in self.journal if record.usage is not None]
+        assert Counter(listed) == Counter(self.usages)
+        assert sums.requests == len(self.usages)
+        for name in ("reused", "computed", "prepared"):
+            assert getattr(sums, name) == sum(getattr(usage, name) for usage in self.usages), name
+        assert sums.prompt_tokens == sum(usage.prompt for usage in self.usages)
+        assert sums.client == sum(usage.evaluated for usage in self.usages)
+        assert sums.plant == sum(usage.planted for usage in self.usages)
+        read = self.metrics.registry.get_sample_value
+        for source, name in (("cached", "reused"), ("computed", "computed")):
+            assert read("slotkeeper_prompt_tokens_total", {"source": source}) == getattr(sums, name)
+        for purpose in ("client", "plant", "idle"):
+            assert read("slotkeeper_prefill_tokens_total", {"purpose": purpose}) == getattr(sums, purpose)
+        assert read("slotkeeper_oracle_tokens_total") == sums.oracle
+        if sums.waited is not None:
+            assert sums.client + sums.plant >= sums.oracle - sums.prepared
 
     def one_step_to_rest(self) -> bool:
         self.first_bytes()

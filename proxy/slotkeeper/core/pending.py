@@ -16,7 +16,7 @@ from slotkeeper.core.planting import NO_STRUCTURE, Structure
 from slotkeeper.core.steps import Step
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.tree import PromptTree
-from slotkeeper.core.types import SlotId
+from slotkeeper.core.types import Reason, SlotId
 
 Scene = tuple[tuple[int, bool, bool, bool], ...]  # all that decides who must wait: see `State.scene`
 
@@ -69,36 +69,39 @@ class Pending:
     def report(self) -> Report | None:
         """The account, from the engine's own figures; None while something is still missing."""
         done = self.finished
-        if done is None or self.plan is None or not self.rendered:
+        if done is None or not self.rendered:
             return None
         usage = usage_of(done.prompt_tokens, done.cached, planted=self.planted, ahead_from=self.ahead_from)
         exact = None
         if self.prompt is not None and done.prompt_tokens is not None:
             exact = len(self.prompt) == done.prompt_tokens
-        return self._told(self.plan, usage, exact)
+        return self._told(usage, exact)
 
     def broken_off(self, event: Gone) -> Report | None:
         """The same of a request whose client has left: of its prompt it counts how far the engine was."""
         planted = self.planted + event.planted
-        reached, cached = (self.reached,) * 2 if event.reached is None else (event.reached, event.cached)
-        if self.plan is None or reached == 0:
+        reached, cached = event.reached, event.cached
+        if reached is None:
+            reached = cached = max(self.reached, planted)
+        if reached == 0:
             return None
-        usage = usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from)
-        return self._told(self.plan, usage, None)
+        return self._told(usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from), None)
 
-    def _told(self, plan: Plan, usage: Usage | None, exact: bool | None) -> Report:
+    def _told(self, usage: Usage | None, exact: bool | None) -> Report:
         known = usage is not None and self.prompt is not None
         least = oracle(usage, min(self.structure.known, usage.prompt)) if usage and known else None
+        plan = self.plan
+        unplanned = Reason.BYPASS if self.arrived.bypass else Reason.FAIL_OPEN
         return Report(
             request=self.arrived.request,
-            reason=plan.reason,
+            reason=plan.reason if plan else unplanned,
             slot=self.slot,
             usage=usage,
             predicted=self.predicted,
             oracle=least,
             exact=exact,
-            lost=self._lost(usage, plan, least),
-            reused_seconds=_seconds(usage, plan),
+            lost=self._lost(usage, plan, least) if plan else None,
+            reused_seconds=_seconds(usage, plan) if plan else None,
             step_seconds=self.step_seconds,
         )
 

@@ -42,6 +42,8 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
     if isinstance(event, Saved) and event.request not in state.requests and event.snapshot:
         yield from keeping.kept(state, event.snapshot, event.at)  # its client has left meanwhile
     pending = state.requests.get(event.request)
+    if pending is not None and isinstance(event, Planted):
+        pending.planted += event.wasted if event.computed is None else event.computed
     if pending is None or pending.plan is None or pending.stage is not Stage.PREPARING:
         return
     owned = state.slot_of(pending)
@@ -51,10 +53,9 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
     ok, effects = _take_in(state, *owned, pending.step, event)
     yield from effects
     pending.step_seconds += _beside(pending.step, event, event.at - pending.step_began)
-    if isinstance(event, Planted):
-        pending.planted += event.wasted if event.computed is None else event.computed
-        if isinstance(step := pending.step, Prefill) and ok and step.purpose is not Purpose.TOUCH:
-            pending.reached = len(step.tokens)
+    step = pending.step
+    if ok and isinstance(step, Prefill) and step.purpose is not Purpose.TOUCH:
+        pending.reached = len(step.tokens)
     if not ok and not isinstance(event, Saved):
         # Where a file is gone another may do; where the engine refuses one it may refuse them all.
         pending.plain = not isinstance(event, Restored) or event.outcome is not Loading.UNFIT
