@@ -117,8 +117,8 @@ def test_without_an_engine_everything_goes_to_the_first():
     play = Play(engines=2, up=False)
     assert play << arrives("r1") >> unpinned("r1", Reason.FAIL_OPEN, engine="e0")
     assert play << arrives("r2", bypass=True) >> unpinned("r2", Reason.BYPASS, engine="e0")
-    assert play << knows("r1", A) << ends("r1", 1000)
-    assert play << knows("r2", A) << ends("r2", 1000)
+    assert play << knows("r1", A) << ends("r1", 1000) >> reports("r1", reason=Reason.FAIL_OPEN)
+    assert play << knows("r2", A) << ends("r2", 1000) >> reports("r2", reason=Reason.BYPASS)
     assert not play.placement._state.requests
 
 

@@ -50,6 +50,12 @@ class Taken:
         return self.outcome.doc if self.outcome.edits else None
 
     @property
+    def rules(self) -> list[str]:
+        """Those that change it, by name."""
+        fixing = [done for done in self.outcome.done if done.mode is Mode.FIX]
+        return sorted({done.rule.value if done.rule else "notes" for done in fixing})
+
+    @property
     def sent(self) -> Outcome:
         """What goes out; as it came, until that is decided."""
         own = self.rewritten is not None and not self.changed

@@ -13,7 +13,6 @@ from typing import Final
 
 import orjson
 
-from slotkeeper.core.canonical.rules import Mode
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Finished, Gone, Rendered
 from slotkeeper.core.figures import usage_of
@@ -197,12 +196,9 @@ class Account:
         return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
 
     @property
-    def rewritten(self) -> list[str]:
-        """The rules that changed what goes on, by name."""
-        fixed = (
-            change.rule for change in self.record.changes if change.mode is Mode.FIX and not change.declined
-        )
-        return sorted({rule.value if rule else "notes" for rule in fixed})
+    def rules(self) -> list[str]:
+        """Those that changed what goes out, by name."""
+        return self._explaining.rules if self._explaining and self._changed else []
 
     # -- its end -----------------------------------------------------------------------------------
 

@@ -231,7 +231,7 @@ class Exchange:
             labels[names.SLOT] = str(self._forward.slot)
         pending = self._gate.driver.placement.pending(self._account.key)
         labels[names.PLANTED] = str(pending.planted if pending else 0)
-        if rules := self._account.rewritten:
+        if rules := self._account.rules:
             labels[names.REWRITTEN] = ", ".join(rules)
         if pending and pending.predicted is not None:
             labels[names.PREDICTED] = str(pending.predicted)

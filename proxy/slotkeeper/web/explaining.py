@@ -49,6 +49,11 @@ class Explaining:
         if self._taken is not None:
             self._rewriting.goes(self._taken, changed=changed)
 
+    @property
+    def rules(self) -> list[str]:
+        """Those that change the request, if it goes out so."""
+        return self._taken.rules if self._taken else []
+
     def settle(self) -> None:
         """Say whose request it is, and what was changed: no more than once, and when nobody waits for it."""
         taken, record = self._taken, self._record

@@ -42,7 +42,7 @@ def test_without_an_engine_it_goes_through_and_is_not_followed_for_ever():
     assert play << engine_lost()
     came = play.comes("r1")
     assert play >> unpinned("r1", Reason.FAIL_OPEN)
-    assert play << knows("r1", A) << ends("r1", 2000, 0)
+    assert play << knows("r1", A) << ends("r1", 2000, 0) >> reports("r1", usage__computed=2000)
     assert came.decision.chosen.reason is Reason.FAIL_OPEN
     assert stages(came) == [Stage.QUEUE, Stage.FORWARD, Stage.PREFILL, Stage.GENERATE]
     assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
