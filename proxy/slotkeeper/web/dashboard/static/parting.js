@@ -51,8 +51,8 @@ function changed(changes) {
   );
 }
 
-function change({ rule, mode, path, before, after }) {
-  const title = `${rule ? words(rule) : "told again"} (${words(mode)}) `;
+function change({ rule, mode, declined, path, before, after }) {
+  const title = `${rule ? words(rule) : "told again"} (${words(declined ? "declined" : mode)}) `;
   const node = el("li", {}, el("p", {}, title, el("code", { say: path })));
   if (before || after) {
     const side = (name, tag, text) => el("div", {}, el("dt", { say: name }), el("dd", {}, el(tag, { say: text })));
