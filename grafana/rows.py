@@ -170,6 +170,11 @@ def slots() -> list[Panel]:
         ),
         lines("Requests in line", "Good is 0 most of the time.", {"waiting": NOW.total("queued_requests")}),
         lines(
+            "Flags found out",
+            "Of engines that others started, by what they did. Good is none once an engine has worked.",
+            {"{{flag}}, {{how}}": f"{NOW.increase('engine_flags_learned_total', 'flag', 'how')} > 0"},
+        ),
+        lines(
             "Decisions",
             "Where requests went, and why. Good is continues, prefix, ram_cache and snapshot; cold only for "
             "what is new.",

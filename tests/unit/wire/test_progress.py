@@ -66,3 +66,18 @@ def test_asking_changes_nothing_else():
     body = b' {"stream": true, "messages": [{"role":"user","content":"x"}]}'
     assert orjson.loads(ask_for(body)) == {**orjson.loads(body), "return_progress": True}
     assert orjson.loads(pin(ask_for(body), 1))["id_slot"] == 1
+
+
+def test_how_far_the_prefill_was_is_remembered():
+    filtered = ProgressFilter()
+    assert (filtered.reached, filtered.cached) == (None, 0)
+    later = PROGRESS.replace(b'"cache":0,"processed":4', b'"cache":3,"processed":7')
+    filtered.feed(PROGRESS + later)
+    assert (filtered.reached, filtered.cached) == (7, 3)
+
+
+@pytest.mark.parametrize("said", [b"{", b'{"prompt_progress":{"cache":1}}', b'{"prompt_progress":{"x":[]}}'])
+def test_progress_that_cannot_be_read_says_nothing(said):
+    filtered = ProgressFilter()
+    assert filtered.feed(b"data: " + said + b',"prompt_progress":{}\n\n' + ROLE) == ROLE
+    assert filtered.reached is None

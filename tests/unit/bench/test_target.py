@@ -1,0 +1,104 @@
+"""What a measured server says of a request, beside its answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from slotkeeper.bench.counter import EVALUATED, Counter, counted
+from slotkeeper.bench.target import Shot, Target, _said
+from slotkeeper.wire.headers import PLANTED, REWRITTEN
+
+ANSWER = {"choices": [], "timings": {"prompt_n": 4, "cache_n": 96, "predicted_n": 1}}
+SHOT = Shot(session="s", label="x", path="/completion", body={"prompt": "hello"}, headers={})
+
+
+def exposed(count: float) -> str:
+    return f"# HELP {EVALUATED} tokens\n# TYPE {EVALUATED} counter\n{EVALUATED} {count}\n"
+
+
+class Server:
+    """Answers as an engine does; `work` is what its counter grows by with each request."""
+
+    def __init__(self, *, work: int = 4, **headers: str) -> None:
+        self.count, self.work, self.headers = 1000, work, headers
+        self.tells = True
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=exposed(self.count)) if self.tells else web.Response(status=501)
+
+    async def answer(self, _: web.Request) -> web.Response:
+        self.count += self.work
+        return web.json_response(ANSWER, headers=self.headers)
+
+    async def tokens(self, _: web.Request) -> web.Response:
+        return web.json_response({"tokens": list(range(100))})
+
+
+@asynccontextmanager
+async def served(server: Server) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_get("/metrics", server.metrics)
+    app.router.add_post("/completion", server.answer)
+    app.router.add_post("/tokenize", server.tokens)
+    async with TestServer(app) as at:
+        yield str(at.make_url("")).rstrip("/")
+
+
+async def test_what_was_planted_is_waited_for_and_the_rest_is_idle_work():
+    server = Server(work=4 + 30, **{"X-Slotkeeper-Planted": "30"})
+    async with served(server) as base, Target(base) as target:
+        first = (await target.fire(SHOT)).sample
+        server.count += 7  # in a pause
+        second = (await target.fire(SHOT)).sample
+    assert first.usage is not None
+    assert (first.usage.computed, first.usage.reused, first.idle) == (34, 66, 0)
+    assert second.idle == 7
+
+
+async def test_a_request_that_a_rule_changed_is_known():
+    async with served(Server(**{"X-Slotkeeper-Rewritten": "date"})) as base, Target(base) as target:
+        assert (await target.fire(SHOT)).sample.rewritten
+
+
+async def test_an_engine_that_does_not_tell_leaves_idle_work_unknown():
+    server = Server()
+    server.tells = False
+    async with served(server) as base, Target(base) as target:
+        sample = (await target.fire(SHOT)).sample
+    assert sample.idle is None
+    assert sample.computed == 4
+
+
+async def test_a_counter_of_another_engine_says_nothing():
+    async with served(Server(work=0)) as base, Target(base) as target:
+        assert (await target.fire(SHOT)).sample.idle is None
+
+
+async def test_an_engine_that_was_started_anew_counts_from_nothing():
+    server = Server()
+    async with served(server) as base, Counter([base]) as counter:
+        assert await counter.read() == 0
+        server.count = 1500
+        assert await counter.read() == 500
+        server.count = 20
+        assert await counter.read() == 520
+
+
+def test_only_the_engines_own_counter_will_do():
+    assert counted(exposed(12)) == 12
+    with pytest.raises(ValueError, match="prompt_tokens_total"):
+        counted("# TYPE other counter\nother 1\n")
+
+
+def test_what_came_too_late_for_the_head_is_read_from_a_comment():
+    response = httpx.Response(200, headers={PLANTED: "0"})
+    body = b": waiting\n\n: X-Slotkeeper-Planted: 512\n\ndata: {}\n\n"
+    assert _said(PLANTED, response, body) == "512"
+    assert _said(PLANTED, response, b"data: {}\n\n") == "0"
+    assert _said(REWRITTEN, response, body) is None
