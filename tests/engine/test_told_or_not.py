@@ -9,7 +9,11 @@ from __future__ import annotations
 import pytest
 from benchmarks.found_flags import ALIKE, Way, measure, ratio
 
+from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.play import play
+from slotkeeper.bench.sessions import SESSIONS
+from slotkeeper.bench.target import Target
 from slotkeeper.engine import flag_canary
 from slotkeeper.engine.canary import CANARY_TOKENS
 
@@ -33,3 +37,19 @@ async def test_edits_behind_serve_cost_what_they_cost_behind_up(build):
     assert row["found"]["learned"]["checkpoint_cap"] == 64
     if build == "b10434":
         assert row["found"]["learned"]["checkpoint_min_step"] == 0
+
+
+async def test_a_sidecar_that_is_started_again_knows_an_engine_that_is_in_use(build, tmp_path):
+    async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path, recipe=lab.up_flags) as engine:
+        settings = {**NO_PAUSES, "slot_dir": engine.flags.slot_save_path}
+        async with lab.in_front_of(engine.base, **settings) as started:
+            async with Target(lab.url_of(started)) as target:
+                await play(SESSIONS["append"](), target, session="s")
+            (table,) = started.driver.placement.tables.values()
+            first = dict(table.traits.knowledge)
+        async with lab.in_front_of(engine.base, **settings) as again:
+            (table,) = again.driver.placement.tables.values()
+            assert dict(table.traits.knowledge) == first
+            assert table.traits.checkpoint_cap == 64
+            value = again.driver.metrics.registry.get_sample_value
+            assert value("slotkeeper_prefill_tokens_total", {"purpose": "probe"}) == 0

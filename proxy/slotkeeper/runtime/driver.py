@@ -228,7 +228,9 @@ class Driver:
         flag, value = FLAGS[what.name], what.value
         log.info("flag_learned", engine=what.engine, flag=flag, value=value, how=what.how.value)
         self.metrics.learned(what.name, what.how)
-        self.links[what.engine].learned(what)
+        link = self.links[what.engine]
+        link.learned(what)
+        self.tasks.start(link.keep_learned())
 
     # -- when things go wrong ----------------------------------------------------------------------
 

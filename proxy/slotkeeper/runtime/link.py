@@ -19,6 +19,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.remembered import completed
+from slotkeeper.runtime.remembered_flags import keep_flags, with_flags
 from slotkeeper.runtime.tokenizers import Tokenizers
 from slotkeeper.vocab.tokenizer import Tokenizer
 from slotkeeper.wire.document import Doc, Prompt
@@ -73,6 +74,7 @@ class EngineLink:
         self.up = False  # probed, so that requests may be placed; until then they go through as they came
         self.probed = 0  # tokens that it has computed to be known, and that nobody has counted yet
         self.fresh = False  # no slot had been used when it was probed
+        self._keeping = asyncio.Lock()
 
     @property
     def ready(self) -> bool:
@@ -221,6 +223,8 @@ class EngineLink:
         )
         folder, self.build = self._slot_dir, reading.build
         self.traits = await completed(folder, reading.traits) if folder else reading.traits
+        if folder and self.traits.guessed:
+            self.traits = await with_flags(folder, self.process, self.traits)
         self.files = reading.files or self.files
         return reading
 
@@ -228,6 +232,12 @@ class EngineLink:
         """The core found this out."""
         if self.traits:
             self.traits = self.traits.corrected(what.how, **{what.name: what.value})
+
+    async def keep_learned(self) -> None:
+        """For the next sidecar: it may find an engine in use, which cannot be tried out."""
+        async with self._keeping:
+            if self._slot_dir and self.traits:
+                await keep_flags(self._slot_dir, self.process, self.traits)
 
     async def look_for_files(self, found: Callable[[EngineLink], None]) -> None:
         """Until they are found, or the engine is lost: what was wrong with the folder may be mended."""
