@@ -187,7 +187,7 @@ def replies(request: str, tokens: Tokens) -> ReplyKnown:
     return ReplyKnown(at=0.0, request=RequestId(request), tokens=tokens)
 
 
-def follows(request: str, tokens: Tokens) -> NextKnown:
+def follows(request: str, tokens: Tokens | None) -> NextKnown:
     return NextKnown(at=0.0, request=RequestId(request), tokens=tokens)
 
 

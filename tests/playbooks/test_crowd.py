@@ -1,7 +1,5 @@
 """More conversations than slots: what is about to be overwritten is saved, where it can go on from."""
 
-from dataclasses import replace
-
 import pytest
 
 from playbooks.playbook import (
@@ -10,6 +8,8 @@ from playbooks.playbook import (
     Play,
     arrives,
     ends,
+    engine_lost,
+    engine_up,
     filed,
     filled,
     fills,
@@ -132,6 +132,12 @@ def crowded(**more) -> Play:
     return play
 
 
+def busy(play: Play) -> Play:
+    """Just now a conversation has lost its slot to another."""
+    play.table.crowded_until, play.table.active_at = play.clock + 60, play.clock
+    return play
+
+
 def test_in_a_crowd_it_is_saved_as_soon_as_the_save_is_worth_waiting_for():
     play = crowded(limits=Limits(pause=2))
     ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
@@ -162,10 +168,9 @@ def test_without_one_it_is_saved_at_a_pause():
     assert play.clock - ended > 15 * seconds
 
 
-def test_a_minute_later_it_is_no_crowd_any_more():
+def test_a_new_engine_knows_of_no_crowd():
     play = crowded()
-    assert play.table.crowded(play.clock)
-    play.later(61)
+    assert play << engine_lost() << engine_up()
     assert not play.table.crowded(play.clock)
 
 
@@ -178,9 +183,10 @@ def test_the_next_turn_of_the_same_conversation_makes_no_crowd():
 
 
 def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
-    play = old(n_slots=2)
+    play = old(n_slots=2, limits=Limits(pause=2))
     assert answered(play)
     assert answered(play, "r2", B, slot=1)
+    assert play << follows("r2", None)
     play << arrives("r3") << knows("r3", C) >> plants("r3", 0, Purpose.BACK)
     play << filled(1)
     play >> saves(0, Moment.PARK) << saved("s1")
@@ -195,25 +201,29 @@ def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
 
 def test_in_a_crowd_no_slot_is_warmed():
     """Another conversation would have it at once."""
-    play = Play(speculative=True, checkpoint_min_step=0, **OLD_FILES)
-    play.table.crowded_until = play.clock + 60
+    play = busy(Play(speculative=True, checkpoint_min_step=0, **OLD_FILES))
     assert play << shelved(snapshot("early", A.cut(0, 900)), snapshot("end", A, used=1001.0))
     assert play.later(61) << sees() >> restores(0, "early")
 
 
-def test_in_a_crowd_only_a_reply_is_computed_ahead_and_the_rest_when_it_is_over():
-    play = Play(**{"memory": "dense", **NEW_FILES})
-    play.table.crowded_until = play.clock + 60
+def test_in_a_crowd_only_a_reply_is_computed_ahead():
+    play = busy(Play(memory="dense", limits=Limits(pause=0.9), **NEW_FILES))
     assert answered(play)
     assert play << follows("r1", A + OTHER)
-    assert play.later(10) << sees() >> fills(0, Purpose.NEXT) << filled(200) >> saves(0) << saved("s1")
+    while not play.effects:
+        play.wakes()
+    assert play >> fills(0, Purpose.NEXT)
+    assert play.table.crowded(play.clock)
 
-    play = Play(**{"memory": "dense", **NEW_FILES})
-    play.table.crowded_until = play.clock + 60
+
+def test_what_needs_more_than_that_is_computed_when_the_crowd_is_over():
+    play = busy(Play(memory="dense", limits=Limits(pause=0.9), **NEW_FILES))
     assert answered(play)
     assert play << follows("r1", A.cut(0, 1000) + OTHER)  # reasoning is left out: most of it parts
-    assert play.later(10) << sees() >> saves(0) << saved("s1")
-    assert play.later(20) << sees()
+    while not play.effects:
+        play.wakes()
+    assert play.table.crowded(play.clock)
+    assert play >> saves(0) << saved("s1")
     while not play.effects:
         play.wakes()
     assert play >> fills(0, Purpose.NEXT)
@@ -221,14 +231,32 @@ def test_in_a_crowd_only_a_reply_is_computed_ahead_and_the_rest_when_it_is_over(
 
 
 def test_in_a_crowd_a_saved_slot_is_not_cut_for_its_boundaries():
-    play = old(n_slots=2, user_start=((A[500],),))
+    play = old(n_slots=2)
     assert answered(play)
-    assert play << follows("r1", A + REPLY.cut(0, 199) + RESULT)
-    play.table.crowded_until = play.clock + 60
-    play.table.shadow.slots[0] = replace(play.table.shadow.slots[0], following=None, sure=True)
+    assert play << shelved(snapshot("head", A.cut(0, 501)))
     assert play.later(10) << sees() >> saves(0) << saved("s1")
-    assert play.later(40) << sees()
-    assert play.later(11) << sees() >> fills(0, Purpose.CUT)
+    play.later(70)
+    busy(play)
+    assert play << sees()
+    assert play.later(1.1) << sees() >> fills(0, Purpose.CUT)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_in_a_crowd_it_is_not_cut_back_while_it_may_be_learned_how_it_goes_on(told):
+    play = busy(old(n_slots=2, limits=Limits(pause=0.9)))
+    assert one_turn(play, "r1", A, slot=0)
+    if told:
+        play << follows("r1", None)
+    while not play.effects:
+        play.wakes()
+    assert play >> (fills(0, Purpose.CUT, tokens=CUT) if told else saves(0, tokens=A))
+
+
+def test_a_crowd_that_rests_is_none():
+    """Then there is time for all that idle work does."""
+    play = crowded()
+    assert play.table.crowded(play.clock + 0.9)
+    assert not play.table.crowded(play.clock + 1.1)
 
 
 # -- a slot that was left behind ---------------------------------------------------------------------------

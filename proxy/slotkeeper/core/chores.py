@@ -201,7 +201,8 @@ def _rest(state: State, table: EngineTable, held: Held) -> float:
     Not in a crowd: the way home could be long, and another conversation would have the slot by then.
     """
     usual = max(state.limits.pause, SHARE * table.rates.save_seconds(held.total))
-    return max(held.used + min(LONGEST, CUTS * usual), table.crowded_until)
+    rested = held.used + min(LONGEST, CUTS * usual)
+    return max(rested, table.rests_at)
 
 
 def _look_before(table: EngineTable, now: float) -> float:

@@ -190,7 +190,7 @@ class NextKnown:
 
     at: float
     request: RequestId
-    tokens: Tokens
+    tokens: Tokens | None  # None: nobody can say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ class Held:
     outline: tuple[bytes, ...] = ()  # the messages, as chained digests
     following: Tokens | None = None  # what the next turn's prompt will begin with
     sure: bool = False  # it is just that: the next turn extends it
+    foreseen: bool = False  # nothing more will be learned of how the next turn begins
     given_up: int = 0  # tokens of its own that were given up for that
     request: RequestId | None = None  # who wrote it last
     turns: int = 0  # how often it was continued
@@ -62,10 +63,12 @@ class Held:
         known = tokens.cut(0, self.total)
         return replace(self, tokens=known, opaque=self.total - len(known))
 
-    def followed_by(self, tokens: Tokens) -> Held:
-        """The same state, now that it is known what the next turn will begin with."""
+    def followed_by(self, tokens: Tokens | None) -> Held:
+        """The same state, now that it is known what the next turn will begin with, or that nobody can say."""
+        if tokens is None:
+            return replace(self, foreseen=True)
         there = tokens == self.tokens and not self.opaque
-        return replace(self, following=None if there else tokens, sure=there)
+        return replace(self, following=None if there else tokens, sure=there, foreseen=True)
 
     def seen_as(self, tokens: Tokens, checkpoints: Sequence[int] | None) -> Held:
         """The same state, as a file of it shows it. `checkpoints`: None where files do not carry them."""

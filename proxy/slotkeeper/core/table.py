@@ -22,6 +22,7 @@ from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, RequestId, SlotId
 
 CROWDED_FOR: Final = 60.0  # seconds after a conversation lost its slot to another
+LULL: Final = 1.0  # seconds without a task, after which a crowd is at rest as well
 SHARED_FOR: Final = 60.0  # seconds for which we expect more of another client's tasks, once seen
 LINGER: Final = 0.1  # seconds in which a task may still begin after its client left (engine.md 7)
 STALE: Final = 0.05  # seconds: an older look at a shared engine is no proof that a slot is free
@@ -87,6 +88,7 @@ class EngineTable:
     no_save_until: float = -1.0  # a save failed, and so would the next ones
     crowded_until: float = -1.0  # there are more conversations than slots
     doubts: Doubts = field(default_factory=Doubts)
+    active_at: float = -1.0  # when a client's task last began or ended
 
     def __post_init__(self) -> None:
         self.reset(self.traits)
@@ -116,7 +118,7 @@ class EngineTable:
         self.put_off.clear()
         self.loaded.clear()
         self.warmed.clear()
-        self.no_save_until = -1.0
+        self.no_save_until = self.crowded_until = -1.0
         self.ram_misses = 0
         self.proven = False
         self.doubts = Doubts()
@@ -156,12 +158,17 @@ class EngineTable:
             self.crowded_until = now + CROWDED_FOR
 
     def crowded(self, now: float) -> bool:
-        return now < self.crowded_until
+        return now < self.rests_at
+
+    @property
+    def rests_at(self) -> float:
+        """When the crowd is over, if nobody comes until then."""
+        return min(self.crowded_until, self.active_at + LULL)
 
     @property
     def put_off_until(self) -> float:
         """When to look again at what was put off; infinite where nothing was."""
-        return self.crowded_until if self.put_off else inf
+        return self.rests_at if self.put_off else inf
 
     def take_up(self, now: float) -> None:
         """What was put off because of a crowd is looked at again once that is over."""
@@ -222,6 +229,8 @@ class EngineTable:
             self.begun[slot] = now
         if state in (SlotState.RUNNING, SlotState.FOREIGN):
             self.loaded.discard(slot)
+        if SlotState.TENDED not in (state, self.states[slot]):
+            self.active_at = now
         self.states[slot] = state
         self.owners[slot] = owner
         self.moves += 1

@@ -60,9 +60,13 @@ def way_ahead(held: Held, table: EngineTable, shelf: Shelf) -> tuple[Load | None
 
 
 def way_back(held: Held, table: EngineTable, shelf: Shelf) -> Prefill | None:
-    """To where its next turn will go on, if that is not its end and no file has it."""
+    """To where its next turn will go on, if that is not its end and no file has it.
+
+    Not while it may yet be learned how that begins.
+    """
     end = goes_on_from(held, table.traits)
-    if not table.traits.snapshots or held.rough or held.adapted or not WORTH_A_FILE <= end < held.total:
+    unfit = held.rough or held.adapted or not held.foreseen
+    if unfit or not table.traits.snapshots or not WORTH_A_FILE <= end < held.total:
         return None
     back = held.tokens.cut(0, end)
     return Prefill(back, Purpose.CUT) if end - shelf.covered(back, table.traits) >= NEW else None

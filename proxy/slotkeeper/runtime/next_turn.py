@@ -93,11 +93,12 @@ class NextTurns:
         messages = ask.chat["messages"]
         habit = self.follow(client, ask.api, messages, reply)
         # Where the assistant's own message stands last, the reply goes on with it (a prefilled answer).
-        if messages[-1].get("role") == "assistant" or not returnable(reply) or not await moment():
+        if messages[-1].get("role") == "assistant" or not returnable(reply):
             return None
-        certain = {
-            await _shared(link, ask.chat, reply, guess, auth) for guess in guesses(habit, reply, messages)
-        }
+        possible = guesses(habit, reply, messages)
+        if not possible or not await moment():
+            return None
+        certain = {await _shared(link, ask.chat, reply, guess, auth) for guess in possible}
         return certain.pop() if len(certain) == 1 else None
 
     def follow(self, client: str, api: Api, messages: Sequence[Doc], reply: Doc) -> Habit:

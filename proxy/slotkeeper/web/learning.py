@@ -35,8 +35,8 @@ class Heard:
 async def learn(driver: Driver, link: EngineLink, heard: Heard) -> None:
     """Tell the driver what can be found out; nothing, where rendering fails."""
     await _as_sampled(driver, link, heard)
-    if driver.looks_ahead:
-        await _as_sent_back(driver, link, heard)
+    begins = await _as_sent_back(driver, link, heard) if driver.looks_ahead else None
+    driver.post(NextKnown(at=driver.now(), request=heard.request, tokens=begins))
 
 
 async def _as_sampled(driver: Driver, link: EngineLink, heard: Heard) -> None:
@@ -51,9 +51,9 @@ async def _as_sampled(driver: Driver, link: EngineLink, heard: Heard) -> None:
         driver.post(ReplyKnown(at=driver.now(), request=heard.request, tokens=tokens))
 
 
-async def _as_sent_back(driver: Driver, link: EngineLink, heard: Heard) -> None:
+async def _as_sent_back(driver: Driver, link: EngineLink, heard: Heard) -> Tokens | None:
     try:
-        begins = await driver.next_turns.prefix(
+        return await driver.next_turns.prefix(
             link,
             heard.ask,
             heard.reply,
@@ -63,6 +63,4 @@ async def _as_sent_back(driver: Driver, link: EngineLink, heard: Heard) -> None:
         )
     except (*render.FAILURES, NotOurs) as error:
         log.debug("next_turn_not_rendered", request_id=heard.request_id, error=sayable(error))
-        return
-    if begins is not None:
-        driver.post(NextKnown(at=driver.now(), request=heard.request, tokens=begins))
+        return None
