@@ -15,6 +15,7 @@ from aiohttp import web
 from slotkeeper.address import Address
 from slotkeeper.core.canonical.modes import Choice
 from slotkeeper.core.canonical.registry import DEFAULTS
+from slotkeeper.core.conversations.naming import Naming
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.flags import EngineFlags
@@ -89,6 +90,7 @@ class Sidecar:
             self._upstream,
             self.metrics,
             self.rewriting,
+            Naming(text=settings.why_text),
             settings.keep_alive,
             recorder=self._recorder,
             spans=self._spans,
@@ -111,6 +113,8 @@ class Sidecar:
             await web.TCPSite(runner, address.host, address.port, backlog=1024).start()
         self.driver.start()
         data_port, admin_port = self.addresses
+        port = int(data_port.rpartition(":")[2])
+        self.admin.listens(Address(Address.parse(settings.listen).host, port))
         log.info("listening", data=data_port, admin=admin_port, upstream=list(settings.upstream))
 
     async def drain(self, *, delay: float) -> None:

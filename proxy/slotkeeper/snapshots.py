@@ -10,15 +10,19 @@ from typing import Any, Final
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from slotkeeper.asking import AskedError
 from slotkeeper.config import UsageError
 from slotkeeper.inventory import Inventory
-from slotkeeper.terminal.figures import age, size
+from slotkeeper.terminal.figures import UNKNOWN, age, one_line, size
 from slotkeeper.terminal.out import complain, say
 from slotkeeper.web.snapshots import Verdict
 
 PREFIX: Final = "slotkeeper-"  # of every id: not shown
+WIDE: Final = 110  # columns from which on names are long
+NAME: Final = 12  # cells of one
+WIDE_NAME: Final = 36
 SHORTEST: Final = 4  # letters at the end of an id that may stand for it
 COLOURS: Final = {Verdict.WHOLE: "green", Verdict.UNREAD: "yellow"}  # the others are red
 TRAITS: Final = {"golden": "shared", "draft": "draft", "repaired": "mended"}
@@ -100,7 +104,7 @@ def chosen(words: Sequence[str], known: Sequence[str]) -> list[str]:
 
 def show(document: dict[str, Any], out: Console) -> None:
     if document["snapshots"]:
-        out.print(table(document["snapshots"], time.time()))
+        out.print(table(document["snapshots"], time.time(), out.width))
     for tier in document["tiers"]:
         room = f" of {size(tier['budget_bytes'])}" if tier["budget_bytes"] is not None else ""
         told = f"{tier['tier']}: {tier['snapshots']} snapshots, {size(tier['bytes'])}{room}"
@@ -109,12 +113,16 @@ def show(document: dict[str, Any], out: Console) -> None:
         out.print(f"[yellow]{escape(document['trouble']['what'])}[/]")
 
 
-def table(listed: Sequence[dict[str, Any]], now: float) -> Table:
+def table(listed: Sequence[dict[str, Any]], now: float, width: int) -> Table:
+    """Without names where none is known, as in a folder without a sidecar."""
+    named = any(one.get("name") for one in listed)
     found = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)  # 80 columns are enough
     found.add_column("id", no_wrap=True)
     for name in ("tokens", "size", "cuts"):
         found.add_column(name, justify="right", no_wrap=True)
     found.add_column("where", no_wrap=True)
+    if named:
+        found.add_column("conversation", no_wrap=True, max_width=WIDE_NAME if width >= WIDE else NAME)
     for name in ("made", "used", "hits"):
         found.add_column(name, justify="right", no_wrap=True)
     found.add_column("notes")
@@ -125,6 +133,7 @@ def table(listed: Sequence[dict[str, Any]], now: float) -> Table:
             size(one["bytes"]),
             str(len(one["checkpoints"])),
             ", ".join(one["tiers"]),
+            *([Text(one_line(one.get("name") or UNKNOWN))] if named else []),
             age(one["created"], now),
             age(one["used"], now),
             str(one["restores"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -114,7 +114,8 @@ def _plan(
         *words,
     ]
     environ = None if binary.kind is Kind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
-    return Plan(binary=binary, args=args, flags=EngineFlags.parse(args, environ), log_path=folder / LOG_NAME)
+    flags = replace(EngineFlags.parse(args, environ), build=binary.build)
+    return Plan(binary=binary, args=args, flags=flags, log_path=folder / LOG_NAME)
 
 
 def _state_folder() -> Path:

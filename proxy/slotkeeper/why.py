@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 from urllib.parse import quote
 
@@ -52,7 +53,7 @@ async def _one(port: AdminPort, out: Console, id_: str, *, as_json: bool) -> Non
     if as_json:
         say(document)
     else:
-        out.print(account(document, out.width))
+        out.print(account(document, out.width, time.time()))
 
 
 async def _list(port: AdminPort, out: Console, *, last: int, repeated: bool, as_json: bool) -> None:
@@ -61,7 +62,7 @@ async def _list(port: AdminPort, out: Console, *, last: int, repeated: bool, as_
         for one in found:
             say(one)
     elif found:
-        out.print(requests(found, out.width))
+        out.print(requests(found, out.width, time.time()))
     else:
         out.print(await _nothing(port, repeated=repeated))
 

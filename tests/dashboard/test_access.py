@@ -89,7 +89,7 @@ async def test_everything_has_a_name_and_a_place(reader: Reader):
     for role in ("banner", "main"):
         assert await reader.page.get_by_role(role).count() == 1
     assert await reader.page.locator("h1").count() == 1
-    for name in ("Slots", "Conversations", "Prompt tree", "Snapshots", "Recent requests"):
+    for name in ("Slots", "Conversations", "Clients", "Prompt tree", "Snapshots", "Recent requests"):
         await expect(reader.page.get_by_role("region", name=name)).to_be_visible()
     await reader.explain(NEWEST)
     assert await reader.page.evaluate(NAMELESS) == []

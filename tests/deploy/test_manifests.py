@@ -14,8 +14,9 @@ from containers import ROOT
 from deploy.manifests import ENTRYPOINTS, K8S, OVERLAYS, Manifests, rendered, selects, size, written
 from slotkeeper import __version__
 from slotkeeper.address import Address
+from slotkeeper.engine.builds import LAZY_SINCE
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import LAZY_SINCE, Kind, find_engine
+from slotkeeper.engine.launch import Kind, find_engine
 from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, recommended
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 

@@ -13,6 +13,7 @@ from slotkeeper.core.canonical.rules import Mode, RuleName
 from slotkeeper.core.canonical.shown import Change
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.conversations.naming import Name
 from slotkeeper.core.figures import Sums, usage_of
 from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.requests.layout import Section
@@ -27,7 +28,12 @@ Document = dict[str, Any]
 
 def record(number: int = 1, **given: Any) -> Record:
     """One that has just come; `given` is what else is known of it."""
-    known: Document = {"request_id": f"request-{number:08}", "came": CAME + number, "at": 10.0}
+    known: Document = {
+        "request_id": f"request-{number:08}",
+        "came": CAME + number,
+        "at": 10.0,
+        "name": Name("opencode", 3, title="Fix the importer"),
+    }
     return Record(**({"route": "chat"} | known | counted(**given)))
 
 
@@ -116,16 +122,20 @@ def state(**given: Any) -> Document:
         "checkpoints": [100, 120],
         "request": "request-00000001",
         "conversation": 3,
+        "name": "opencode #3: Fix the importer",
+        "about": "Fix the importer",
         "idle_seconds": 65.0,
         "saved": True,
     }
     empty = {"held_tokens": 0, "checkpoints": [], "saved": False}
-    unknown = dict.fromkeys(("request", "conversation", "idle_seconds"))
+    unknown = dict.fromkeys(("request", "conversation", "name", "about", "idle_seconds"))
     running = {"slot": 1, "state": "running", **empty, **unknown}
     engine = {
         "engine": ENGINE,
         "up": True,
         "health": "ok",
+        "down_seconds": None,
+        "build": "b11549",
         "memory": "hybrid",
         "context_tokens": 8192,
         "prefill_tokens_per_second": 812.3,
@@ -139,6 +149,9 @@ def state(**given: Any) -> Document:
         "draining": False,
         "uptime_seconds": 7200.0,
         "queued": 4,
+        "running": [],
+        "clients": [],
+        "data_port": {"address": "127.0.0.1:8080", "port": 8080, "everywhere": False},
         "why_text": False,
         "totals": figures,
         "history": [figures | {"at": CAME}],

@@ -75,15 +75,23 @@ def test_time_that_was_lost_is_shown_as_such():
 
 
 def test_each_slot_says_how_full_it_is_and_whose():
-    out = drawn(120)
+    out = drawn(190)
     full = "████············"
-    assert " ".join(line(out, "0")) == f"0 idle {full} 25 % 2,048 3 1 min 2 yes request-00000001"
+    assert " ".join(line(out, "0")) == (
+        f"0 idle {full} 25 % 2,048 opencode #3: Fix the importer 1 min 2 yes request-00000001"
+    )
     assert line(out, "1") == ["1", "running", "················", "0", "%", "0", "-", "-", "0", "-", "-"]
 
 
 def test_an_engine_that_is_down_says_so_and_an_unmeasured_one_no_speed():
-    out = drawn(engines=[engine(up=False, health="gone", slots=[], prefill_tokens_per_second=None)])
-    assert f"{ENGINE}, hybrid, down (gone)" in out
+    out = drawn(
+        engines=[
+            engine(up=False, health="down", down_seconds=190.0, slots=[], prefill_tokens_per_second=None)
+        ]
+    )
+    assert f"{ENGINE}, b11549, hybrid, down (down)" in out
+    assert f"{ENGINE} does not answer, for 3 min" in out
+    assert "No engine is up" in out
     assert "0 of 1" in out
     assert "tokens/s" not in out
     assert "812 tokens/s" in drawn()
@@ -107,7 +115,7 @@ def test_draining_is_told():
 
 
 def test_the_last_requests_have_their_verdicts():
-    out = drawn(160, requests=[rewritten(2), lost(1)])
+    out = drawn(190, requests=[rewritten(2), lost(1)])
     assert out.splitlines()[-2].endswith("a date changed")
     assert out.splitlines()[-1].endswith("cache: overwritten")
     assert "No request has come yet." in drawn()
@@ -121,8 +129,8 @@ def test_it_fits_and_leaves_out_what_matters_least(width):
     assert "2,048" in out
     heads = " ".join(text for text in out.splitlines() if "tokens" in text or "id" in text.split())
     assert "…" not in heads
-    assert ("last request" in out) == (width >= 132)
-    assert ("oracle " in out.replace("/oracle", "")) == (width >= 80)
+    assert ("opencode #3" in out) == (width >= 60)
+    assert ("oracle " in out.replace("/oracle", "")) == (width >= 132)
 
 
 # -- the last half hour --------------------------------------------------------------------------------

@@ -56,19 +56,21 @@ def line(out: str, start: str) -> str:
 
 
 async def test_every_request_has_a_line_with_its_figures_and_its_verdict(ask):
-    code, out = await ask(listed(rewritten(2), lost(1)), width=160)
+    code, out = await ask(listed(rewritten(2), lost(1)), width=180)
     assert code == 0
     head, *lines = out.splitlines()
     assert head.split() == [column.head for column in COLUMNS]
-    assert [text.split()[1:9] for text in lines] == [
-        ["00000002", "3", "main_turn", "12,000", "20", "11,980", "11,980", "11,400"],
-        ["00000001", "3", "main_turn", "12,000", "3,000", "9,000", "1,000", "8,000"],
+    named = "opencode #3: Fix the importer"
+    assert [text.split(named)[0].split()[1] for text in lines] == ["00000002", "00000001"]
+    assert [text.split(named)[1].split()[:6] for text in lines] == [
+        ["main_turn", "12,000", "20", "11,980", "11,980", "11,400"],
+        ["main_turn", "12,000", "3,000", "9,000", "1,000", "8,000"],
     ]
     assert "a date changed" in lines[0]
     assert lines[1].split()[-4:] == ["ms", "-", "cache:", "overwritten"]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("width", [40, 60, 80, 132])
 async def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(ask, width):
     _, out = await ask(listed(rewritten(2), lost(1)), width=width)
     head, *lines = (text.rstrip() for text in out.splitlines())
@@ -77,7 +79,8 @@ async def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(ask, width):
     assert {"id", "computed", "verdict"} <= set(head.split())
     assert "…" not in head
     assert "00000002" in lines[0]
-    assert ("oracle" in head) == (width >= 80)
+    assert ("conversation" in head) == (width >= 60)
+    assert ("oracle" in head) == (width >= 132)
 
 
 async def test_what_is_under_way_and_what_failed_says_so(ask):

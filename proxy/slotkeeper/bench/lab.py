@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,7 +91,7 @@ class Restartable:
     """An engine that can be killed and started again, with the same flags and at the same address."""
 
     def __init__(self, binary: EngineBinary, flags: Sequence[str], log: Path) -> None:
-        self.flags = EngineFlags.parse(flags)
+        self.flags = replace(EngineFlags.parse(flags), build=binary.build)
         self.base = self.flags.base
         self._binary = binary
         self._args = tuple(flags)

@@ -138,5 +138,21 @@ class Sums:
         }
 
 
+def of_request(
+    usage: Usage, oracle: int | None, reused_seconds: float | None, step_seconds: float
+) -> dict[str, float]:
+    """What one answered request adds to the sums, by their names."""
+    return {
+        "requests": 1,
+        "prompt_tokens": usage.prompt,
+        "reused": usage.reused,
+        "prepared": usage.prepared,
+        "computed": usage.computed,
+        "oracle": usage.computed if oracle is None else oracle,
+        "reused_seconds": reused_seconds or 0.0,
+        "step_seconds": step_seconds,
+    }
+
+
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)

@@ -18,7 +18,7 @@ While nobody waits, slots whose conversations have paused are saved: see `chores
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 
 from slotkeeper.core import arrivals, chores, engines, keeping, outcomes, preparing
@@ -83,6 +83,11 @@ class Placement:
     @property
     def queued(self) -> int:
         return len(self._state.queue)
+
+    @property
+    def line(self) -> Sequence[RequestId]:
+        """Who waits for a slot, the next one first, as far as that can be said by now."""
+        return (*self._state.bypassing, *self._state.queue)
 
     @property
     def shelf(self) -> Shelf:

@@ -160,6 +160,7 @@ class EngineFlags:
     sleep_idle_seconds: int = -1
     models_dir: str = ""
     models_preset: str = ""
+    build: int = 0  # of the program that was started, which no flag says; 0: not known
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Self:

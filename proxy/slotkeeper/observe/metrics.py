@@ -20,12 +20,14 @@ from slotkeeper.core.canonical.rules import RuleName
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.effects import Purpose, Report
 from slotkeeper.core.events import Loading
+from slotkeeper.core.figures import of_request
 from slotkeeper.core.losses import Loss
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.traits import FLAGS, Known
 from slotkeeper.core.types import EngineId, Reason
+from slotkeeper.observe.clients import Client, ClientFigures
 from slotkeeper.observe.history import History
 from slotkeeper.observe.log import id_of
 from slotkeeper.observe.standard_error import DROPPED
@@ -150,8 +152,9 @@ class Metrics:
         )
         self._touch_all()
 
-    def watch(self, placement: Callable[[], Placement]) -> None:
+    def watch(self, placement: Callable[[], Placement], clients: Iterable[Client] = ()) -> None:
         self.registry.register(_Slots(placement))
+        self.registry.register(ClientFigures(clients))
 
     def decision(self, reason: Reason) -> None:
         self.decisions.labels(reason=reason.value).inc()
@@ -204,22 +207,13 @@ class Metrics:
         if usage is None:
             return
         known_as = exemplar(id_of(report.request))
-        oracle = usage.computed if report.oracle is None else report.oracle
+        figures = of_request(usage, report.oracle, report.reused_seconds, report.step_seconds)
         self._prefilled("client", usage.evaluated)
-        self.history.add(
-            requests=1,
-            prompt_tokens=usage.prompt,
-            reused=usage.reused,
-            prepared=usage.prepared,
-            computed=usage.computed,
-            oracle=oracle,
-            reused_seconds=report.reused_seconds or 0.0,
-            step_seconds=report.step_seconds,
-        )
+        self.history.add(**figures)
         self.prompt_tokens.labels(source="cached").inc(usage.reused)
         self.prompt_tokens.labels(source="computed").inc(usage.computed, known_as)
         self.prepared_tokens.inc(usage.prepared)
-        self.oracle_tokens.inc(oracle)
+        self.oracle_tokens.inc(figures["oracle"])
         self.saved_seconds.inc(report.reused_seconds or 0.0)
         self.step_seconds.inc(report.step_seconds)
         if report.predicted is not None:

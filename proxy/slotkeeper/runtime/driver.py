@@ -67,12 +67,20 @@ class Driver:
         self.journal = Journal(0) if journal is None else journal
         self.tasks = Tasks(self._task_failed)
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
-        self.hands = Hands(links, metrics, self.tasks, self.post, self.snapshots, lost=self._engine_lost)
+        self.hands = Hands(
+            links,
+            metrics,
+            self.tasks,
+            self.post,
+            self.snapshots,
+            lost=self._engine_lost,
+            progress=lambda request, computed: self.note(self.journal.planting, request, computed),
+        )
         self.next_turns = NextTurns()
         self.learning: set[RequestId] = set()  # whose replies are being rendered
         self._limits = limits
         self.placement = Placement(*links, limits=limits)
-        metrics.watch(lambda: self.placement)
+        metrics.watch(lambda: self.placement, self.journal.clients)
         self.reports: Callable[[Report], None] = metrics.report
         self._events: deque[Event] = deque()
         self._busy = False

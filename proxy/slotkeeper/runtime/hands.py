@@ -55,13 +55,16 @@ class Hands:
         snapshots: Snapshots | None,
         *,
         lost: Callable[[EngineLink], None],
+        progress: Callable[[RequestId, int], None] = lambda _, __: None,
     ) -> None:
+        """`progress` hears how many tokens the plant for a request has computed so far."""
         self._links = links
         self._metrics = metrics
         self._tasks = tasks
         self._post = post
         self._snapshots = snapshots
         self._lost = lost
+        self._progress = progress
         self._plants: dict[RequestId, asyncio.Task[None]] = {}
         self._reached: dict[RequestId, tuple[int, int]] = {}  # by plants under way: so far, and cached of it
 
@@ -112,6 +115,7 @@ class Hands:
             counted = reached - cached
             if plant.request in self._plants:
                 self._reached[plant.request] = reached, cached
+            self._progress(plant.request, reached - cached)
 
         try:
             result = await link.client.prefill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,7 @@ class EngineLink:
         self.traits: EngineTraits | None = None
         self.end_of_turn = -1  # the id that ends a reply
         self.health = Health.DOWN
+        self.down_since: float | None = time.monotonic()  # None: it answers
         self.auth: dict[str, str] = {}  # of the last client whom the engine let in, for our own calls
         self._own_key = api_key is not None
         self.process = ""  # changes with every start of the engine
@@ -141,6 +143,10 @@ class EngineLink:
 
     async def _look(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
         self.health = await self.client.health(headers=self.auth)
+        if self.health in {Health.OK, Health.SLEEPING}:
+            self.down_since = None
+        elif self.down_since is None:
+            self.down_since = time.monotonic()
         process = await self._identity() if self.health is Health.OK else ""
         if self.up and (self.health is not Health.OK or process != self.process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)

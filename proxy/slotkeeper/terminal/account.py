@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slotkeeper.core.canonical.rules import Mode
+from slotkeeper.terminal.called import called
 from slotkeeper.terminal.columns import Column, Row, fitted
 from slotkeeper.terminal.figures import (
     UNKNOWN,
@@ -31,9 +32,9 @@ NARROW: Final = 44  # cells beside it: names, times, notes
 NO_TEXT: Final = "What stood there is shown if the sidecar runs with --why-text."
 
 
-def account(document: Document, width: int) -> Group:
+def account(document: Document, width: int, now: float) -> Group:
     """Of what `/api/requests/{id}` says. Sentences are wrapped, tables fitted to `width` cells."""
-    parts: list[RenderableType] = [headline(document), Text()]
+    parts: list[RenderableType] = [headline(document, now), Text()]
     parts += [
         Text(one_line(said), "bold" if not at else "") for at, said in enumerate(document["explanation"])
     ]
@@ -50,18 +51,28 @@ def account(document: Document, width: int) -> Group:
     return Group(*parts)
 
 
-def headline(document: Document) -> Text:
+def headline(document: Document, now: float) -> Text:
     first = Text.assemble((document["id"], "bold"), "  ", (told(document), shade(document)), "\n")
     where = f"slot {document['slot']}" if document["slot"] is not None else "no slot known"
     if document["engine"]:
         where += f" of {document['engine']}"
-    named = f" ({one_line(document['named'])})" if document["named"] else ""
-    number = document["conversation"]
-    conversation = f"conversation {number}{named}" if number is not None else f"no conversation{named}"
+    name = Text(called(document, now), "bold")
+    named = one_line(document["named"]) if document["named"] else ""
+    session = f"session {named}" if named and named != document["about"] else ""
+    model = f"model {one_line(document['model'])}" if document["model"] else ""
     ended = f"{document['outcome']} {document['status'] or ''}".strip()
     took = seconds(document["seconds"]) if document["seconds"] is not None else ""
-    words = [moment(document["came"]), document["route"], conversation, document["kind"], where, ended, took]
-    return first.append(", ".join(filter(None, words)), "dim")
+    words = [
+        moment(document["came"]),
+        document["route"],
+        model,
+        session,
+        document["kind"],
+        where,
+        ended,
+        took,
+    ]
+    return first.append_text(name).append("\n").append(", ".join(filter(None, words)), "dim")
 
 
 # -- how long it took ----------------------------------------------------------------------------------

@@ -11,19 +11,22 @@ from rich.table import Table
 from rich.text import Text
 
 from slotkeeper.core.figures import hit_rate
+from slotkeeper.terminal.called import called, doing, fitting
 from slotkeeper.terminal.columns import Column, Row, fitted
 from slotkeeper.terminal.figures import (
     UNKNOWN,
     bar,
+    one_line,
     percent,
     ratio,
     seconds,
+    short,
     size,
     span,
     sparkline,
     tokens,
 )
-from slotkeeper.terminal.listed import conversation, requests
+from slotkeeper.terminal.listed import requests
 
 Document = dict[str, Any]
 
@@ -33,6 +36,11 @@ BAR: Final = 16
 NARROW_BAR: Final = 8
 WIDE: Final = 72  # columns from which on bars are long
 NARROW: Final = 20  # cells beside the sparkline
+STATES: Final = {
+    "down": "does not answer",
+    "loading": "is loading its model",
+    "sleeping": "sleeps, and wakes with the next request",
+}
 COLOURS: Final = {"idle": "dim", "running": "green", "launched": "green", "tended": "cyan"}
 
 
@@ -51,13 +59,18 @@ def screen(seen: Seen, where: str, width: int, trouble: str = "") -> Group:
     parts: list[RenderableType] = [headline(state, where)]
     if trouble:
         parts.append(Text(trouble, "bold red"))
+    parts += alarms(state["engines"])
     parts += [totals(state, width), history(state["history"], seen.at, width)]
     for engine in state["engines"]:
         parts += [Text(), *slots(engine, width)]
+    if state["running"]:
+        parts += [Text(), running(state["running"], width, seen.at)]
+    if state["clients"]:
+        parts += [Text(), fitted(CLIENTS, state["clients"], width)]
     tiers = [_drawn(tier, width) for tier in state["tiers"] if tier["budget_bytes"] or tier["snapshots"]]
     if tiers:
         parts += [Text(), fitted(TIERS, tiers, width)]
-    return Group(*parts, Text(), *_requests(seen.requests, width))
+    return Group(*parts, Text(), *_requests(seen, width))
 
 
 def headline(state: Document, where: str) -> Text:
@@ -65,6 +78,19 @@ def headline(state: Document, where: str) -> Text:
         (f"slotkeeper {state['version']}", "bold"), f" at {where}, up {span(state['uptime_seconds'])}"
     )
     return text.append(", draining", "bold yellow") if state["draining"] else text
+
+
+def alarms(engines: Sequence[Document]) -> Iterator[Text]:
+    """One line for each engine that does not answer."""
+    for engine in engines:
+        if engine["up"]:
+            continue
+        since = engine["down_seconds"]
+        told = STATES.get(engine["health"], f"cannot be probed ({engine['health']}): its log says why")
+        text = f"{engine['engine']} {told}" + (f", for {span(since)}" if since is not None else "")
+        yield Text(text, "bold red")
+    if engines and not any(engine["up"] for engine in engines):
+        yield Text("No engine is up: requests fail until one is.", "bold red")
 
 
 def totals(state: Document, width: int) -> Table:
@@ -92,7 +118,7 @@ def history(buckets: Iterable[Document], now: float, width: int) -> Text:
 
 def slots(engine: Document, width: int) -> Iterator[RenderableType]:
     speed = engine["prefill_tokens_per_second"]
-    told = [engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
+    told = [engine["build"], engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
     name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in told if word))
     yield name if engine["up"] else name.append(f", down ({engine['health']})", "bold red")
     rows = [slot | {"context_tokens": engine["context_tokens"]} for slot in engine["slots"]]
@@ -101,7 +127,21 @@ def slots(engine: Document, width: int) -> Iterator[RenderableType]:
 
 
 def _filled(slot: Row, width: int) -> Row:
-    return slot | {"bar": bar(slot["held_tokens"], slot["context_tokens"] or 0, _bar_cells(width))}
+    drawn = bar(slot["held_tokens"], slot["context_tokens"] or 0, _bar_cells(width))
+    return slot | {"bar": drawn, "called": fitting(called(slot), width)}
+
+
+def running(rows: Sequence[Row], width: int, now: float) -> Table:
+    """What has not ended, and how far it is."""
+    drawn = [
+        row
+        | {
+            "bar": bar(row["now"]["percent"] or 0, 100, _bar_cells(width)) if row["now"]["percent"] else "",
+            "called": fitting(called(row, now), width),
+        }
+        for row in rows
+    ]
+    return fitted(RUNNING, drawn, width)
 
 
 def _drawn(tier: Row, width: int) -> Row:
@@ -113,11 +153,14 @@ def _bar_cells(width: int) -> int:
     return BAR if width >= WIDE else NARROW_BAR
 
 
-def _requests(rows: Sequence[Document], width: int) -> Iterator[RenderableType]:
-    if rows:
-        yield requests(rows, width)
-    else:
-        yield Text("No request has come yet.", "dim")
+def _requests(seen: Seen, width: int) -> Iterator[RenderableType]:
+    if seen.requests:
+        yield requests(seen.requests, width, seen.at)
+        return
+    yield Text("No request has come yet.", "dim")
+    if port := seen.state["data_port"]:
+        base = f"http://{port['address']}"
+        yield Text(f"Point a client at {base}/v1, or at {base} if it adds /v1 itself.")
 
 
 def colour(slot: Row) -> str:
@@ -148,11 +191,30 @@ SLOTS: Final = (
     Column("full", lambda slot: slot["bar"], keep=3, right=False, style="cyan"),
     Column("", lambda slot: percent(slot["held_tokens"], slot["context_tokens"] or 0), keep=7),
     Column("tokens", lambda slot: tokens(slot["held_tokens"])),
-    Column("conv", lambda slot: conversation(slot["conversation"]), keep=6),
+    Column("holds", lambda slot: slot["called"], keep=6, right=False),
     Column("idle", lambda slot: span(slot["idle_seconds"]), keep=5),
     Column("checkpoints", lambda slot: str(len(slot["checkpoints"])), keep=2),
     Column("in a file", lambda slot: "yes" if slot["saved"] else UNKNOWN, keep=1),
     Column("last request", lambda slot: slot["request"] or UNKNOWN, keep=0, right=False, style="dim"),
+)
+CLIENTS: Final = (
+    Column("client", lambda client: one_line(client["agent"]), right=False),
+    Column("key", lambda client: one_line(client["key"]), keep=0, right=False, style="dim"),
+    Column("requests", lambda client: tokens(client["requests"]), keep=2),
+    Column("prompt", lambda client: tokens(client["prompt_tokens"]), keep=3),
+    Column("reused", lambda client: tokens(client["reused"]), keep=4),
+    Column("computed", lambda client: tokens(client["computed"])),
+    Column("saved", lambda client: seconds(client["saved_seconds"]), keep=5),
+    Column("last", lambda client: f"{span(client['idle_seconds'])} ago", keep=1, right=False),
+)
+RUNNING: Final = (
+    Column("running", lambda row: short(row["id"]), right=False),
+    Column("conversation", lambda row: row["called"], keep=5, right=False),
+    Column("model", lambda row: one_line(row["model"] or UNKNOWN), keep=0, right=False),
+    Column("slot", lambda row: UNKNOWN if row["slot"] is None else str(row["slot"]), keep=3),
+    Column("for", lambda row: seconds(row["seconds"]), keep=2),
+    Column("", lambda row: row["bar"], keep=1, right=False, style="cyan"),
+    Column("now", lambda row: doing(row["now"]), right=False),
 )
 TIERS: Final = (
     Column("files", lambda tier: tier["tier"], right=False),

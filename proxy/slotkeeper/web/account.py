@@ -13,6 +13,7 @@ from typing import Final
 
 import orjson
 
+from slotkeeper.core.conversations.naming import Naming
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Finished, Gone, Rendered
 from slotkeeper.core.figures import usage_of
@@ -24,7 +25,7 @@ from slotkeeper.observe.why.record import Record, Stage
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.rewriting import Rewriting
+from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.structure import boundaries_of
 from slotkeeper.web.explaining import Explaining
 from slotkeeper.web.learning import Heard, learn
@@ -32,7 +33,7 @@ from slotkeeper.web.listener import Listener
 from slotkeeper.wire.answer import Answer, Figures
 from slotkeeper.wire.document import Doc
 from slotkeeper.wire.progress import ProgressFilter
-from slotkeeper.wire.request import Ask, NotOurs, load, read
+from slotkeeper.wire.request import Ask, NotOurs, load, model_of, read
 from slotkeeper.wire.routes import Api
 
 # Elsewhere the difference may come from our conversion of the body.
@@ -58,6 +59,7 @@ class Account:
         *,
         client: str,
         conversation: str | None,
+        names: Naming | None = None,
     ) -> None:
         """`client`: which program of whom, as far as they can be told apart; `conversation`: its own name."""
         self._driver = driver
@@ -65,9 +67,11 @@ class Account:
         self._api = api
         self._auth = auth
         self._headers = headers
+        self._names = Naming() if names is None else names
         self._explaining: Explaining | None = None
         self._open = False  # the driver waits to hear how it ended
         self._unrendered: Ask | None = None  # its tokens are promised to the driver, but not looked for yet
+        self._given = conversation
         self.id = request_id
         self.key = RequestId("")
         self.own: Ask | None = None  # as its client wrote it
@@ -96,11 +100,14 @@ class Account:
     def parse(self, body: bytes, rewriting: Rewriting | None = None) -> None:
         """Read it, and find what rules would make of it. One that we cannot read goes through as it came."""
         self.record.body_bytes, self._came = len(body), body
+        self._name(None)
         try:
             doc, taken = load(body), None
+            self.record.model = model_of(doc)
             if rewriting:
                 self._explaining = Explaining(rewriting, self._metrics, self.record)
                 taken = self._explaining.take(self._api, doc, headers=self._headers)
+                self._name(taken)
             self.own = read(self._api, doc)
             if taken and taken.rewritten is not None:
                 self._rewritten = taken.rewritten
@@ -136,6 +143,9 @@ class Account:
         """Say whose request it is, and what its client changed. Any number of times."""
         if self._explaining:
             self._explaining.settle()
+            taken = self._explaining.taken
+            if taken and taken.conversation is not None:
+                self._name(taken)
 
     def _weighed(self) -> None:
         pending = self._driver.placement.pending(self.key)
@@ -143,6 +153,43 @@ class Account:
             self.record.weighed = pending.weighed
 
     # -- its tokens --------------------------------------------------------------------------------
+
+    def _name(self, taken: Taken | None) -> None:
+        """What every view calls it: nothing depends on that, so nothing may fail by it."""
+        record, line = self.record, taken.conversation if taken else None
+        try:
+            if line is not None:
+                record.name = self._names.name(
+                    record.client,
+                    self._headers,
+                    line,
+                    coming=record.name,
+                    given=self._given,
+                    now=self.arrived,
+                )
+            else:
+                before = taken.match.before if taken else None
+                record.name = self._names.coming(
+                    record.client,
+                    self._headers,
+                    taken.received if taken else None,
+                    before=before.number if before else None,
+                    given=self._given,
+                    now=self.arrived,
+                )
+        except Exception:
+            log.exception("not_named", request_id=self.id)
+            self._metrics.fallback("explain")
+
+    def _name_by(self, answer: Answer) -> None:
+        """It may have been a title that its agent asked for."""
+        taken = self._explaining.taken if self._explaining else None
+        if taken and answer.reply and answer.complete:
+            try:
+                self._names.answered(self.record.client, taken.received, answer.reply)
+            except Exception:
+                log.exception("not_named", request_id=self.id)
+                self._metrics.fallback("explain")
 
     def open(self) -> bool:
         """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
@@ -204,6 +251,7 @@ class Account:
 
     def finished(self, forward: Forward, link: EngineLink, status: int) -> None:
         """The answer came to its own end."""
+        self.settle()
         answer = self.listener.end()
         figures, driver = answer.figures, self._driver
         pending = driver.placement.pending(self.key)
@@ -230,6 +278,7 @@ class Account:
         self._check_count(figures.prompt_tokens, link)
         if status < 400 and self._explaining:
             self._explaining.answered(answer, self.prompt, planted=planted)
+            self._name_by(answer)
         self._metrics.history.add(repeated=self.record.repeated)
         known = self.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
@@ -245,8 +294,8 @@ class Account:
 
     def _reached(self) -> tuple[int | None, int]:
         """How far the engine was in the prompt, and what of that was cached, as it said last."""
-        if self.progress and self.progress.reached is not None:
-            return self.progress.reached, self.progress.cached
+        if self.progress and self.progress.latest is not None:
+            return self.progress.latest.processed, self.progress.latest.reused
         figures = self.listener.end().figures  # of an answer that broke off behind them
         if figures.prompt_tokens is None or figures.cached is None:
             return None, 0
@@ -310,6 +359,8 @@ class Account:
             generated=figures.generated,
             complete=answer.complete,
             error=answer.error,
+            name=str(self.record.name),
+            model=self.record.model,
             conversation=self.record.named or self.record.conversation,
             seconds=round(self._driver.now() - self.arrived, 4),
             first_token_seconds=None if first is None else round(first, 4),

@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from slotkeeper.address import Address
 from slotkeeper.core.limits import Limits
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import Health
@@ -32,6 +33,10 @@ class AdminPort:
         self._driver = driver
         self._metrics = metrics
         self._token = token
+
+    def listens(self, data_port: Address) -> None:
+        """Where clients are to be pointed at."""
+        self._state.data_port = data_port
 
     def drain(self) -> None:
         """Not ready any more, and never again."""

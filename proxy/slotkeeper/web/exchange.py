@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from slotkeeper.core.conversations.naming import Naming
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Arrived, Started
 from slotkeeper.core.types import ClientId, EngineId, Reason
@@ -50,6 +51,7 @@ class Gate:
     upstream: Upstream
     metrics: Metrics
     rewriting: Rewriting
+    names: Naming
     keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
     recorder: Recorder | None = None
     spans: Spans | None = None
@@ -72,6 +74,7 @@ class Exchange:
             request.headers,
             client=f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}",
             conversation=safe_id(request.headers.get(names.CONVERSATION), str) or None,
+            names=gate.names,
         )
         self._trace = gate.spans.begin(request.headers) if gate.spans else None
         self._body_out = body  # in the form in which it goes out

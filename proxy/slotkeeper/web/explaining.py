@@ -24,13 +24,13 @@ class Explaining:
         self._rewriting = rewriting
         self._metrics = metrics
         self._record = record
-        self._taken: Taken | None = None
+        self.taken: Taken | None = None  # what it goes on as; None: it is no chat, or was not looked at
 
     def take(self, api: Api, doc: Doc, *, headers: Mapping[str, str]) -> Taken | None:
         """The request, and how rules would have it; None for what is no chat, or what failed."""
         record = self._record
         try:
-            self._taken = self._rewriting.take(
+            self.taken = self._rewriting.take(
                 api,
                 doc,
                 request_id=record.request_id,
@@ -42,12 +42,12 @@ class Explaining:
         except Exception:
             log.exception("rewrite_failed", request_id=record.request_id)
             self._metrics.fallback("rewrite")
-        return self._taken
+        return self.taken
 
     def goes(self, *, changed: bool) -> None:
         """In which form it goes out."""
-        if self._taken is not None:
-            self._rewriting.goes(self._taken, changed=changed)
+        if self.taken is not None:
+            self._rewriting.goes(self.taken, changed=changed)
 
     @property
     def rules(self) -> list[str]:
@@ -56,7 +56,7 @@ class Explaining:
 
     def settle(self) -> None:
         """Say whose request it is, and what was changed: no more than once, and when nobody waits for it."""
-        taken, record = self._taken, self._record
+        taken, record = self.taken, self._record
         if taken is None or taken.judged is not None:
             return
         try:
@@ -74,12 +74,12 @@ class Explaining:
     def answered(self, answer: Answer, prompt: Tokens | None, *, planted: int) -> None:
         """What the request's own changes have cost. `planted` tokens were computed before it went on."""
         self.settle()
-        if self._taken is None:
+        if self.taken is None:
             return
         try:
             reply = answer.reply if answer.complete else None
             self._record.parting = self._rewriting.answered(
-                self._taken,
+                self.taken,
                 reply,
                 prompt,
                 answer.figures,
@@ -92,4 +92,4 @@ class Explaining:
 
     def _failed(self) -> None:
         self._metrics.fallback("explain")
-        self._taken = None
+        self.taken = None

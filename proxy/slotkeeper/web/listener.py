@@ -11,6 +11,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.record import Record
 from slotkeeper.wire.answer import Answer, AnswerReader, Figures
+from slotkeeper.wire.progress import ProgressFilter
 from slotkeeper.wire.routes import Api
 
 UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
@@ -45,6 +46,17 @@ class Listener:
         except Exception:
             log.exception("answer_not_read", request_id=self._record.request_id)
             self._give_up()
+
+    def without(self, progress: ProgressFilter) -> Callable[[bytes], bytes]:
+        """What goes on of a chunk. What is taken out is told to whoever looks on."""
+
+        def rest(chunk: bytes) -> bytes:
+            left, work = progress.feed(chunk), self._record.work
+            if work and progress.latest is not work.told:
+                work.told, work.told_at = progress.latest, self._now()
+            return left
+
+        return rest
 
     def end(self) -> Answer:
         """What it was, as far as it was read."""

@@ -61,7 +61,7 @@ class Relay:
             progress = None
         elif not alone:
             waiting.start(response)
-        rest = progress.feed if progress else bytes
+        rest = account.listener.without(progress) if progress else bytes
         try:
             await copy(answer, response, account.listener.heard, lambda chunk: waiting.ends_with(rest(chunk)))
             waiting.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -14,6 +14,7 @@ from slotkeeper.observe.why.shown import detail, summary
 from slotkeeper.observe.why.words import FEW
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.web.documents import answer, number, refused
+from slotkeeper.web.moments import moment_of
 
 LIMIT: Final = 50
 MOST: Final = 500
@@ -42,7 +43,7 @@ class RequestRoutes:
             if conversation in (-1, record.conversation)
             and (request.query.get("repeated") != "1" or record.repeated > FEW)
         )
-        return answer({"requests": [summary(record) for record in islice(found, most)]})
+        return answer({"requests": [self._now(record) | summary(record) for record in islice(found, most)]})
 
     async def _one(self, request: web.Request) -> web.Response:
         wanted = request.match_info["id"]
@@ -51,10 +52,14 @@ class RequestRoutes:
             kept = len(self._driver.journal)
             among = f"none of the last {kept} requests" if kept else "no request is kept, so none"
             raise refused(web.HTTPNotFound, f"{among} is called {wanted}")
-        document = detail(record, self._driver.journal.took_slot(record))
+        document = self._now(record) | detail(record, self._driver.journal.took_slot(record))
         if record.parting and record.parting.now:
             document["parting"]["text"] = await self._text(record, record.parting)
         return answer(document)
+
+    def _now(self, record: Record) -> dict[str, Any]:
+        moment = moment_of(self._driver, record)
+        return {"now": moment.shown() if moment else None}
 
     def _find(self, wanted: str) -> Record | None:
         if wanted == NEWEST:

@@ -54,6 +54,8 @@ class SnapshotRoutes:
         document = overview(self._snapshots().store, self._limits)
         for entry in document["snapshots"]:
             entry["engines"] = self._engines(entry["fingerprint"])
+            name = self._driver.journal.owners.of(entry["id"])
+            entry["name"] = str(name) if name else None
         return answer(document)
 
     async def _verify(self, request: web.Request) -> web.StreamResponse:

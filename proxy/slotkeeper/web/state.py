@@ -9,6 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from slotkeeper import __version__
+from slotkeeper.address import Address
 from slotkeeper.core.held import Held
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import Tier
@@ -16,10 +17,21 @@ from slotkeeper.core.table import EngineTable
 from slotkeeper.core.traits import Memory, Told
 from slotkeeper.observe.history import History
 from slotkeeper.observe.why.record import Record
+from slotkeeper.observe.why.shown import asked_by
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.web.documents import answer, number
+from slotkeeper.web.moments import moment_of
 
+NOTHING_KNOWN: Final[dict[str, Any]] = {
+    "memory": Memory.UNKNOWN.value,
+    "context_tokens": 0,
+    "checkpoint_limit": 0,
+    "flags": [],
+    "prefill_tokens_per_second": None,
+    "slots": [],
+    "ram_cache_entries_tokens": [],
+}
 TWIGS: Final = 200
 MOST_TWIGS: Final = 2000
 FILES: Final = 200  # snapshots that are looked for in the tree
@@ -41,6 +53,7 @@ class StateRoutes:
         self._why_text = why_text
         self._began = time.monotonic()
         self.draining = False
+        self.data_port: Address | None = None  # once it listens
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/api/state", self._state), web.get("/api/tree", self._tree)]
@@ -54,20 +67,26 @@ class StateRoutes:
                 "draining": self.draining,
                 "uptime_seconds": round(time.monotonic() - self._began, 1),
                 "queued": placement.queued,
+                "data_port": self._data_port(),
+                "running": self._running(),
+                "clients": [client.shown(now) for client in self._driver.journal.clients],
                 "why_text": self._why_text,
                 "totals": self._history.totals.shown(),
                 "history": list(self._history.shown()),
                 "tiers": self._tiers(),
                 "engines": [
-                    *(self._engine(table, latest, now) for table in placement.tables.values()),
-                    *(
-                        _unseen(link)
-                        for link in self._driver.links.values()
-                        if link.engine not in placement.tables
-                    ),
+                    self._engine(link, placement.tables.get(link.engine), latest, now)
+                    for link in self._driver.links.values()
                 ],
             }
         )
+
+    def _data_port(self) -> Document | None:
+        """Where to point a client at; `everywhere`: also at any other address of this machine."""
+        if self.data_port is None:
+            return None
+        reached = self.data_port.reached
+        return {"address": str(reached), "port": reached.port, "everywhere": reached != self.data_port}
 
     def _last_in_slots(self) -> Latest:
         """Of each slot the newest request that ran there, as far as the journal goes back."""
@@ -87,12 +106,34 @@ class StateRoutes:
             for tier, budget in self._budgets.items()
         ]
 
-    def _engine(self, table: EngineTable, latest: Latest, now: float) -> Document:
+    def _running(self) -> list[Document]:
+        """What has not ended: those that wait in the order of the line, then the newest first."""
+        found = [
+            {
+                **asked_by(record),
+                "engine": record.engine,
+                "slot": record.slot,
+                "seconds": round(self._driver.now() - record.at, 1),
+                "now": moment.shown(),
+            }
+            for record in self._driver.journal.running()
+            if (moment := moment_of(self._driver, record))
+        ]
+        return sorted(found, key=lambda one: (one["now"]["place"] is None, one["now"]["place"] or 0))
+
+    def _engine(self, link: EngineLink, table: EngineTable | None, latest: Latest, now: float) -> Document:
+        """Also one that was never there: then there is nothing more to say of it."""
+        known: Document = {
+            "engine": link.engine,
+            "up": bool(table and table.up),
+            "health": link.health.value,
+            "down_seconds": None if link.down_since is None else round(max(0.0, now - link.down_since), 1),
+            "build": link.build,
+        }
+        if table is None:
+            return known | NOTHING_KNOWN
         rates = table.rates
-        return {
-            "engine": table.engine,
-            "up": table.up,
-            "health": self._driver.links[table.engine].health.value,
+        return known | {
             "memory": table.traits.memory.value,
             "context_tokens": table.traits.n_ctx,
             "checkpoint_limit": table.traits.checkpoint_cap,
@@ -116,6 +157,8 @@ class StateRoutes:
             "checkpoints": [checkpoint.at for checkpoint in held.checkpoints] if held else [],
             "request": last.request_id if held and last else None,
             "conversation": last.conversation if held and last else None,
+            "name": str(last.name) if held and last else None,
+            "about": (last.name.words or None) if held and last else None,
             "idle_seconds": round(max(0.0, now - held.used), 1) if held else None,
             "saved": bool(held and covered * 2 > held.total),
         }
@@ -155,19 +198,3 @@ class StateRoutes:
                 ],
             }
         )
-
-
-def _unseen(link: EngineLink) -> Document:
-    """An engine that has not been up yet: nothing is known of it but why."""
-    return {
-        "engine": link.engine,
-        "up": False,
-        "health": link.health.value,
-        "memory": Memory.UNKNOWN.value,
-        "context_tokens": 0,
-        "checkpoint_limit": 0,
-        "flags": [],
-        "prefill_tokens_per_second": None,
-        "slots": [],
-        "ram_cache_entries_tokens": [],
-    }

@@ -8,7 +8,8 @@ for these events and does not see them; everything else passes as it came.
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import orjson
 
@@ -33,16 +34,25 @@ def ask_for(body: bytes) -> bytes:
     return body[:start] + FIELD + b":true," + body[start:]
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prefill is, in tokens of the prompt."""
+
+    total: int
+    reused: int  # that the slot had before it began
+    processed: int  # the reused ones among them
+    seconds: float  # since it began
+
+
 class ProgressFilter:
     """Takes the progress events out of one stream. They all come before the first of the others."""
 
-    __slots__ = ("_held", "_over", "cached", "reached")
+    __slots__ = ("_held", "_over", "latest")
 
     def __init__(self) -> None:
         self._held = b""
         self._over = False
-        self.reached: int | None = None  # tokens of the prompt, as the engine said last
-        self.cached = 0  # of them
+        self.latest: Progress | None = None
 
     def feed(self, chunk: bytes) -> bytes:
         """What of the bytes so far may go on. An event is held back until it is whole, then no more."""
@@ -56,7 +66,7 @@ class ProgressFilter:
                 break
             self._held = rest
             if MARK in event:
-                self._note(event)
+                self.latest = read(event) or self.latest
             else:
                 out.append(event + end)
                 self._over = not event.startswith(b":")  # a ping says nothing of where we are
@@ -65,15 +75,17 @@ class ProgressFilter:
             self._held = b""
         return b"".join(out)
 
-    def _note(self, event: bytes) -> None:
-        """How far the prefill is; what cannot be read says nothing."""
-        try:
-            said = orjson.loads(event.partition(b"data: ")[2])["prompt_progress"]
-            self.reached, self.cached = int(said["processed"]), int(said["cache"])
-        except (ValueError, TypeError, KeyError):
-            return
-
     def close(self) -> bytes:
         """The rest of a stream that ended within its first event."""
         held, self._held = self._held, b""
         return held
+
+
+def read(event: bytes) -> Progress | None:
+    """What a progress event says; None where it is not as we know it."""
+    try:
+        told: Any = orjson.loads(event[event.index(b"{") :])["prompt_progress"]
+        total, reused, processed = (int(told[name]) for name in ("total", "cache", "processed"))
+        return Progress(total, reused, processed, float(told.get("time_ms", 0)) / 1000)
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -14,11 +14,12 @@ from slotkeeper.wire.identity import offered
 from slotkeeper.wire.outline import outline
 from slotkeeper.wire.routes import Api
 
-__all__ = ["Ask", "NotOurs", "Prompt", "load", "parse", "pin", "read"]
+__all__ = ["Ask", "NotOurs", "Prompt", "load", "model_of", "parse", "pin", "read"]
 
 _BOM: Final = b"\xef\xbb\xbf"  # the engine skips one
 _SLOT_KEY: Final = b'"id_slot"'
 _INT32: Final = 2**31
+_LONGEST_MODEL: Final = 128  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,13 @@ def read(api: Api, doc: Doc) -> Ask:
         outline=() if shape.chat is None else outline(shape.chat, shape.lead),
         conversation=offered(doc),
     )
+
+
+def model_of(doc: Doc) -> str | None:
+    """The model that it names, where that can be shown."""
+    model = doc.get("model")
+    told = isinstance(model, str) and model.isprintable() and 0 < len(model) <= _LONGEST_MODEL
+    return model if told else None
 
 
 def pin(body: bytes, slot: int) -> bytes:

@@ -19,8 +19,10 @@ from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.types import EngineId, Reason, RequestId
+from slotkeeper.observe.clients import Clients
 from slotkeeper.observe.metrics import OPERATIONS, OUTCOMES, Fallback, Metrics
 from slotkeeper.wire.routes import Api
+from unit.observe.why.watched import record
 
 # What was promised: name -> labels. A dashboard breaks when one of these changes.
 PROMISED: Final[dict[str, set[str]]] = {
@@ -44,6 +46,9 @@ PROMISED: Final[dict[str, set[str]]] = {
     "slotkeeper_build_info": {"version"},
 }
 BEYOND: Final[dict[str, set[str]]] = {
+    "slotkeeper_client_requests_total": {"agent", "key"},
+    "slotkeeper_client_prompt_tokens_total": {"agent", "key", "source"},
+    "slotkeeper_client_saved_seconds": {"agent", "key"},
     "slotkeeper_prepared_tokens_total": set(),
     "slotkeeper_step_seconds_total": set(),
     "slotkeeper_engine_flags_learned_total": {"flag", "how"},
@@ -73,7 +78,9 @@ REPORT: Final = Report(
 @pytest.fixture
 def metrics() -> Metrics:
     made = Metrics()
-    made.watch(lambda: Placement(EngineId("http://e")))
+    clients = Clients()
+    clients.add(record(client="0123456789abcdef/0123", usage=REPORT.usage))
+    made.watch(lambda: Placement(EngineId("http://e")), clients)
     return made
 
 

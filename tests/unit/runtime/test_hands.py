@@ -82,3 +82,17 @@ async def test_a_prefill_is_counted_whole_and_only_once():
     assert event.computed == len(FILE.tokens)
     counted = metrics.registry.get_sample_value("slotkeeper_prefill_tokens_total", {"purpose": "plant"})
     assert counted == len(FILE.tokens)
+
+
+async def test_whoever_looks_on_hears_how_far_a_prefill_is():
+    said, heard = list[Event](), list[tuple[RequestId, int]]()
+    tasks, link = Tasks(said.append), StubLink()
+    link.client.first_batch = 128
+
+    def progress(request: RequestId, computed: int) -> None:
+        heard.append((request, computed))
+
+    hands = Hands({ENGINE: link}, Metrics(), tasks, said.append, None, lost=lambda _: None, progress=progress)
+    hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
+    await settled()
+    assert heard == [(OWNER, 128), (OWNER, len(FILE.tokens))]

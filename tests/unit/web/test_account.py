@@ -5,13 +5,14 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from slotkeeper.core.conversations.naming import Name, Naming
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.why.record import Stage
 from slotkeeper.web.account import Account
 from slotkeeper.wire.routes import Api
 from unit.runtime.conftest import driver, link
-from unit.runtime.stubs import settled
+from unit.runtime.stubs import fallbacks, settled
 
 __all__ = ["driver", "link"]
 
@@ -30,6 +31,31 @@ async def test_what_is_known_at_once_is_written_at_once(driver):
     assert came.body_bytes == len(BODY)
     (parsed,) = came.spans
     assert (parsed.stage, parsed.begin) == (Stage.PARSE, 0.0)
+
+
+def test_what_is_no_chat_is_called_by_its_program_and_names_its_model(driver):
+    curl = {"User-Agent": "curl/8.5.0"}
+    made = Account(driver, Api.COMPLETION, "r-1", {}, curl, client="anna", conversation=None)
+    made.parse(orjson.dumps({"prompt": "Once", "model": "gemma"}))
+    assert (str(made.record.name), made.record.model) == ("curl", "gemma")
+
+
+@pytest.mark.parametrize("model", [None, 7, "", "x" * 200, "a\nb", "a\x1b[31m"])
+def test_a_model_that_cannot_be_shown_is_none(driver, model):
+    made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None)
+    made.parse(orjson.dumps({"messages": [], "model": model}))
+    assert made.record.model is None
+
+
+def test_a_name_that_cannot_be_made_costs_a_request_nothing(driver):
+    class Broken(Naming):
+        def coming(self, *_: object, **__: object) -> Name:
+            raise KeyError("n")
+
+    made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None, names=Broken())
+    made.parse(BODY)
+    assert made.ask is not None
+    assert fallbacks(driver, "explain") == 1
 
 
 @pytest.mark.parametrize("says", [Tokens(range(40)), EngineGoneError("gone")])

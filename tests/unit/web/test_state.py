@@ -12,18 +12,23 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from slotkeeper import __version__
+from slotkeeper.address import Address
 from slotkeeper.core.checkpoints import Checkpoint
+from slotkeeper.core.conversations.naming import Name
 from slotkeeper.core.events import EngineLost, Shelved
 from slotkeeper.core.held import Held
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import EngineId, RequestId
+from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
+from slotkeeper.observe.why.record import Record
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
+from slotkeeper.wire.progress import Progress
 from unit.observe.why.watched import record
 from unit.runtime.stubs import ENGINE, PROMPT, TRAITS, StubLink, admit, finish, granted, settled
 
@@ -123,6 +128,8 @@ async def test_an_engine_and_its_empty_slots(served):
         "checkpoints": [],
         "request": None,
         "conversation": None,
+        "name": None,
+        "about": None,
         "idle_seconds": None,
         "saved": False,
     }
@@ -175,6 +182,85 @@ async def test_every_engine_is_shown_also_one_that_is_lost():
         served.driver.post(EngineLost(at=served.driver.now(), engine=other))
         engines = (await served.get("/api/state"))["engines"]
         assert [(e["engine"], e["up"]) for e in engines] == [(ENGINE, True), (other, False)]
+
+
+async def test_an_engine_that_was_never_there_is_shown_as_down():
+    class Absent(StubLink):
+        async def watch(self, on_up: Any, on_lost: Any) -> None:
+            self.health = Health.DOWN
+
+    async with port(Absent()) as served:
+        (engine,) = (await served.get("/api/state"))["engines"]
+        assert (engine["engine"], engine["up"], engine["health"]) == (ENGINE, False, "down")
+        assert (engine["slots"], engine["memory"]) == ([], "unknown")
+        assert engine["down_seconds"] >= 0
+
+
+# -- who runs now, and who asked ---------------------------------------------------------------------------
+
+
+async def comes(served: Served, request: str, **given: Any) -> Record:
+    came = record(request, at=served.driver.now(), **given)
+    served.driver.journal.came(came)
+    served.driver.journal.follow(RequestId(f"1:{request}"), came)
+    return came
+
+
+async def test_who_waits_has_a_place_and_who_runs_has_none(served):
+    for name in "abcd":
+        await comes(served, name, name=Name("opencode", ord(name), task="Do it"), model="m")
+        admit(served.driver, f"1:{name}", Tokens([ord(name)] * 300))
+    running = (await served.get("/api/state"))["running"]
+    assert [(one["id"], one["now"]["place"]) for one in running[:2]] == [("c", 1), ("d", 2)]
+    assert {(one["id"], one["now"]["doing"]) for one in running[2:]} == {("a", "prefill"), ("b", "prefill")}
+    assert (running[0]["name"], running[0]["about"], running[0]["model"]) == (
+        "opencode #99: Do it",
+        "Do it",
+        "m",
+    )
+    listed = (await served.get("/api/requests"))["requests"]
+    assert {one["id"]: one["now"]["place"] for one in listed} == {"a": None, "b": None, "c": 1, "d": 2}
+
+
+async def test_a_prefill_is_shown_as_the_engine_tells_it_and_is_over_with_the_first_token(served):
+    came = await comes(served, "a")
+    await granted(admit(served.driver, "1:a"))
+    came.work.told = Progress(total=400, reused=200, processed=250, seconds=1.0)
+    came.work.told_at = served.driver.now()
+    (one,) = (await served.get("/api/state"))["running"]
+    assert (one["slot"], one["now"]["percent"], one["now"]["to_compute_tokens"]) == (0, 25, 200)
+    assert 0 < one["now"]["seconds_left"] <= 3.0
+    came.first_token = 1.0
+    (one,) = (await served.get("/api/state"))["running"]
+    assert (one["now"]["doing"], one["now"]["percent"]) == ("generating", None)
+    came.outcome = "ok"
+    assert (await served.get("/api/state"))["running"] == []
+    assert (await served.get("/api/requests/a"))["now"] is None
+
+
+async def test_a_client_has_its_sums(served):
+    await comes(served, "a", name=Name("opencode", 1), client="0123456789abcdef/f")
+    await served.serves("1:a", PROMPT)
+    (client,) = (await served.get("/api/state"))["clients"]
+    assert (client["agent"], client["key"], client["requests"]) == ("opencode", "01234567", 1)
+    totals = (await served.get("/api/state"))["totals"]
+    shared = ("requests", "prompt_tokens", "reused", "computed", "saved_seconds", "hit_rate")
+    assert {name: client[name] for name in shared} == {name: totals[name] for name in shared}
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "everywhere"),
+    [
+        ("127.0.0.1", "127.0.0.1:8080", False),
+        ("0.0.0.0", "127.0.0.1:8080", True),  # noqa: S104 - nothing is bound
+        ("::1", "[::1]:8080", False),
+    ],
+)
+async def test_where_to_point_a_client_at(served, host, address, everywhere):
+    assert (await served.get("/api/state"))["data_port"] is None
+    served.admin.listens(Address(host, 8080))
+    port = (await served.get("/api/state"))["data_port"]
+    assert port == {"address": address, "port": 8080, "everywhere": everywhere}
 
 
 # -- files -----------------------------------------------------------------------------------------------

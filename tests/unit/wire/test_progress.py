@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
+from slotkeeper.wire.progress import Progress, ProgressFilter, ask_for, can_ask
 from slotkeeper.wire.request import parse, pin
 from slotkeeper.wire.routes import Api
 
@@ -68,16 +68,22 @@ def test_asking_changes_nothing_else():
     assert orjson.loads(pin(ask_for(body), 1))["id_slot"] == 1
 
 
-def test_how_far_the_prefill_was_is_remembered():
+def test_what_is_taken_out_is_read():
     filtered = ProgressFilter()
-    assert (filtered.reached, filtered.cached) == (None, 0)
-    later = PROGRESS.replace(b'"cache":0,"processed":4', b'"cache":3,"processed":7')
-    filtered.feed(PROGRESS + later)
-    assert (filtered.reached, filtered.cached) == (7, 3)
+    assert filtered.latest is None
+    filtered.feed(PROGRESS)
+    assert filtered.latest == Progress(total=9, reused=0, processed=4, seconds=0.0)
+    later = b'data: {"prompt_progress":{"total":9,"cache":2,"processed":8,"time_ms":1500.5}}\n\n'
+    filtered.feed(later)
+    assert filtered.latest == Progress(total=9, reused=2, processed=8, seconds=1.5005)
 
 
-@pytest.mark.parametrize("said", [b"{", b'{"prompt_progress":{"cache":1}}', b'{"prompt_progress":{"x":[]}}'])
-def test_progress_that_cannot_be_read_says_nothing(said):
+@pytest.mark.parametrize(
+    "odd", [b'{"total":"x"}', b'{"total":9}', b"{", b'{"total":9,"cache":0,"processed":null}']
+)
+def test_progress_of_another_shape_is_taken_out_and_says_nothing(odd):
     filtered = ProgressFilter()
-    assert filtered.feed(b"data: " + said + b',"prompt_progress":{}\n\n' + ROLE) == ROLE
-    assert filtered.reached is None
+    assert filtered.feed(b'data: {"prompt_progress":{},"x":1}\n\n' + PROGRESS) == b""
+    known = filtered.latest
+    assert filtered.feed(b'data: {"prompt_progress":' + odd + b"}\n\n" + ROLE) == ROLE
+    assert filtered.latest == known

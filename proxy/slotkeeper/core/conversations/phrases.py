@@ -32,21 +32,35 @@ SUMMARIZED: Final = (  # the first words of a history that was replaced
     "What did we do so far?",  # opencode
     "This session is being continued from a previous conversation",  # Claude Code
 )
-ASIDE: Final = (  # by a user message
-    "[SUGGESTION MODE",  # qwen-code, Claude Code
+TITLE_ASKED: Final = (  # by a user message, or by a system text
     "Generate a title for this conversation",  # opencode
-)
-ASIDE_SYSTEM: Final = (
     "You are a title generator",  # opencode
-    "You are an expert software engineer that generates concise, one-line Git commit messages",  # aider
+    "### Task:\nGenerate a concise",  # Open WebUI
     "Summarize this coding conversation in under 50 characters",  # Claude Code
     "Analyze if this message indicates a new conversation topic",  # Claude Code
+    "Generate a concise, sentence-case title",  # Claude Code
+)
+ASIDE: Final = (  # by a user message
+    "[SUGGESTION MODE",  # qwen-code, Claude Code
+    *TITLE_ASKED,
+    "### Task:\nGenerate 1-3 broad tags",  # Open WebUI
+    "### Task:\nSuggest 3-5 relevant follow-up",  # Open WebUI
+)
+ASIDE_SYSTEM: Final = (
+    *TITLE_ASKED,
+    "You are an expert software engineer that generates concise, one-line Git commit messages",  # aider
     "You are an assistant for performing a web search tool use",  # Claude Code
 )
 FILES: Final = (  # a user message that a client writes anew from the disk
     "Here are summaries of some files present in my git repository",  # aider
     "I have *added these files to the chat*",  # aider
     "Here are some READ ONLY files",  # aider
+)
+EXAMPLES: Final = (  # what stands as a user's message, and no user has said
+    "Change get_factorial() to use math.factorial",  # aider
+    "Refactor hello() into its own file.",  # aider
+    "I switched to a new code base.",  # aider
+    "I added these files to the chat",  # aider
 )
 PRUNED: Final = (  # what stands where the result of a tool was
     "[Old tool result content cleared]",  # opencode, Claude Code

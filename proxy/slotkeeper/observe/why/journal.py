@@ -12,11 +12,12 @@ from itertools import dropwhile, islice
 from typing import Final
 
 from slotkeeper.core.choice import Plan
-from slotkeeper.core.effects import Effect, Erase, Forward, Plant, Report, Restore, Save
+from slotkeeper.core.effects import Effect, Erase, Forward, Moment, Plant, Report, Restore, Save
 from slotkeeper.core.events import (
     Arrived,
     Erased,
     Event,
+    Filed,
     Finished,
     Gone,
     Planted,
@@ -27,13 +28,14 @@ from slotkeeper.core.events import (
 )
 from slotkeeper.core.held import Held
 from slotkeeper.core.pending import Pending
-from slotkeeper.core.types import RequestId
-from slotkeeper.observe.why.record import Decision, Option, Record, Stage
+from slotkeeper.core.types import Place, RequestId
+from slotkeeper.observe.clients import Clients
+from slotkeeper.observe.why.owners import Owners
+from slotkeeper.observe.why.record import NOBODY, RUNNING, Decision, Option, Record, Stage, Work
 from slotkeeper.observe.why.steps import Effort, option, told
 
 FOLLOWED: Final = 4096  # requests under way, at most; whatever would be more was lost by a bug
 SHORTEST: Final = 4  # characters of an id's end that may stand for it
-NOBODY: Final = RequestId("")
 
 Pendings = Callable[[RequestId], Pending | None]
 
@@ -59,6 +61,8 @@ class Journal:
     def __init__(self, size: int) -> None:
         self._records: deque[Record] = deque(maxlen=size)
         self._live: dict[RequestId, _Live] = {}
+        self.owners = Owners()
+        self.clients = Clients()
 
     def __repr__(self) -> str:
         return f"<Journal {len(self._records)} requests, {len(self._live)} under way>"
@@ -95,6 +99,7 @@ class Journal:
 
     def follow(self, key: RequestId, record: Record) -> None:
         """The driver will know it by `key`."""
+        record.key = key
         self._live[key] = _Live(record)
         if len(self._live) > FOLLOWED:
             del self._live[next(iter(self._live))]
@@ -107,16 +112,46 @@ class Journal:
         concerned = self._live.get(key)
         if concerned is not None:
             _event(concerned, event)
+        self._own(event, effects)
         for effect in effects:
             live = self._live.get(getattr(effect, "request", NOBODY))
             if live is not None:
                 _effect(live, effect, begun, now, pending)
                 if isinstance(effect, Report):
+                    self.clients.add(live.record)
                     del self._live[effect.request]
         # Where no place was chosen, or the core was made anew, there is no report.
         over = concerned is not None and concerned.answered and pending(key) is None
         if over or isinstance(event, Gone):
             self._live.pop(key, None)
+
+    def running(self) -> Iterator[Record]:
+        """Requests that have not ended, the newest first, however few are kept."""
+        records = {id(live.record): live.record for live in reversed(self._live.values())}
+        return (record for record in records.values() if record.outcome == RUNNING)
+
+    def planting(self, key: RequestId, computed: int) -> None:
+        """How many tokens the plant that runs for it has computed so far."""
+        live = self._live.get(key)
+        if live is not None and live.record.work:
+            live.record.work.planting = computed
+
+    def _own(self, event: Event, effects: Iterable[Effect]) -> None:
+        """Whose state a file holds: of a beginning for others the request's own, else the slot's."""
+        if isinstance(event, Saved | Filed) and event.snapshot:
+            self.owners.saved(event.request, event.snapshot.id)
+        for effect in effects:
+            live = self._live.get(getattr(effect, "request", NOBODY))
+            if isinstance(effect, Restore) and live:
+                self.owners.restored(effect.snapshot.id, live.record)
+            elif isinstance(effect, Save):
+                own = live is not None and effect.moment is Moment.BOUNDARY
+                self.owners.saving(
+                    effect.request, live.record if own and live else self._last_in(effect.place)
+                )
+
+    def _last_in(self, place: Place) -> Record | None:
+        return next((one for one in self if (one.engine, one.slot) == (place.engine, place.slot)), None)
 
 
 def _event(live: _Live, event: Event) -> None:
@@ -134,6 +169,9 @@ def _event(live: _Live, event: Event) -> None:
             computed = event.computed if isinstance(event, Planted) else tokens
             record.add(stage, begun, event.at, tokens=computed, note=note)
             live.step, live.since = None, event.at
+            if isinstance(event, Planted) and record.work:
+                record.work.planted += event.computed or 0
+                record.work.planting = 0
         case Finished():
             _answered(live, event)
         case Gone():
@@ -190,6 +228,8 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
         case Plant() | Save() | Restore() | Erase():
             _decided(live, pending(effect.request), begun, now)
             live.step = (effect, now)
+            if isinstance(effect, Plant) and record.work is None:
+                record.work = Work(begun=now)
         case Forward():
             planned = pending(effect.request)
             if planned is None or planned.plan is None:
@@ -198,6 +238,7 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
                 _decided(live, planned, begun, now)
             record.engine, record.slot = effect.engine, effect.slot
             live.since, live.sent = now, True
+            record.work = record.work or Work(begun=now)
         case Report():
             record.slot = effect.slot if effect.slot is not None else record.slot
             record.usage, record.lost = effect.usage, effect.lost

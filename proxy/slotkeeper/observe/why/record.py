@@ -8,14 +8,18 @@ from typing import Final
 
 from slotkeeper.core.canonical.rules import RuleName
 from slotkeeper.core.canonical.shown import Change
+from slotkeeper.core.conversations.agents import UNKNOWN
 from slotkeeper.core.conversations.causes import Cause
 from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.conversations.naming import Name
 from slotkeeper.core.figures import Usage
 from slotkeeper.core.forms import Weighed
 from slotkeeper.core.losses import Lost
 from slotkeeper.core.requests.layout import Section
-from slotkeeper.core.types import Reason
+from slotkeeper.core.types import Reason, RequestId
+from slotkeeper.wire.progress import Progress
 
+NOBODY: Final = RequestId("")
 RUNNING: Final = "running"  # the outcome of what has not ended
 
 
@@ -85,6 +89,17 @@ class Parting:
     lead: int = 0  # how many of them stand before it
 
 
+@dataclass(slots=True)
+class Work:
+    """How far the prompt of a request is computed, while it is."""
+
+    begun: float  # on the driver's clock: its first plant, or the request itself
+    planted: int = 0  # tokens, by plants that have ended
+    planting: int = 0  # by the one that runs
+    told: Progress | None = None  # by the engine, of the request itself
+    told_at: float = 0.0
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Record:
     """One request. Whoever learns something of it writes it here; nothing waits for this."""
@@ -93,7 +108,10 @@ class Record:
     route: str
     came: float  # seconds since the epoch
     at: float  # the same moment on the driver's clock
+    key: RequestId = NOBODY  # by which the driver knows it now
     client: str = ""  # a digest
+    name: Name = field(default_factory=lambda: Name(UNKNOWN))  # of its conversation
+    model: str | None = None  # as the client asked for it
     named: str | None = None  # what the client calls its conversation
     body_bytes: int = 0
     conversation: int | None = None
@@ -115,6 +133,7 @@ class Record:
     step_seconds: float = 0.0  # that it waited for restores, touches and steers
     first_token: float | None = None  # seconds
     seconds: float | None = None
+    work: Work | None = None
     outcome: str = RUNNING
     status: int | None = None
 

@@ -18,8 +18,7 @@ def summary(record: Record) -> Document:
     parting, lost, decision = record.parting, record.lost, record.decision
     usage, saved = record.usage, record.saved_seconds
     return {
-        "id": record.request_id,
-        "came": datetime.fromtimestamp(record.came, UTC).isoformat(timespec="milliseconds"),
+        **asked_by(record),
         "route": record.route,
         "outcome": record.outcome,
         "status": record.status,
@@ -64,6 +63,29 @@ def detail(record: Record, taker: Record | None = None) -> Document:
         "changes": [_change(change) for change in record.changes],
         "forms": _forms(record.weighed) if record.weighed else None,
     }
+
+
+def asked_by(record: Record) -> Document:
+    """Which request, of what conversation, by whom: the same in every document."""
+    return {
+        "id": record.request_id,
+        "came": _moment(record.came),
+        "name": str(record.name),
+        "agent": record.name.agent,
+        "about": record.name.words or None,
+        "conversation_began": _moment(began(record)),
+        "model": record.model,
+    }
+
+
+def began(record: Record) -> float:
+    """When its conversation did, in seconds since the epoch."""
+    first = record.name.began
+    return record.came if first is None else record.came - record.at + first
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _span(span: Span) -> Document:

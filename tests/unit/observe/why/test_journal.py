@@ -140,6 +140,33 @@ def test_what_lay_in_the_slot_is_parked_and_a_file_restored():
     assert (came.decision.held, came.decision.common) == (2000, 2000)
 
 
+def test_a_file_is_of_the_conversation_that_lay_in_the_slot_or_of_the_first_that_goes_on_from_it():
+    play = WatchedPlay(n_slots=1, **NEW_FILES)
+    lay = play.comes("r0")
+    assert play << shelved(snapshot("a", A, checkpoints=(1484, 1996)))
+    assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
+    came = play.comes("r1")
+    assert play << knows("r1", A + X) >> saves(0, Moment.PARK)
+    assert play.journal.owners.of("x") is None
+    assert play << saved("x") >> restores(0, "a") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
+    assert play.journal.owners.of("x") is lay.name
+    assert play.journal.owners.of("a") is came.name
+
+
+def test_a_running_prefill_knows_when_it_began_and_what_was_planted():
+    play = WatchedPlay(n_slots=1, eager_thinning=False)
+    came = play.comes("r1")
+    assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
+    began = came.work.begun
+    play.journal.planting("r1", 300)
+    play.journal.planting("nobody", 300)
+    assert (came.work.planted, came.work.planting) == (0, 300)
+    assert play.later(2) << filled(1004) >> goes("r1", reason=Reason.COLD)
+    assert (came.work.begun, came.work.planting) == (began, 0)
+    assert came.work.planted == 1004
+    assert list(play.journal.running()) == [came]
+
+
 def test_a_slot_that_must_be_emptied_first():
     window = {"n_swa": 512, "swa_full": True, "n_slots": 1, "state_version": 2, "files_carry": False}
     play = WatchedPlay(memory="swa", **NEW_FILES | window)

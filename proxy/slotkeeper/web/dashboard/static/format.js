@@ -63,10 +63,29 @@ export function time(moment) {
   return clock.format(new Date(moment));
 }
 
-/** What a conversation is called: the client's own name for it, else its number. */
-export function conversation({ named, conversation: number }) {
-  if (named) return named;
-  return number == null ? "no conversation" : `conversation ${number}`;
+/**
+ * What a conversation is called. The name is the server's; its age is added where nothing says what it is about.
+ * @param {{name: ?string, about: ?string, conversation_began?: string}} request
+ * @param {number} [now] the server's clock in ms
+ */
+export function conversation({ name, about, conversation_began: began }, now) {
+  if (!name) return "no conversation";
+  return about || !began || now === undefined ? name : `${name}, ${span((now - Date.parse(began)) / 1000)}`;
+}
+
+/** @param {number} time in seconds, in one unit: 4 s, 3 min, 2 h, 5 d */
+export function span(time) {
+  const whole = Math.max(0, Math.floor(time));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min`;
+  return whole < 86_400 ? `${Math.floor(whole / 3600)} h` : `${Math.floor(whole / 86_400)} d`;
+}
+
+/** What a request that has not ended does: `now` as the API has it. */
+export function doing({ doing: what, place, percent: done, seconds_left: left, estimated }) {
+  if (what === "queued") return place ? `in line, place ${place}` : "waits for an engine";
+  if (what !== "prefill" || done == null) return what;
+  return `prefill ${estimated ? "about " : ""}${done} %${left == null ? "" : `, ${seconds(left)} left`}`;
 }
 
 /** The words of the API as a person reads them: tool_round_trip → tool round trip. */

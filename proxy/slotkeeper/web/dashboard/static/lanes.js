@@ -36,18 +36,18 @@ export function lanes(parent) {
   });
   walkable(parent);
   return (requests, now) => {
-    last = { rows: rowsOf(requests), now };
+    last = { rows: rowsOf(requests, now), now };
     byId("lanes-empty").hidden = requests.length > 0;
     draw();
   };
 }
 
 /** The latest conversations, the latest on top; their requests oldest first. */
-function rowsOf(requests) {
+function rowsOf(requests, now) {
   const rows = new Map();
   for (const request of requests) {
     const key = request.conversation ?? "none";
-    if (!rows.has(key)) rows.set(key, { key, name: conversation(request), requests: [] });
+    if (!rows.has(key)) rows.set(key, { key, name: conversation(request, now), model: request.model, requests: [] });
     const from = Date.parse(request.came);
     rows.get(key).requests.unshift({ ...request, from, key: `${request.id} ${request.came}` });
   }
@@ -64,7 +64,7 @@ function showLane(node, row, scale) {
   const [name, figure] = label.children;
   const sum = total(row.requests);
   say(name, row.name);
-  put(name, { title: row.name });
+  put(name, { title: [row.name, row.model].filter(Boolean).join(" · ") });
   say(figure, `${row.requests.length} · ${hitRate(sum)}`);
   put(chart, { "aria-label": `${row.name}: ${plural(row.requests.length, "request")}, ${hitRate(sum)} reused` });
   keyed(chart, row.requests, (request) => request.key, makeBar, (bar, request) => showBar(bar, request, scale));

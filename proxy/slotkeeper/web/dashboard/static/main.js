@@ -1,5 +1,7 @@
 /** The page: one look at the API after the other, and what is shown of each. */
 
+import { alarms } from "./alarms.js";
+import { clients } from "./clients.js";
 import { ask, poll, serverNow, Unauthorized } from "./connection.js";
 import { byId, put, say } from "./dom.js";
 import { door } from "./door.js";
@@ -7,16 +9,21 @@ import { figures } from "./figures.js";
 import { plural, seconds } from "./format.js";
 import { lanes } from "./lanes.js";
 import { requests } from "./requests.js";
+import { running } from "./running.js";
 import { slots } from "./slots.js";
 import { theme } from "./theme.js";
 import { tiers } from "./tiers.js";
 import { tree } from "./tree.js";
+import { welcome } from "./welcome.js";
 import { why } from "./why.js";
 
 const KEPT = 100; // requests that are asked for
 
 theme(byId("theme"));
 const showFigures = figures(byId("figures"));
+const showAlarms = alarms(byId("alarms"));
+const showRunning = running(byId("running"));
+const showClients = clients(byId("clients"));
 const showSlots = slots(byId("engines"));
 const showLanes = lanes(byId("lanes"));
 const showTree = tree(byId("tree"));
@@ -30,10 +37,14 @@ async function look() {
   const [state, { requests: found }] = await Promise.all([ask("/api/state"), ask(`/api/requests?limit=${KEPT}`)]);
   say(byId("vitals"), vitals(state));
   showFigures(state);
-  showSlots(state.engines, clientsNames(found));
+  showAlarms(state.engines);
+  showSlots(state.engines);
+  showRunning(state.running, serverNow());
+  showClients(state.clients);
+  welcome(state.data_port);
   showLanes(found, serverNow());
   showTiers(state.tiers);
-  showRequests(found);
+  showRequests(found, serverNow());
   await Promise.all([lookAgain(), lookAtTree(state)]);
 }
 
@@ -50,11 +61,6 @@ function vitals({ version, uptime_seconds: uptime, queued, draining }) {
   const line = queued ? `${plural(queued, "request")} in line` : "nobody waits in line";
   const facts = [version, `up ${seconds(Math.floor(uptime))}`, line, draining ? "draining" : null];
   return facts.filter(Boolean).join(" · ");
-}
-
-function clientsNames(found) {
-  const named = found.filter((request) => request.named && request.conversation != null);
-  return new Map(named.reverse().map((request) => [request.conversation, request.named]));
 }
 
 function told(failed) {

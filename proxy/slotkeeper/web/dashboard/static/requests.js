@@ -1,25 +1,26 @@
 /** The table of recent requests. */
 
 import { byId, el, keyed, put, say } from "./dom.js";
-import { conversation, exact, seconds, time, words } from "./format.js";
+import { conversation, doing, exact, seconds, time, words } from "./format.js";
 import { FEW, shareBar, showShares } from "./shares.js";
 
 const ROWS = 25;
 
-/** @param {Element} body @returns {(requests: object[]) => void} newest first */
+/** @param {Element} body @returns {(requests: object[], now: number) => void} newest first; `now` in ms */
 export function requests(body) {
   const only = byId("only-repeated");
   let last = [];
+  let clock = 0;
 
   function draw() {
     const wanted = only.checked ? last.filter((request) => request.repeated > FEW) : last;
     byId("requests-empty").hidden = wanted.length > 0;
-    keyed(body, wanted.slice(0, ROWS), (request) => `${request.id} ${request.came}`, make, show);
+    keyed(body, wanted.slice(0, ROWS), (request) => `${request.id} ${request.came}`, make, (row, request) => show(row, request, clock));
   }
 
   only.addEventListener("change", draw);
-  return (found) => {
-    last = found;
+  return (found, now) => {
+    [last, clock] = [found, now];
     draw();
   };
 }
@@ -43,19 +44,20 @@ function make(request) {
   );
 }
 
-function show(row, request) {
+function show(row, request, clock) {
   const [, name, kind, slot, prompt, bar, computed, first, why] = row.children;
   const running = request.outcome === "running";
   put(row, { "data-running": running ? "" : null, "data-repeated": request.repeated > FEW ? "" : null });
-  say(name.firstElementChild, conversation(request));
-  put(name.firstElementChild, { title: conversation(request) });
+  const called = conversation(request, clock);
+  say(name.firstElementChild, called);
+  put(name.firstElementChild, { title: [called, request.model].filter(Boolean).join(" · ") });
   say(kind, words(request.kind));
   say(slot, went(request));
   say(prompt, exact(request.prompt_tokens));
   showShares(bar.firstElementChild, request);
   say(computed, exact(request.computed));
   say(first, seconds(request.first_token_seconds));
-  say(why, running ? "running" : ended(request));
+  say(why, running ? (request.now ? doing(request.now) : "running") : ended(request));
 }
 
 function went({ slot, decision }) {

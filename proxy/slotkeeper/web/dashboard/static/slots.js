@@ -3,15 +3,9 @@
 import { el, keyed, part, put, say } from "./dom.js";
 import { age, conversation, exact, plural, tokens, words } from "./format.js";
 
-/**
- * @param {Element} parent
- * @returns {(engines: object[], names: Map<number, string>) => void} `names` are clients' own, by conversation
- */
+/** @param {Element} parent @returns {(engines: object[]) => void} */
 export function slots(parent) {
-  return (engines, names) =>
-    keyed(parent, engines, (engine) => engine.engine, makeEngine, (node, engine) =>
-      showEngine(node, engine, names),
-    );
+  return (engines) => keyed(parent, engines, (engine) => engine.engine, makeEngine, showEngine);
 }
 
 function makeEngine() {
@@ -24,7 +18,7 @@ function makeEngine() {
   );
 }
 
-function showEngine(node, engine, names) {
+function showEngine(node, engine) {
   const [title, facts, list] = node.children;
   const [state, address] = title.children;
   put(state, { "data-state": engine.up ? "up" : "down" });
@@ -35,15 +29,16 @@ function showEngine(node, engine, names) {
   say(
     facts,
     [
-      `${words(engine.memory)} memory`,
-      `${tokens(engine.context_tokens)} tokens each`,
+      engine.build,
+      engine.up ? `${words(engine.memory)} memory` : null,
+      engine.context_tokens ? `${tokens(engine.context_tokens)} tokens each` : null,
       speed ? `prefill ${tokens(Math.round(speed))} tokens/s` : null,
       kept ? `${plural(kept, "prompt")} in its RAM cache` : null,
     ]
       .filter(Boolean)
       .join(" · "),
   );
-  keyed(list, engine.slots, (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine, names));
+  keyed(list, engine.slots, (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine));
 }
 
 function makeSlot() {
@@ -58,13 +53,13 @@ function makeSlot() {
   );
 }
 
-function showSlot(node, slot, engine, names) {
+function showSlot(node, slot, engine) {
   const [head, gauge, foot] = node.children;
   const [name, state, holds] = head.children;
   say(name, `Slot ${slot.slot}`);
   say(state, slot.state);
   put(state, { "data-state": slot.state });
-  say(holds, slot.held_tokens ? held(slot, names) : "empty");
+  say(holds, slot.held_tokens ? conversation(slot) : "empty");
   showGauge(gauge, slot, engine.context_tokens);
   const [amount, marks, link] = foot.children;
   say(amount, `${exact(slot.held_tokens)} of ${tokens(engine.context_tokens)}`);
@@ -81,10 +76,6 @@ function showLink(link, { slot, request, idle_seconds: idle }) {
     "aria-label": `Why: last request of slot ${slot}, ${age(idle)}`,
   });
   say(link, age(idle));
-}
-
-function held(slot, names) {
-  return conversation({ named: names.get(slot.conversation), conversation: slot.conversation });
 }
 
 function details(slot) {

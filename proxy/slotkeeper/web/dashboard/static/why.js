@@ -1,6 +1,6 @@
 /** One request's why, in a dialog of its own address: `#request=ID`. */
 
-import { ask, Missing } from "./connection.js";
+import { ask, Missing, serverNow } from "./connection.js";
 import { byId, el, say } from "./dom.js";
 import { conversation, exact, seconds, time, words } from "./format.js";
 import { choice } from "./choice.js";
@@ -81,7 +81,14 @@ function fill(body, request) {
 }
 
 function account(request) {
-  const facts = [time(request.came), conversation(request), words(request.kind), request.route, request.id];
+  const facts = [
+    conversation(request, serverNow()),
+    request.model,
+    time(request.came),
+    words(request.kind),
+    request.route,
+    request.id,
+  ].filter(Boolean);
   const sentences = request.explanation.map((sentence) => el("li", { say: sentence }));
   return el(
     "section",

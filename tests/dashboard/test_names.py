@@ -1,0 +1,152 @@
+"""Who is who on the page, what runs now, and what it says when there is nothing to show."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Route, expect
+
+from dashboard.reading import PHONE, admin_of, reading
+from dashboard.traffic import ask, talk
+from slotkeeper.app import Sidecar, running
+from slotkeeper.bench import lab
+from slotkeeper.bench.lab import Restartable
+from slotkeeper.engine.launch import free_port
+from slotkeeper.settings import Settings
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OPENCODE = {"User-Agent": "opencode/1.18.33", "Authorization": "Bearer secret-of-anna"}
+FITS = "document.documentElement.scrollWidth <= window.innerWidth"
+
+
+async def test_the_first_words_of_a_task_name_its_lane_its_slot_and_its_requests(
+    browser: Browser, engine: Restartable
+):
+    async with lab.in_front_of(engine.base, engine.flags, why_text=True) as sidecar:
+        await ask(lab.url_of(sidecar), "Sort the harbour's ships by age", headers=OPENCODE)
+        async with reading(browser, admin_of(sidecar)) as looker:
+            await looker.open()
+            name = "opencode #1: Sort the harbour's ships by age"
+            for place in (".lanes .name", "#requests td[data-name=Conversation]", ".slot .holds"):
+                await expect(looker.page.locator(place).filter(has_text=name).first).to_be_attached()
+            assert looker.complaints == []
+
+
+async def test_without_leave_there_is_a_number_and_an_age(browser: Browser, engine: Restartable):
+    async with lab.in_front_of(engine.base, engine.flags) as sidecar:
+        await ask(lab.url_of(sidecar), "Sort the harbour's ships by age", headers=OPENCODE)
+        async with reading(browser, admin_of(sidecar)) as looker:
+            await looker.open()
+            lane = looker.page.locator(".lanes .name > :first-child")
+            await expect(lane).to_contain_text("opencode #1, ")
+            await expect(looker.page.locator("body")).not_to_contain_text("harbour")
+
+
+async def test_each_client_has_a_row_and_its_key_is_nowhere(browser: Browser, engine: Restartable):
+    async with lab.in_front_of(engine.base, engine.flags) as sidecar:
+        for headers in (OPENCODE, OPENCODE, {"User-Agent": "curl/8.5.0"}):
+            await ask(lab.url_of(sidecar), "How many ships?", headers=headers)
+        async with reading(browser, admin_of(sidecar)) as looker:
+            await looker.open()
+            rows = looker.page.locator("#clients tr")
+            await expect(rows).to_have_count(2)
+            row = rows.filter(has_text="opencode")
+            await expect(row.locator("[data-name=Requests]")).to_have_text("2")
+            (client,) = [
+                one for one in (await looker.document("/api/state"))["clients"] if one["agent"] == "opencode"
+            ]
+            await expect(row.locator("th")).to_have_text(f"opencode {client['key']}")
+            await expect(row.locator("[data-name=Computed]")).to_have_text(f"{client['computed']:,}")
+            await expect(looker.page.locator("body")).not_to_contain_text("secret-of-anna")
+
+
+async def test_an_empty_page_says_where_to_point_a_client_at(browser: Browser, engine: Restartable):
+    async with lab.in_front_of(engine.base, engine.flags) as sidecar:
+        async with reading(browser, admin_of(sidecar)) as looker:
+            await looker.page.goto(looker.base)
+            await expect(looker.page.locator("#welcome-v1")).to_have_text(f"{lab.url_of(sidecar)}/v1")
+            await expect(looker.page.locator("#welcome-base")).to_have_text(lab.url_of(sidecar))
+            await ask(lab.url_of(sidecar), "How many ships?")
+            await expect(looker.page.locator("#lanes-empty")).not_to_be_visible()
+
+
+async def test_an_engine_that_is_not_there_is_said_above_all_else(browser: Browser, engine: Restartable):
+    """It was never there; then it comes."""
+    absent = f"http://127.0.0.1:{free_port()}"
+    async with running(
+        Settings(upstream=(absent,), listen=lab.ANY_PORT, admin_listen=lab.ANY_PORT)
+    ) as sidecar:
+        async with reading(browser, admin_of(sidecar)) as looker:
+            await looker.page.goto(looker.base)
+            alarm = looker.page.locator("#alarms")
+            await expect(alarm).to_contain_text(f"{absent} does not answer, for ")
+            await expect(alarm).to_contain_text("No engine is up")
+            await expect(
+                looker.page.locator(".engine", has_text=absent.removeprefix("http://"))
+            ).to_contain_text("down")
+    async with lab.in_front_of(engine.base, engine.flags) as sidecar:
+        async with reading(browser, admin_of(sidecar)) as looker:
+            await looker.page.goto(looker.base)
+            await expect(looker.connection).to_have_text("Live")
+            await expect(looker.page.locator("#alarms li")).to_have_count(0)
+            await expect(looker.page.locator(".engine p").first).to_contain_text("b11549")
+
+
+async def test_who_waits_in_line_has_a_place(browser: Browser, engine: Restartable):
+    """More conversations than slots, for as long as it takes to see the line."""
+    seen = asyncio.Event()
+
+    async def load(number: int) -> None:
+        while not seen.is_set():
+            await talk(lab.url_of(sidecar), f"queue-{number}", 1, max_tokens=400)
+
+    async with (
+        lab.in_front_of(engine.base, engine.flags) as sidecar,
+        reading(browser, admin_of(sidecar)) as looker,
+        asyncio.TaskGroup() as crowd,
+    ):
+        await looker.page.goto(looker.base)
+        for number in range(6):
+            crowd.create_task(load(number))
+        try:
+            found = looker.page.locator("#running li")
+            await expect(found.filter(has_text="in line, place 1")).to_have_count(1)
+            await expect(found.filter(has_text="in line, place 2")).to_have_count(1)
+        finally:
+            seen.set()
+        await expect(looker.page.get_by_role("region", name="Running now")).not_to_be_visible()
+        assert looker.complaints == []
+
+
+@pytest.mark.parametrize("viewport", [PHONE, None])
+async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, viewport: Any):
+    """A prefill that lasts as long as this test looks at it: the rest is the sidecar's own answer."""
+    now = {"doing": "prefill", "place": None, "percent": 42, "seconds_left": 12.3, "estimated": False}
+
+    async def long_prefill(route: Route) -> None:
+        answer = await route.fetch()
+        state = await answer.json()
+        one = {
+            "id": "r-1",
+            "came": "2026-01-01T00:00:00.000+00:00",
+            "name": "opencode #1: Ships",
+            "about": "Ships",
+        }
+        state["running"] = [one | {"model": "gemma", "slot": 1, "seconds": 9.0, "now": now}]
+        await route.fulfill(response=answer, json=state)
+
+    async with reading(browser, admin_of(busy), **({"viewport": viewport} if viewport else {})) as looker:
+        await looker.page.route("**/api/state", long_prefill)
+        await looker.open()
+        item = looker.page.locator("#running li")
+        await expect(item).to_contain_text("prefill 42 %, 12.3 s left")
+        await expect(item.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "42")
+        await expect(item.get_by_role("link", name="opencode #1: Ships")).to_have_attribute(
+            "href", "#request=r-1"
+        )
+        await expect(item).to_contain_text("gemma · slot 1")
+        assert await looker.page.evaluate(FITS)
+        assert looker.complaints == []

@@ -1,0 +1,42 @@
+"""What a build is called: its number where anybody knows it, else what was seen of it, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.engine import builds
+from slotkeeper.engine.launch import Kind, skulk, xllamacpp
+
+NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
+
+
+@pytest.mark.parametrize(
+    ("said", "started", "model", "files", "name"),
+    [
+        ("b11549-7e4c0a9", 0, NEW, 4, "b11549"),
+        ("b10434", 0, {}, 0, "b10434"),
+        ("b11600-abc", 11549, NEW, 4, "b11600"),
+        ("b0-unknown", 11549, NEW, 4, "b11549"),
+        ("b1-7e4c0a9", 10434, OLD, 2, "b10434"),
+        ("b0-unknown", 0, NEW, 4, "unknown build (checkpoint files)"),
+        ("b1-7e4c0a9", 0, OLD, 2, "unknown build (files without checkpoints)"),
+        ("b0-unknown", 0, NEW, 0, "unknown build (b11434 or newer)"),
+        ("b1-7e4c0a9", 0, OLD, 0, "unknown build (older than b11434)"),
+        ("", 0, {}, 0, "unknown build"),
+    ],
+)
+def test_a_build_is_never_called_by_a_number_that_is_none(said, started, model, files, name):
+    assert builds.in_words(said, started, model, files) == name
+
+
+@pytest.mark.parametrize(("found", "kind"), [(skulk(), Kind.SKULK), (xllamacpp(), Kind.XLLAMACPP)])
+def test_a_packages_version_holds_its_build(found, kind):
+    """As installed here: if a newer package comes, its own number is shown, not the one in our text."""
+    if found is None:
+        pytest.skip("this package is not installed")
+    assert found.build > builds.FIRST
+    assert f"b{found.build}" == kind.value
+
+
+def test_no_package_no_build():
+    assert builds.of_package("slotkeeper-never-was-a-package") is None

@@ -1,0 +1,78 @@
+"""The table of clients: sums that agree with those of all requests, for a bounded number of rows."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from slotkeeper.core.conversations.naming import Name
+from slotkeeper.core.figures import Sums, Usage
+from slotkeeper.observe.clients import OTHER, ClientFigures, Clients
+from slotkeeper.observe.why.record import Record
+from unit.observe.why.watched import record
+
+ANNA, BERT = "a" * 16 + "/1", "b" * 16 + "/1"
+
+
+def asked(agent: str, client: str, *, prompt: int = 1000, cached: int = 900, at: float = 0.0) -> Record:
+    usage = Usage(prompt=prompt, cached=cached, planted=50)
+    return record(
+        name=Name(agent), client=client, usage=usage, at=at, oracle=40, reused_seconds=2.0, step_seconds=0.5
+    )
+
+
+def test_a_program_with_a_key_has_a_row_with_the_sums_of_its_requests():
+    clients = Clients()
+    for one in (asked("opencode", ANNA), asked("opencode", ANNA, at=7.0), asked("codex", ANNA)):
+        clients.add(one)
+    opencode, codex = (client.shown(now=10.0) for client in clients)
+    assert opencode == {
+        "agent": "opencode",
+        "key": "aaaaaaaa",
+        "idle_seconds": 3.0,
+        "requests": 2,
+        "prompt_tokens": 2000,
+        "reused": 1700,
+        "prepared": 0,
+        "computed": 300,
+        "saved_seconds": 3.0,
+        "hit_rate": 0.85,
+    }
+    assert (codex["agent"], codex["requests"]) == ("codex", 1)
+
+
+def test_two_keys_are_two_clients_and_no_key_is_told():
+    clients = Clients()
+    clients.add(asked("opencode", ANNA))
+    clients.add(asked("opencode", BERT))
+    assert [client.key for client in clients] == ["aaaaaaaa", "bbbbbbbb"]
+
+
+def test_what_has_no_figures_is_not_counted():
+    clients = Clients()
+    clients.add(record(client=ANNA))
+    assert list(clients) == []
+
+
+def test_however_many_come_there_are_so_many_rows_and_nothing_is_lost():
+    clients, total = Clients(most=3), Sums()
+    for number in range(50):
+        one = asked(f"agent-{number}", ANNA, cached=900 - number)
+        clients.add(one)
+        total.add(prompt_tokens=one.usage.prompt, computed=one.usage.computed)
+    rows = [client.shown(now=0.0) for client in clients]
+    assert [row["agent"] for row in rows[:3]] == ["agent-2", "agent-1", "agent-0"]  # the most in front
+    assert (rows[3]["agent"], rows[3]["key"], rows[3]["requests"], len(rows)) == (OTHER, OTHER, 47, 4)
+    for figure in ("prompt_tokens", "computed"):
+        assert sum(row[figure] for row in rows) == getattr(total, figure)
+
+
+def test_a_scraper_gets_the_same_figures():
+    clients, registry = Clients(), CollectorRegistry()
+    registry.register(ClientFigures(clients))
+    clients.add(asked("opencode", ANNA))
+    labels = {"agent": "opencode", "key": "aaaaaaaa"}
+    value = registry.get_sample_value
+    assert value("slotkeeper_client_requests_total", labels) == 1
+    assert value("slotkeeper_client_prompt_tokens_total", labels | {"source": "cached"}) == 850
+    assert value("slotkeeper_client_prompt_tokens_total", labels | {"source": "computed"}) == 150
+    assert value("slotkeeper_client_saved_seconds", labels) == 1.5
