@@ -52,7 +52,7 @@ class Explaining:
     @property
     def rules(self) -> list[str]:
         """Those that change the request, if it goes out so."""
-        return self._taken.rules if self._taken else []
+        return self.taken.rules if self.taken else []
 
     def settle(self) -> None:
         """Say whose request it is, and what was changed: no more than once, and when nobody waits for it."""
