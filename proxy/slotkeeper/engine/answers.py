@@ -17,7 +17,8 @@ class Health(StrEnum):
     OK = "ok"
     LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
     SLEEPING = "sleeping"  # alive, model unloaded, all slots empty (engine.md 7)
-    DOWN = "down"
+    DOWN = "down"  # nobody listens there, or the connection broke
+    SILENT = "silent"  # no answer in time: its machine may be busy
     FOREIGN = "foreign"  # something else answers there
     LOOP = "loop"  # what answers there has sent us our own request
 
@@ -33,6 +34,7 @@ SAID: Final[Mapping[Health, str]] = {
     Health.LOADING: "is still loading its model",
     Health.SLEEPING: "sleeps",
     Health.DOWN: "does not answer",
+    Health.SILENT: "does not answer in time",
     Health.FOREIGN: "is no llama-server: something answers there, but not as llama-server does",
     Health.LOOP: "leads back to this sidecar: requests would go round in a circle",
 }

@@ -13,7 +13,15 @@ import orjson
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.answers import Guess, Health, PrefillResult, RestoreResult, SaveResult, seconds, view
-from slotkeeper.engine.http import EngineError, EngineGoneError, EngineHttp, Headers, message_in, within
+from slotkeeper.engine.http import (
+    EngineError,
+    EngineGoneError,
+    EngineHttp,
+    EngineSilentError,
+    Headers,
+    message_in,
+    within,
+)
 
 __all__ = [
     "EngineClient",
@@ -76,6 +84,8 @@ class EngineClient:
                 return Health.FOREIGN
             # /health needs no key, /props does: a 401 comes from an engine that is up.
             return {503: Health.LOADING, LOOP_STATUS: Health.LOOP}.get(error.status, Health.OK)
+        except EngineSilentError:
+            return Health.SILENT
         except EngineGoneError:
             return Health.DOWN
         if OWN_PROPS.isdisjoint(props):

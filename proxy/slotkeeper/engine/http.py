@@ -37,6 +37,10 @@ class EngineGoneError(ConnectionError):
     """No answer: refused, reset, or silent past the time limit."""
 
 
+class EngineSilentError(EngineGoneError):
+    """Silent past the time limit: it may be gone, or on a machine that is too busy to answer."""
+
+
 def within(seconds: float | None) -> aiohttp.ClientTimeout:
     """A time limit for a whole call; None = as long as it takes."""
     return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
@@ -113,7 +117,9 @@ class EngineHttp:
                     if response.status != 200:
                         raise _refusal(response.status, await response.read())
                     yield response
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except TimeoutError as error:  # before the others: aiohttp's are both
+            raise EngineSilentError(f"{self.base}{path}: {error!r}") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise EngineGoneError(f"{self.base}{path}: {error!r}") from error
 
     @asynccontextmanager

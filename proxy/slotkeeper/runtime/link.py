@@ -28,6 +28,7 @@ from slotkeeper.wire.document import Doc, Prompt
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
 EAGER: Final = 0.1  # seconds, while the engine is not there
 FILES_RETRY: Final = 30.0  # seconds
+SILENCE: Final = 30.0  # seconds without an answer, until an engine that was up counts as lost
 REFUSALS: Final = 3  # of GET /slots in a row: without it nobody knows when a slot is free
 
 log = get_logger(__name__)
@@ -127,12 +128,12 @@ class EngineLink:
                 await self._look(on_up, on_lost)
             except Exception as error:  # noqa: BLE001 - not even an answer that nobody foresaw ends the watch
                 self._not_probed(str(error))
-            if not self._kick.is_set():  # else a doubt may have come up while we looked
+            if not self._kick.is_set() and not self._slow:  # else a doubt may have come up while we looked
                 self._doubt = False
             self._looked.set()
             self._looked = asyncio.Event()
             try:
-                calm = self.health is Health.OK or self.health.wrong
+                calm = self.health is Health.OK or self.health.wrong or self._slow
                 async with asyncio.timeout(CALM if calm else EAGER):
                     await self._kick.wait()
                 self._kick.clear()
@@ -147,6 +148,8 @@ class EngineLink:
             self.down_since = None
         elif self.down_since is None:
             self.down_since = time.monotonic()
+        if self._slow:
+            return
         process = await self._identity() if self.health is Health.OK else ""
         if self.up and (self.health is not Health.OK or process != self.process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
@@ -163,6 +166,16 @@ class EngineLink:
                 return
             self.up, self._refusals, self._trouble = True, 0, ""
             on_up(self)
+
+    @property
+    def _slow(self) -> bool:
+        """An engine that does not answer in time is not gone: were it given up, its slots would be lost.
+
+        When its process ends, connections end with it, and that is seen at once.
+        """
+        if not self.up or self.health is not Health.SILENT or self.down_since is None:
+            return False
+        return time.monotonic() - self.down_since < SILENCE
 
     def _lost(self) -> None:
         self.up = False
