@@ -24,10 +24,11 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.raw import post
+from benchmarks.scenarios import tokens
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
-from slotkeeper.bench.measure import Totals, totals
+from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import CHAT, play
 from slotkeeper.bench.prose import prose
@@ -135,12 +136,11 @@ async def work(model: Tiny, build: str, change: Change) -> Row:
     row: Row = {"build": build, "model": model.value, "change": change.value}
     for way in ("stock", "sidecar"):
         with tempfile.TemporaryDirectory(prefix="slotkeeper-bench-") as folder:
-            found = await _restarted(model, build, change, Path(folder), sidecar=way == "sidecar")
-        row[way] = {"computed": found.computed, "oracle": found.oracle}
+            row[way] = await _restarted(model, build, change, Path(folder), sidecar=way == "sidecar")
     return row
 
 
-async def _restarted(model: Tiny, build: str, change: Change, folder: Path, *, sidecar: bool) -> Totals:
+async def _restarted(model: Tiny, build: str, change: Change, folder: Path, *, sidecar: bool) -> Row:
     chats = [Conversation(number=number, change=change) for number in (1, 2)]
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(lab.tiny_engine(model, build, folder))
@@ -151,8 +151,8 @@ async def _restarted(model: Tiny, build: str, change: Change, folder: Path, *, s
         if ours:
             await lab.rested(ours)
         await engine.restart()
-        return totals(
-            [s for chat in chats for s in await play(chat.go_on(), target, session=str(chat.number))]
+        return tokens(
+            totals([s for chat in chats for s in await play(chat.go_on(), target, session=str(chat.number))])
         )
 
 
@@ -171,12 +171,22 @@ def waits(rows: Sequence[Row]) -> Table:
 
 def computed(rows: Sequence[Row]) -> Table:
     shown = Table(
-        "build", "model", "after it", "stock", "sidecar", title="tokens computed after a restart (oracle)"
+        "build",
+        "model",
+        "after it",
+        "stock",
+        "sidecar",
+        title="tokens computed after a restart while the client waited, + idle (oracle)",
     )
     for row in rows:
-        cells = (f"{row[way]['computed']} ({row[way]['oracle']})" for way in ("stock", "sidecar"))
+        cells = (_cell(row[way]) for way in ("stock", "sidecar"))
         shown.add_row(row["build"], row["model"], row["change"], *cells)
     return shown
+
+
+def _cell(row: Row) -> str:
+    idle = f" + {row['idle']}" if row["idle"] else ""
+    return f"{row['client'] + row['planted']}{idle} ({row['oracle']})"
 
 
 async def run(timed: Sequence[tuple[str, Tiny]], chosen: argparse.Namespace) -> dict[str, list[Row]]:

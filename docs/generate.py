@@ -1,4 +1,7 @@
-"""Fill the marked blocks of the documents from the code: `python docs/generate.py [--check]`.
+"""Fill the marked blocks of the documents: `python docs/generate.py [--check]`.
+
+Tables of settings, metrics and rules come from the code, tables of measured tokens from docs/figures.json
+(written by `python -m benchmarks.publish` from the last runs).
 
 A block stands between `<!-- name:begin -->` and `<!-- name:end -->`. With `--check` nothing is written,
 and the exit code is 1 when a block is not what the code says.
@@ -10,13 +13,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
+import json
 import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from slotkeeper.core.canonical.registry import RULES
 from slotkeeper.core.conversations.kinds import Kind
@@ -28,6 +32,7 @@ from slotkeeper.settings import SECRETS, Settings
 from slotkeeper.units import in_words
 
 DOCS: Final = Path(__file__).parent
+ROOT: Final = DOCS.parent
 MANY: Final = 6  # values of a label are listed up to this number
 
 
@@ -151,10 +156,120 @@ def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
     return found
 
 
+# -- what was measured ---------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+MODELS: Final = {
+    "tiny-dense": "dense",
+    "tiny-swa": "sliding window",
+    "tiny-hybrid": "hybrid",
+    "tiny-recurrent": "recurrent",
+    "tiny-hybrid-mtp": "hybrid with MTP",
+}
+BUILDS: Final = ("b10434", "b11549")
+WORK: Final = {
+    "clock-last": "a clock at the end of the system prompt, from the third turn on",
+    "edits": "edits, branches, and back",
+    "many-turns": "twelve turns, an early edit, and back",
+    "tool-loop": "a tool loop whose calls come back rendered in another form",
+    "document": "further questions about one document",
+    "document-ub2048": "the same with `-ub 2048`",
+    "agents-at-once": "five agents with one prompt of 20,000 tokens, at once",
+}
+REWRITES: Final = {
+    "tool_order": "the order of its tools",
+    "schema_keys": "the order of keys in their schemas",
+    "date": "the date in its system prompt",
+    "clock": "a clock there, at each request",
+    "git_status": "`git status` there",
+    "memory_file": "its AGENTS.md",
+}
+
+
+def measured(benchmark: str) -> Any:
+    return json.loads((DOCS / "figures.json").read_text("utf-8"))[benchmark]["figures"]
+
+
+def _waited(row: Row) -> float:
+    return float(row["client"] + row["planted"]) / row["oracle"]
+
+
+def _total(row: Row) -> float:
+    return float(row["client"] + row["planted"] + row["idle"]) / row["oracle"]
+
+
+def _pair(ratios: Sequence[float]) -> str:
+    """Older / newer build; one figure where both are the same."""
+    texts = list(dict.fromkeys(f"{ratio:.2f}" for ratio in ratios))
+    return " / ".join(texts)
+
+
+def interleaved() -> str:
+    rows = {(row["build"], row["model"]): row for row in measured("scenarios")}
+
+    def cells(model: str) -> Sequence[str]:
+        mine = [rows[build, model] for build in BUILDS]
+        stock = _pair([_waited(row["direct"]) for row in mine])
+        waited, total = (_pair([of(row["slotkeeper"]) for row in mine]) for of in (_waited, _total))
+        return MODELS[model], stock, f"**{waited}**", total
+
+    return table(("memory of the model", "stock", "waited", "total"), map(cells, MODELS))
+
+
+def breaks() -> str:
+    rows = {
+        (row["session"], row["way"], row["build"]): row
+        for row in measured("boundaries")
+        if row["model"] == "tiny-hybrid"
+    }
+
+    def cells(session: str) -> Sequence[str]:
+        stock, ours, rested = (
+            [rows[session, way, build] for build in BUILDS] for way in ("stock", "up", "up-rested")
+        )
+        first = (_pair([_waited(row) for row in way]) for way in (stock, ours, rested))
+        return WORK[session], *first, _pair([_total(row) for row in rested])
+
+    head = ("work", "stock", "waited", "waited, with pauses", "total, with pauses")
+    return table(head, map(cells, WORK))
+
+
+def rewrites() -> str:
+    rows = {(row["session"], row["way"], row["build"]): row for row in measured("rewriting")}
+
+    def cells(session: str) -> Sequence[str]:
+        ways = ("stock", "observe", "fix")
+        figures = (_pair([_waited(rows[session, way, build]) for build in BUILDS]) for way in ways)
+        return REWRITES[session], *figures
+
+    head = ("what the agent changes at its second task", "stock", "observe", "fix")
+    return table(head, map(cells, REWRITES))
+
+
+def restarts() -> str:
+    rows = measured("restart")
+
+    def cells(model: str) -> Sequence[str]:
+        mine = [row for row in rows if row["model"] == model]
+        worst = {
+            way: _pair([max(_waited(r[way]) for r in mine if r["build"] == build) for build in BUILDS])
+            for way in ("stock", "sidecar")
+        }
+        return MODELS[model], worst["stock"], f"**{worst['sidecar']}**"
+
+    return table(("memory of the model", "stock", "waited"), map(cells, MODELS))
+
+
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
-    "configuration.md": {"settings": settings},
-    "reference.md": {"reasons": reasons, "metrics": metrics},
-    "rules.md": {"kinds": kinds, "causes": causes, "rules": rules},
+    "docs/configuration.md": {"settings": settings},
+    "docs/reference.md": {"reasons": reasons, "metrics": metrics},
+    "docs/rules.md": {"kinds": kinds, "causes": causes, "rules": rules},
+    "README.md": {
+        "interleaved": interleaved,
+        "breaks": breaks,
+        "rewrites": rewrites,
+        "restarts": restarts,
+    },
 }
 
 
@@ -172,8 +287,8 @@ def filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
     return text
 
 
-def main(argv: Sequence[str] | None = None, folder: Path = DOCS) -> int:
-    parser = argparse.ArgumentParser(description="Fill the marked blocks of the documents from the code.")
+def main(argv: Sequence[str] | None = None, folder: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(description="Fill the marked blocks of the documents.")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit code 1 if one is out of date"
     )

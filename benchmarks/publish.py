@@ -1,0 +1,89 @@
+"""Take what README.md shows from the last runs: `python -m benchmarks.publish`.
+
+Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills the marked blocks of the documents from
+it. So no figure of README.md is written by hand, and each tells which run it is from. A benchmark that was
+not run here keeps the figures that it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from benchmarks.figures import FOLDER, console
+
+FIGURES: Final = Path("docs") / "figures.json"
+GENERATE: Final = Path("docs") / "generate.py"
+KEPT: Final = ("version", "at", "cores")  # what is said of a run beside its figures
+
+Row = dict[str, Any]
+Pick = Callable[[Any], Any]
+
+
+def _interleaved(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["session"] == "interleaved"]
+
+
+def _fields(*names: str) -> Pick:
+    return lambda rows: [{name: row[name] for name in names if name in row} for row in rows]
+
+
+PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
+    {
+        "demo": lambda figures: figures,
+        "scenarios": _interleaved,
+        "boundaries": _fields(
+            "build", "model", "session", "way", "oracle", "client", "planted", "idle", "each"
+        ),
+        "rewriting": _fields("session", "build", "way", "oracle", "client", "planted", "idle"),
+        "restart": lambda figures: figures["computed"],
+        "crowd": lambda figures: figures,
+    }
+)
+
+
+def collect(folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Benchmark -> its last run, as far as the documents show it."""
+    found = dict(before)
+    for name, pick in PICKED.items():
+        path = folder / f"{name}.json"
+        if path.exists():
+            document = orjson.loads(path.read_bytes())
+            found[name] = {key: document[key] for key in KEPT} | {"figures": pick(document["figures"])}
+    return found
+
+
+def in_lines(runs: Mapping[str, Any]) -> str:
+    """JSON with one row a line, so that a new run can be read as a diff."""
+    blocks = []
+    for name, run in runs.items():
+        head = "".join(f"  {_json(key)}: {_json(run[key])},\n" for key in KEPT)
+        rows = ",\n".join(f"    {_json(row)}" for row in run["figures"])
+        blocks.append(f'{_json(name)}: {{\n{head}  "figures": [\n{rows}\n  ]\n}}')
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.publish", description=__doc__)
+    parser.parse_args(arguments)
+    before = orjson.loads(FIGURES.read_bytes()) if FIGURES.exists() else {}
+    found = collect(FOLDER, before)
+    FIGURES.write_text(in_lines(found), "utf-8")
+    code: int = runpy.run_path(str(GENERATE))["main"]([])
+    for name, run in found.items():
+        console.print(f"{name}: release {run['version']}, {run['at']}", highlight=False)
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
