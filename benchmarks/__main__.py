@@ -16,6 +16,7 @@ from benchmarks import (
     rewriting,
     scenarios,
     watching,
+    when_needed,
 )
 from benchmarks.figures import console
 
@@ -32,6 +33,7 @@ PROGRAMS = (
     rewriting,
     scenarios,
     boundaries,
+    when_needed,
     crowd,
 )
 

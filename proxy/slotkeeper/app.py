@@ -36,6 +36,7 @@ from slotkeeper.web.exchange import Gate
 from slotkeeper.web.upstream import Upstream
 
 BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
+OTHER_PORT: Final = "choose another --listen or --admin-listen, or end what has that port"
 KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (nginx: 60 s towards upstreams)
 
 log = get_logger(__name__)

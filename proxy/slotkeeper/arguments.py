@@ -31,10 +31,11 @@ runs, --slot-dir looks into the folder itself.
 Exit code 1 when something is damaged or nobody answers.
 """
 SNAPSHOTS_EPILOG: Final = """\
-slotkeeper snapshots ls
-slotkeeper snapshots verify 1a2b3c4d
-slotkeeper snapshots rm --all --admin http://127.0.0.1:9090
-slotkeeper snapshots ls --json --slot-dir /var/lib/slots | jq .tiers
+Example: slotkeeper snapshots ls
+         slotkeeper snapshots verify 1a2b3c4d
+         slotkeeper snapshots rm --all --admin http://127.0.0.1:9090
+         slotkeeper snapshots ls --json --slot-dir /var/lib/slots | jq .tiers
+Next:    slotkeeper why, to see which requests they served
 An ID is what `ls` shows, or at least its last 4 letters.
 """
 

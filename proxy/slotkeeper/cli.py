@@ -31,9 +31,26 @@ from slotkeeper.recordings import add_lint, add_replay
 from slotkeeper.terminal.out import complain
 from slotkeeper.watching import add_health, add_top, add_why
 
-EPILOG: Final = """\
+EPILOG_OF_SERVE: Final = """\
+Example: slotkeeper serve --upstream http://127.0.0.1:8081 --slot-dir /var/lib/slots
+Next:    slotkeeper doctor --upstream http://127.0.0.1:8081, then point an agent at http://127.0.0.1:8080/v1
+
 Every flag is also a variable (SLOTKEEPER_LISTEN=...), or a line in the file of --config (listen = "...").
 Flag beats variable beats file beats default; --print-config shows the outcome.
+"""
+EPILOG_OF_UP: Final = """\
+Example: slotkeeper up --model model.gguf --slots 2 --context 65536 -- -ngl 99
+Next:    point an agent at http://127.0.0.1:8080/v1, then see `slotkeeper why`
+Arguments after -- go to llama-server and win.
+"""
+EPILOG_OF_DEMO: Final = """\
+Example: slotkeeper demo --model tiny-dense
+Next:    slotkeeper up --model model.gguf, with a model of yours
+No model and no GPU needed: a tiny one is built. What counts is the engine's own count.
+"""
+EPILOG_OF_DOCTOR: Final = """\
+Example: slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081
+Next:    start llama-server with the flags that it names, then slotkeeper serve --upstream http://127.0.0.1:8081
 """
 OF_UP: Final = ("upstream",)  # `up` knows its engine
 
@@ -89,7 +106,11 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     parser = argparse.ArgumentParser(
         prog="slotkeeper",
         description="A sidecar in front of stock llama-server: no token is prefilled twice.",
-        epilog="`slotkeeper demo` shows what it does, on a tiny model, in under a minute.",
+        epilog=(
+            "Example: slotkeeper demo\n"
+            "Next:    slotkeeper up --model model.gguf, or slotkeeper COMMAND --help"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"slotkeeper {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -114,12 +135,13 @@ def _serve(commands: Any) -> None:
         "serve",
         help="run the sidecar in front of one or more llama-servers",
         description="Run the sidecar in front of one or more running llama-servers.",
-        epilog=EPILOG,
+        epilog=EPILOG_OF_SERVE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_settings(parser)
 
     def run(args: argparse.Namespace) -> int:
-        from slotkeeper.app import serve
+        from slotkeeper.app import OTHER_PORT, serve
         from slotkeeper.starting import WrongUpstreamError, check_engines, check_loops, try_folders
         from slotkeeper.terminal.greeting import greeter
         from slotkeeper.terminal.out import complain
@@ -141,7 +163,7 @@ def _serve(commands: Any) -> None:
             complain("serve", str(error))
             return 1
         except OSError as error:
-            raise UsageError(f"cannot listen: {error.strerror or error}") from None
+            raise UsageError(f"cannot listen: {error.strerror or error}; {OTHER_PORT}") from None
         return 0
 
     parser.set_defaults(run=run)
@@ -152,10 +174,11 @@ def _up(commands: Any) -> None:
         "up",
         help="start a llama-server with the right flags, and serve in front of it",
         description=(
-            "Start a llama-server with the flags that let its cache work, keep it alive, and serve in "
+            "Start a llama-server with the flags that let its cache work, keep it alive, and serve in\n"
             "front of it. Without --model a tiny model is built, to try things out."
         ),
-        epilog="Arguments after -- go to llama-server and win: slotkeeper up --model M.gguf -- -ngl 99",
+        epilog=EPILOG_OF_UP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="the model (default: a tiny one)")
     parser.add_argument(
@@ -200,7 +223,8 @@ def _demo(commands: Any) -> None:
         "demo",
         help="see it work: a tiny model, a real engine, an agent's session with and without the sidecar",
         description="Send one session of two agents to a stock engine, directly and through the sidecar.",
-        epilog="No model and no GPU needed: a tiny one is built. What counts is the engine's own count.",
+        epilog=EPILOG_OF_DEMO,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--engine", metavar="PATH", help="the llama-server to run")
     parser.add_argument("--model", default="tiny-hybrid", help="which tiny model (default: %(default)s)")
@@ -225,7 +249,8 @@ def _doctor(commands: Any) -> None:
         "doctor",
         help="what an engine can and cannot do, and which flags to change",
         description="Look at a running llama-server. Exit code 1 when something makes the sidecar useless.",
-        epilog="slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081",
+        epilog=EPILOG_OF_DOCTOR,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--upstream", required=True, metavar="URL", help="the llama-server to look at")
     parser.add_argument("--engine-api-key", metavar="KEY", help="its --api-key, if it has one")

@@ -16,8 +16,9 @@ git status, tools in another order, reasoning that was left out. Everything behi
 again by an engine, though nothing in it changed. No engine is needed. Tokens are counted from characters.
 """
 LINT_EPILOG: Final = """\
-slotkeeper lint day.jsonl
-slotkeeper lint *.jsonl.xz --json | jq '.findings[] | {client, cause, tokens_about, rule}'
+Example: slotkeeper lint day.jsonl
+         slotkeeper lint *.jsonl.xz --json | jq '.findings[] | {client, cause, tokens_about, rule}'
+Next:    slotkeeper serve --rules NAME=fix, with the rule that it names
 Exit code 0 when nothing was rewritten, 1 when something costs more than 200 tokens, 2 for wrong usage.
 A line of a trace is one JSON object: t, client, session, path, headers, body.
 """
@@ -29,10 +30,14 @@ def add_replay(commands: Any, run_loop: Callable[[Awaitable[Any]], Any]) -> None
         "replay",
         help="send recorded sessions to a server and count what it computed",
         description=(
-            "Send recorded requests and compare the prompt tokens that were computed, by the engine's "
+            "Send recorded requests and compare the prompt tokens that were computed, by the engine's\n"
             "own count, with what a perfect cache would have computed."
         ),
-        epilog="slotkeeper replay day.jsonl --base http://127.0.0.1:8081 --against http://127.0.0.1:8080",
+        epilog=(
+            "Example: slotkeeper replay day.jsonl --base http://127.0.0.1:8081 --against http://127.0.0.1:8080\n"
+            "Next:    slotkeeper lint day.jsonl, for what the clients themselves rewrite."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.jsonl", help="also .jsonl.xz")
     parser.add_argument("--base", required=True, metavar="URL", help="where to send them")

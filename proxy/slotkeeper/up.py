@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
-from slotkeeper.app import serve
+from slotkeeper.app import OTHER_PORT, serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.config import UsageError
 from slotkeeper.core.types import EngineId
@@ -77,7 +77,7 @@ def up(
         complain("up", died)
         return 1
     except OSError as error:
-        raise UsageError(f"cannot listen: {error.strerror or error}") from None
+        raise UsageError(f"cannot listen: {error.strerror or error}; {OTHER_PORT}") from None
     return 0
 
 

@@ -21,9 +21,10 @@ stage took, what its client had changed, which tokens were computed twice, and w
 it. Without an ID: the last requests, one a line.
 """
 WHY_EPILOG: Final = """\
-slotkeeper why
-slotkeeper why 4be1a0c2
-slotkeeper why --repeated --json | jq .cause
+Example: slotkeeper why
+         slotkeeper why 4be1a0c2
+         slotkeeper why --repeated --json | jq .cause
+Next:    what to do about it stands in the answer; slotkeeper top shows the rest live
 An ID is the X-Request-Id of an answer, or at least its last 4 letters; `last` is the newest.
 Excerpts of prompts are shown only if the sidecar runs with --why-text.
 """
@@ -77,7 +78,11 @@ def add_top(commands: Any, run_loop: RunLoop) -> None:
         "top",
         help="slots, conversations and the hit rate of a running sidecar, live",
         description="Show what slots hold, what hits, and what is computed, until Ctrl-C is pressed.",
-        epilog="slotkeeper top --admin http://127.0.0.1:9090",
+        epilog=(
+            "Example: slotkeeper top --admin http://127.0.0.1:9090\n"
+            "Next:    slotkeeper why ID, for a request that computed much."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--every",
@@ -104,7 +109,11 @@ def add_health(commands: Any, run_loop: RunLoop) -> None:
         "health",
         help="whether a running sidecar is ready; for container health checks",
         description="Ask a running sidecar whether it is ready. Exit code 0 if so, else 1.",
-        epilog="slotkeeper health --admin http://127.0.0.1:9090",
+        epilog=(
+            "Example: slotkeeper health --admin http://127.0.0.1:9090\n"
+            "Next:    slotkeeper doctor --upstream URL, where no engine is up."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--live", action="store_true", help="only whether it lives, whatever its engines and its draining do"

@@ -158,7 +158,7 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        hints = ("cannot listen", str(taken.getsockname()[1]))
+        hints = ("cannot listen", "choose another --listen", str(taken.getsockname()[1]))
         check(
             USAGE, hints, "serve", "--upstream", NOBODY, "--listen", address, "--admin-listen", "127.0.0.1:0"
         )

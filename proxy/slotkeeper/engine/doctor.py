@@ -16,6 +16,7 @@ from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 
 SMALL_CONTEXT: Final = 16384  # an agent's system prompt and tools alone are 10,000 to 25,000 tokens
 FEW_CHECKPOINTS: Final = 16  # a turn of an agent makes up to four
+RAM_CACHE_MIB: Final = 8192  # llama-server's default
 LARGE_UBATCH: Final = 1024  # a checkpoint sits one ubatch before the prompt's end (engine.md 11)
 LARGE_BATCH: Final = 4096  # a cancelled prompt, and everyone else, waits for the batch (engine.md 7)
 
@@ -101,6 +102,7 @@ def examine(
         *about_window(traits),
         *about_caches(traits, flags),
         *about_sleep(props, flags),
+        *about_need(traits, flags),
     ]
     order = list(Severity)
     found.sort(key=lambda finding: -order.index(finding.severity))
@@ -223,3 +225,30 @@ def about_sleep(props: Mapping[str, Any], flags: EngineFlags | None) -> Iterator
         now = "The engine sleeps now. " if props.get("is_sleeping") else ""
         what = f"{now}Sleep empties all slots, checkpoints and the RAM cache."
         yield Finding(trap="sleep", severity=Severity.WARN, what=what, do="Remove --sleep-idle-seconds.")
+
+
+def about_need(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
+    """Whether a stock server alone would do for this engine."""
+    do = "See docs/when-you-need-it.md, with figures."
+    if not traits.cuttable:
+        what = (
+            "This model can be cut only at a checkpoint: alone the server computes whole prompts again after"
+        )
+        what += " an edit that reaches behind the last one, and after a restart. Slotkeeper is worth it."
+    elif not traits.ram_cache:
+        what = "Without its RAM cache the server alone loses a conversation whenever another takes its slot."
+    else:
+        what = "A dense model and a RAM cache: for one client that only appends, the server alone is enough."
+        what += (
+            f" {_room(traits, flags)}Several clients, restarts and edited prompts are what Slotkeeper is for."
+        )
+    yield Finding(trap="need", severity=Severity.NOTE, what=what, do=do)
+
+
+def _room(traits: EngineTraits, flags: EngineFlags | None) -> str:
+    """How much its RAM cache holds, where that can be said."""
+    mib = flags.cache_ram if flags else RAM_CACHE_MIB
+    if mib <= 0 or not traits.token_bytes:
+        return ""
+    default = "" if flags else " by default"
+    return f"The cache holds{default} about {(mib << 20) // traits.token_bytes:,} tokens. "

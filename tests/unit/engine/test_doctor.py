@@ -20,11 +20,12 @@ GOOD = EngineTraits(
 )
 PROPS = {"chat_template": "x"}
 LINE = EngineFlags.parse(["-np", "2"])
+NEED = ("need", Severity.NOTE)  # in every report: whether a server alone would do
 
 
 def traps(traits=GOOD, flags=LINE, props=PROPS, *, slots=True, metrics=True, save=SaveSupport.YES):
     found = examine(traits, flags, props, slots_ok=slots, metrics_ok=metrics, slot_save=save)
-    return {(finding.trap, finding.severity) for finding in found}
+    return {(finding.trap, finding.severity) for finding in found} - {NEED}
 
 
 def test_a_well_started_engine_gets_one_ok():
@@ -80,6 +81,7 @@ def test_a_closer_look_at_files_takes_the_place_of_the_flag():
         GOOD, LINE, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.NO, files=[seen]
     )
     assert [(found.trap, found.severity) for found in looked] == [
+        NEED,
         ("snapshots", Severity.OK),
         ("flags", Severity.OK),
     ]
@@ -109,4 +111,29 @@ def test_four_slots_of_unknown_origin_are_worth_a_note():
 def test_the_worst_comes_first():
     bad = replace(GOOD, n_slots=1, checkpoint_cap=0, speculative=True)
     found = examine(bad, LINE, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.YES)
-    assert [finding.severity for finding in found] == [Severity.FAIL, Severity.WARN, Severity.NOTE]
+    assert [finding.severity for finding in found] == [Severity.FAIL, Severity.WARN, *[Severity.NOTE] * 2]
+
+
+@pytest.mark.parametrize(
+    ("traits", "line", "said"),
+    [
+        ({"memory": Memory.DENSE, "token_bytes": 131072}, ["-cram", "1024"], "holds about 8,192 tokens"),
+        ({"memory": Memory.DENSE, "token_bytes": 131072}, None, "holds by default about 65,536 tokens"),
+        ({"memory": Memory.DENSE}, [], "for one client that only appends, the server alone is enough"),
+        (
+            {"memory": Memory.DENSE, "ram_cache": False},
+            [],
+            "loses a conversation whenever another takes its slot",
+        ),
+        ({"memory": Memory.HYBRID}, [], "Slotkeeper is worth it"),
+        ({"memory": Memory.SWA, "swa_full": True}, [], "the server alone is enough"),
+    ],
+)
+def test_whether_a_server_alone_would_do_is_said_of_this_engine(traits, line, said):
+    flags = None if line is None else EngineFlags.parse(line)
+    found = examine(
+        replace(GOOD, **traits), flags, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.YES
+    )
+    (need,) = (finding for finding in found if finding.trap == "need")
+    assert said in need.what
+    assert "docs/when-you-need-it.md" in need.do
