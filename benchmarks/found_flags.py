@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from slotkeeper.bench import lab
+from slotkeeper.bench.counter import counted
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import play
@@ -33,7 +34,6 @@ from slotkeeper.observe.log import configure
 
 BUILDS: Final = ("b10434", "b11549")
 MODELS: Final = tuple(tiny for tiny in Tiny if tiny is not Tiny.DENSE)  # dense memory needs no checkpoints
-COUNTER: Final = "llamacpp:prompt_tokens_total"
 ALIKE: Final = 0.02
 CONTEXT: Final = 65536
 
@@ -80,8 +80,7 @@ def waited(samples: Sequence[Sample]) -> int:
 async def evaluated(base: str) -> int:
     """Prompt tokens that the engine has computed since its start."""
     async with EngineClient(base) as client:
-        text = await client.metrics()
-    return next(int(float(line.split()[1])) for line in text.splitlines() if line.startswith(f"{COUNTER} "))
+        return counted(await client.metrics())
 
 
 async def run(cases: Sequence[tuple[str, Tiny, str]], ways: Sequence[Way]) -> list[Row]:

@@ -66,7 +66,7 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
     if usable:
         unfit += [*about_files(reading, None), *about_room(usable, reading)]
     findings = _examined(reading, seen, unfit if slot_dir else None)
-    console.print(_traits(reading))
+    console.print(_traits(reading, client.computed))
     console.print(_findings(findings))
     return int(any(finding.severity is Severity.FAIL for finding in findings))
 
@@ -127,7 +127,7 @@ def _examined(reading: Reading, seen: Probe, files: list[Finding] | None) -> lis
     )
 
 
-def _traits(reading: Reading) -> Table:
+def _traits(reading: Reading, computed: int) -> Table:
     traits = reading.traits
     table = Table(title="What this engine is", show_header=False, title_justify="left")
     table.add_row("build", reading.build)
@@ -139,8 +139,8 @@ def _traits(reading: Reading) -> Table:
         if told.how is not Known.DEFAULT:
             how = "read from its process" if told.how is Known.FLAGS else "found out"
             table.add_row(told.flag, f"{shown(told.value)} ({how})")
-    if reading.computed:
-        table.add_row("tokens to find that out", str(reading.computed))
+    if computed:
+        table.add_row("tokens to find that out", str(computed))
     for note in reading.notes:
         table.add_row("note", escape(note))
     return table

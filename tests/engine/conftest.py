@@ -29,9 +29,11 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from patience import PATIENCE
+from slotkeeper.bench.counter import counted
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.flags import EngineFlags
@@ -157,6 +159,11 @@ def serves(process: EngineProcess) -> bool:
         return False
     finally:
         connection.close()
+
+
+def evaluated(engine: Engine) -> int:
+    """Prompt tokens by the engine's own counter."""
+    return counted(httpx.get(f"{engine.base}/metrics", timeout=PATIENCE).text)
 
 
 def wait_until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.conftest import evaluated
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -74,16 +75,16 @@ async def test_an_unused_engine_tells_all_about_its_files(engine_factory, build,
     assert reading.no_files is None
     assert reading.traits.snapshots
     assert (reading.traits.state_version, reading.traits.files_carry) == (VERSIONS[build], carries)
-    assert reading.files.computed == (CANARY_TOKENS if carries else 0)
     assert bool(reading.files.layout) is carries, "only a file with tokens has a layout"
     assert states(engine) == [(False, 0)] * 2
     assert [path.name for path in engine.slot_dir.iterdir()] == [voice.FILE]
 
 
 async def test_without_leave_to_compute_a_new_build_does_not_tell_at_first(engine):
+    before = evaluated(engine)
     reading = await look(engine)
     assert reading.traits.files_carry is (None if engine.build == Kind.XLLAMACPP else False)
-    assert reading.files.computed == 0
+    assert evaluated(engine) == before
     assert reading.traits.snapshots
 
 
@@ -102,10 +103,12 @@ async def test_what_is_known_helps_where_no_canary_can_run_if_it_is_about_this_e
     engine = engine_factory(Tiny.HYBRID, build)
     known = await probe(engine, may_compute=True)
     assert known.files_carry is (build == Kind.XLLAMACPP)
+    assert evaluated(engine) == (CANARY_TOKENS if known.files_carry else 0)
     await prefill(engine, 1, 40)
+    before = evaluated(engine)
     there = await probe(engine, known=known, may_compute=True)
     elsewhere = await probe(engine, known=replace(known, engine="another"), may_compute=True)
-    assert (there.files_carry, there.computed) == (known.files_carry, 0)
+    assert (there.files_carry, evaluated(engine)) == (known.files_carry, before)
     assert elsewhere.files_carry is (None if build == Kind.XLLAMACPP else False)
 
 
@@ -115,7 +118,7 @@ async def test_a_used_engine_is_not_disturbed_and_its_checkpoints_are_evidence(e
     await prefill(engine, 1, 30)
     before = states(engine)
     found = await probe(engine, may_compute=True)
-    assert (found.state_version, found.computed) == (VERSIONS[build], 0)
+    assert (found.state_version, evaluated(engine)) == (VERSIONS[build], 40 + 30)
     assert found.files_carry is (build == Kind.XLLAMACPP)
     assert found.layout
     assert states(engine) == before == [(False, 40), (False, 30)]

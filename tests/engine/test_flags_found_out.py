@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
+from engine.conftest import evaluated
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
@@ -17,6 +17,7 @@ from slotkeeper.engine.launch import Kind, find_engine
 from slotkeeper.engine.traits import Reading, read_traits
 
 MOST = 250  # tokens that finding out may take
+SHORT = 150  # without its longest part
 EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 WITH_CHECKPOINTS = [tiny for tiny in EVERY_MEMORY if tiny is not Tiny.DENSE]
 
@@ -37,13 +38,6 @@ def found(reading: Reading) -> dict[str, object]:
     knowledge = reading.traits.knowledge
     assert set(knowledge.values()) <= {Known.CANARY}
     return {name: getattr(reading.traits, name) for name in knowledge}
-
-
-def evaluated(engine) -> int:
-    """Prompt tokens by the engine's own counter."""
-    text = httpx.get(f"{engine.base}/metrics", timeout=10).text
-    line = next(line for line in text.splitlines() if line.startswith("llamacpp:prompt_tokens_total "))
-    return int(float(line.split()[1]))
 
 
 @pytest.mark.parametrize("model", WITH_CHECKPOINTS)
@@ -81,6 +75,19 @@ async def test_whether_it_keeps_as_many_as_we_advise_is_found_out(engine_factory
     assert found(reading)["checkpoint_cap"] == cap
 
 
+async def test_a_slow_engine_is_not_kept_from_its_requests_by_the_longest_part(
+    engine_factory, build, monkeypatch
+):
+    """What needs many prompts is left out, and nothing is concluded from that; the rest is found out."""
+    monkeypatch.setattr(flag_canary, "PATIENCE", 0.0)
+    engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0", "-ctxcp", "64"])
+    reading = await look(engine)
+    told = found(reading)
+    assert "checkpoint_cap" not in told
+    assert told["ram_cache"] is True
+    assert evaluated(engine) < SHORT
+
+
 @pytest.mark.parametrize(
     "args", [["-np", "1"], ["-np", "-1", "-c", "262144"], ["-sps", "0.9"], ["-sps", "0"]]
 )
@@ -95,27 +102,27 @@ async def test_however_it_chooses_slots_nothing_wrong_is_concluded(engine_factor
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
 async def test_what_it_costs_is_bounded_told_and_leaves_no_trace(engine_factory, build, model):
     engine = engine_factory(model, build)
-    reading = await look(engine)
-    assert 0 < reading.computed <= MOST
-    assert reading.computed == evaluated(engine)
     async with EngineClient(engine.base) as client:
+        await read_traits(client, may_compute=True)
+        assert 0 < client.computed <= MOST
+        assert client.computed == evaluated(engine)
         assert not any(slot.busy or slot.held for slot in await client.slots())
 
 
 async def test_with_a_folder_every_canary_is_counted(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
-    reading = await look(engine, slot_dir=engine.slot_dir)
-    assert reading.voice
-    assert reading.computed == evaluated(engine)
+    async with EngineClient(engine.base) as client:
+        reading = await read_traits(client, may_compute=True, slot_dir=engine.slot_dir)
+        assert reading.voice
+        assert client.computed == evaluated(engine)
 
 
 async def test_a_used_engine_is_not_tried_out(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0"])
     async with EngineClient(engine.base) as client:
         await client.prefill(list(range(300, 340)), SlotId(0))
-        before = evaluated(engine)
         reading = await read_traits(client, may_compute=True)
-    assert (found(reading), reading.computed, evaluated(engine)) == ({}, 0, before)
+    assert (found(reading), evaluated(engine)) == ({}, 40)
 
 
 async def test_an_engine_whose_flags_are_known_is_not_tried_out(engine_factory, build):
@@ -123,7 +130,7 @@ async def test_an_engine_whose_flags_are_known_is_not_tried_out(engine_factory, 
     async with EngineClient(engine.base) as client:
         reading = await read_traits(client, engine.flags, may_compute=True)
     assert set(reading.traits.knowledge.values()) == {Known.FLAGS}
-    assert evaluated(engine) == reading.computed == 0
+    assert evaluated(engine) == client.computed == 0
 
 
 async def test_where_slots_cannot_be_emptied_what_was_left_is_told_and_does_no_harm(build, tmp_path):

@@ -77,7 +77,6 @@ class Guess:
     odds: Odds
     held: int  # tokens in the slot afterwards
     slot: SlotId
-    computed: int = 0  # prompt tokens
 
 
 def seconds(said: Mapping[str, Any], name: str) -> float:

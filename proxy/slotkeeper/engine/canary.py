@@ -40,7 +40,6 @@ class ProbeResult:
     state_version: int
     files_carry: bool | None = None  # whether they carry checkpoints; None = not found out
     layout: str = ""  # as SlotFile has it; empty = none with tokens was seen
-    computed: int = 0  # tokens that this took
 
     def traits_into(self, traits: EngineTraits, fingerprint: str) -> EngineTraits:
         """The traits of an engine with such files."""
@@ -98,8 +97,7 @@ async def probe_files(
             return replace(result, files_carry=True)
         if may_compute and await unused(client, headers):  # (3)
             file = await canary(client, folder, headers)
-            carry = bool(file.records)
-            return replace(result, files_carry=carry, layout=file.layout, computed=CANARY_TOKENS)
+            return replace(result, files_carry=bool(file.records), layout=file.layout)
         if known and known.files_carry is not None and same(known, result):  # (4)
             return replace(result, files_carry=known.files_carry)
     except EngineError as error:

@@ -60,7 +60,7 @@ class EngineClient:
     def __init__(self, base: str, *, api_key: str | None = None) -> None:
         self._http = EngineHttp(base, api_key=api_key)
         self.base = self._http.base
-        self.computed = 0  # tokens, in all, by prefills and guesses that came to their end
+        self.computed = 0  # prompt tokens, by the prefills and guesses that came to their end
 
     def __repr__(self) -> str:
         return f"<EngineClient {self._http!r}>"
@@ -216,8 +216,7 @@ class EngineClient:
             token for place in said.get("completion_probabilities", ()) for token in place["top_logprobs"]
         ]
         odds = tuple((token["id"], token["logprob"]) for token in likely)
-        computed = int(said.get("timings", {}).get("prompt_n", 0))
-        return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]), computed=computed)
+        return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
 
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""

@@ -47,7 +47,6 @@ class Tried:
     """What came of it."""
 
     traits: EngineTraits
-    computed: int = 0  # tokens that this took
     left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens that could not be taken out of slots
 
 
@@ -65,7 +64,7 @@ async def try_flags(client: EngineClient, traits: EngineTraits, headers: Headers
     except EngineError:  # one that refuses such prompts, or does not show its slots
         pass
     left = await canary.sweep()
-    return Tried(traits=traits, computed=canary.computed, left=left)
+    return Tried(traits=traits, left=left)
 
 
 class _Canary:
@@ -78,7 +77,6 @@ class _Canary:
         self._left: dict[SlotId, int] = {}  # tokens in each slot that was used
         self._tasks: list[tuple[int, int]] = []  # in that slot: tokens reused, and in all
         self._began = time.monotonic()
-        self.computed = 0
 
     async def try_all(self, traits: EngineTraits, words: list[int]) -> EngineTraits:
         long, others = words[: STEP * PROMPTS], words[STEP * PROMPTS :]
@@ -150,7 +148,6 @@ class _Canary:
     async def _send(self, ids: list[int]) -> PrefillResult | None:
         """None where it did not go to the slot of the others."""
         result = await self._client.prefill(ids, ANY, headers=self._headers)
-        self.computed += result.computed
         self._left[result.slot] = result.held
         if self._slot == ANY:
             self._slot = result.slot

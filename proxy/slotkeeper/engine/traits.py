@@ -24,7 +24,7 @@ from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.markers import learn_markers
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.state_size import token_bytes
-from slotkeeper.engine.voice import Voice, voice_of
+from slotkeeper.engine.voice import voice_of
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
 
@@ -45,7 +45,6 @@ class Reading:
     files: ProbeResult | None = None  # what its slot files are like
     no_files: NoFilesError | None = None  # or why there are none; neither without a folder
     voice: str = ""  # its name, where the flags are not known and it could be heard
-    computed: int = 0  # prompt tokens that finding all this out took
     left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens of ours that had to stay in slots
 
 
@@ -61,6 +60,8 @@ async def read_traits(
     known: ProbeResult | None = None,
 ) -> Reading:
     """Look at an engine that is awake: this asks for its slots, which would wake a sleeping one.
+
+    What that computes is counted by `client.computed`.
 
     Args:
         client: of that engine.
@@ -92,7 +93,7 @@ async def read_traits(
                 known=known,
                 headers=headers,
             )
-            voice = Voice(name="")
+            voice = ""
             if flags is None:
                 process = str(reading.props.get("media_marker", ""))
                 voice = await voice_of(
@@ -102,14 +103,12 @@ async def read_traits(
             notes = [*reading.notes, f"no snapshots: {error}"]
             reading = replace(reading, no_files=error, notes=notes)
         else:
-            fingerprint = identity.fingerprint(files.state_version, voice.name)
+            fingerprint = identity.fingerprint(files.state_version, voice)
             traits = files.traits_into(reading.traits, fingerprint)
-            computed = files.computed + voice.computed
-            reading = replace(reading, traits=traits, files=files, voice=voice.name, computed=computed)
+            reading = replace(reading, traits=traits, files=files, voice=voice)
     if may_compute and reading.traits.guessed:
         tried = await try_flags(client, reading.traits, headers)
-        computed = reading.computed + tried.computed
-        reading = replace(reading, traits=tried.traits, computed=computed, left=tried.left)
+        reading = replace(reading, traits=tried.traits, left=tried.left)
     started = flags.build if flags else 0
     build = builds.in_words(reading.build, started, reading.model, reading.traits.state_version)
     return replace(reading, build=build, traits=replace(reading.traits, **(overrides or {})))

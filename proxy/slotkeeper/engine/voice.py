@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.engine.answers import Guess, Odds
+from slotkeeper.engine.answers import Odds
 from slotkeeper.engine.canary import swept, unused
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.fingerprint import digest_of
@@ -43,14 +43,6 @@ TEXT: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
-    """The name of an engine's voice, "" where none was heard, and the tokens that asking took."""
-
-    name: str
-    computed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """One voice, and where it was heard last."""
 
@@ -68,7 +60,7 @@ async def voice_of(
     *,
     may_compute: bool,
     headers: Headers | None = None,
-) -> Voice:
+) -> str:
     """The name of an engine's voice. Nobody pins requests to it meanwhile.
 
     1. This process was heard before.
@@ -81,29 +73,27 @@ async def voice_of(
     heard = await asyncio.to_thread(recalled, folder)
     for one in heard:
         if (one.engine, one.process) == (engine, process):  # (1)
-            return Voice(name=one.name)
+            return one.name
     try:
-        guess = await listened(client, headers) if may_compute and await unused(client, headers) else None
+        odds = await listened(client, headers) if may_compute and await unused(client, headers) else ()
     except EngineError:
-        guess = None
-    odds, computed = (guess.odds, guess.computed) if guess else ((), 0)
+        odds = ()
     if not odds:  # (3)
-        before = next((one.name for one in reversed(heard) if one.engine == engine), "")
-        return Voice(name=before, computed=computed)
+        return next((one.name for one in reversed(heard) if one.engine == engine), "")
     known = next((one for one in heard if one.engine == engine and alike(one.odds, odds)), None)  # (2)
     now = known or Heard(name=digest_of(orjson.dumps(odds)), engine=engine, process="", odds=odds)
     others = [one for one in heard if one != known]
     with contextlib.suppress(OSError):  # then it must be heard again after the next start
         await asyncio.to_thread(remembered, folder, [*others, replace(now, process=process)][-MOST:])
-    return Voice(name=now.name, computed=computed)
+    return now.name
 
 
-async def listened(client: EngineClient, headers: Headers | None) -> Guess:
+async def listened(client: EngineClient, headers: Headers | None) -> Odds:
     """Ask, and leave the slot empty again."""
     ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)
     guess = await client.guess(ids[:TOKENS], LIKELIEST, headers=headers)
     await swept(client, guess.slot, guess.held, headers)
-    return guess
+    return guess.odds
 
 
 def alike(one: Odds, other: Odds) -> bool:
