@@ -7,6 +7,7 @@ from benchmarks import (
     boundaries,
     crowd,
     first_byte,
+    found_flags,
     growth,
     idle_work,
     large_files,
@@ -35,6 +36,7 @@ PROGRAMS = (
     boundaries,
     when_needed,
     crowd,
+    found_flags,
 )
 
 for program in PROGRAMS:
