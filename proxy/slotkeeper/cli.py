@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-
 from slotkeeper import __version__
 from slotkeeper.arguments import (
     SNAPSHOTS,
@@ -25,10 +23,8 @@ from slotkeeper.arguments import (
 )
 from slotkeeper.config import UsageError, server
 from slotkeeper.misspelt import check_words
-from slotkeeper.observe.log import configure
 from slotkeeper.observe.standard_error import hold_standard_streams
 from slotkeeper.recordings import add_lint, add_replay
-from slotkeeper.terminal.out import complain
 from slotkeeper.watching import add_health, add_top, add_why
 
 EPILOG_OF_SERVE: Final = """\
@@ -75,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except UsageError as error:
+        from slotkeeper.terminal.out import complain
+
         complain(args.command, error)
         return 2
     except KeyboardInterrupt:
@@ -119,9 +117,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     _demo(commands)
     _doctor(commands)
     _snapshots(commands)
-    add_why(commands, run_loop)
-    add_top(commands, run_loop)
-    add_health(commands, run_loop)
+    add_why(commands)
+    add_top(commands)
+    add_health(commands)
     add_replay(commands, run_loop)
     add_lint(commands)
     return parser, dict(commands.choices)
@@ -142,6 +140,7 @@ def _serve(commands: Any) -> None:
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.app import OTHER_PORT, serve
+        from slotkeeper.observe.log import configure
         from slotkeeper.starting import WrongUpstreamError, check_engines, check_loops, try_folders
         from slotkeeper.terminal.greeting import greeter
         from slotkeeper.terminal.out import complain
@@ -196,6 +195,7 @@ def _up(commands: Any) -> None:
     add_settings(parser, without=OF_UP)
 
     def run(args: argparse.Namespace) -> int:
+        from slotkeeper.observe.log import configure
         from slotkeeper.starting import try_folders
         from slotkeeper.up import up
 
@@ -232,6 +232,7 @@ def _demo(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.bench.demo import demo
         from slotkeeper.engine.launch import NoEngineError, find_engine
+        from slotkeeper.observe.log import configure
 
         if args.engine:
             try:
@@ -266,6 +267,8 @@ def _doctor(commands: Any) -> None:
     )
 
     def run(args: argparse.Namespace) -> int:
+        from rich.console import Console
+
         from slotkeeper.doctor import doctor
 
         return int(
@@ -288,6 +291,8 @@ def _snapshots(commands: Any) -> None:
     add_snapshots(parser)
 
     def run(args: argparse.Namespace) -> int:
+        from rich.console import Console
+
         from slotkeeper.inventory import folder, running
         from slotkeeper.snapshots import snapshots
 

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable
+import asyncio
 from typing import Any, Final
 
 from slotkeeper.arguments import ADMIN, ADMIN_TOKEN
-
-RunLoop = Callable[[Awaitable[Any]], Any]
 
 MOST: Final = 500  # requests that the admin port lists at once
 LEAST_PAUSE: Final = 0.1  # seconds between two looks
@@ -30,7 +28,7 @@ Excerpts of prompts are shown only if the sidecar runs with --why-text.
 """
 
 
-def add_why(commands: Any, run_loop: RunLoop) -> None:
+def add_why(commands: Any) -> None:
     parser = commands.add_parser(
         "why",
         help="why a request was computed anew, and what to do about it",
@@ -57,7 +55,7 @@ def add_why(commands: Any, run_loop: RunLoop) -> None:
         from slotkeeper.why import why
 
         return int(
-            run_loop(
+            asyncio.run(
                 why(
                     args.id,
                     console(),
@@ -73,7 +71,7 @@ def add_why(commands: Any, run_loop: RunLoop) -> None:
     parser.set_defaults(run=run)
 
 
-def add_top(commands: Any, run_loop: RunLoop) -> None:
+def add_top(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
         help="slots, conversations and the hit rate of a running sidecar, live",
@@ -99,12 +97,12 @@ def add_top(commands: Any, run_loop: RunLoop) -> None:
         from slotkeeper.top import top
 
         work = top(console(), admin=args.admin, token=args.admin_token, every=args.every, once=args.once)
-        return int(run_loop(work))
+        return int(asyncio.run(work))
 
     parser.set_defaults(run=run)
 
 
-def add_health(commands: Any, run_loop: RunLoop) -> None:
+def add_health(commands: Any) -> None:
     parser = commands.add_parser(
         "health",
         help="whether a running sidecar is ready; for container health checks",
@@ -123,7 +121,7 @@ def add_health(commands: Any, run_loop: RunLoop) -> None:
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.health import health
 
-        return int(run_loop(health(admin=args.admin, live=args.live)))
+        return int(asyncio.run(health(admin=args.admin, live=args.live)))
 
     parser.set_defaults(run=run)
 

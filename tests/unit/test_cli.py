@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,10 @@ from slotkeeper.settings import Settings
 
 COMMANDS = ("serve", "up", "demo", "doctor", "why", "top", "health", "snapshots", "replay", "lint")
 NOBODY = "http://127.0.0.1:1"  # a port at which nobody listens
+SLOW = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # to be imported; together half of a start
+LOADED = (
+    f"import sys; from slotkeeper.cli import main\ntry: main()\nfinally: print({SLOW} & sys.modules.keys())"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +43,14 @@ def told(capsys):
         return code, re.sub(r"\s+", " ", out), re.sub(r"\s+", " ", err)
 
     return run
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", f"why --admin {NOBODY}", f"top --admin {NOBODY}"])
+def test_what_serves_nobody_does_not_load_what_serving_needs(words):
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADED, *words.split()], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.splitlines()[-1] == "set()", ran.stderr
 
 
 # -- help ----------------------------------------------------------------------------------------------

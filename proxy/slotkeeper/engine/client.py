@@ -13,15 +13,8 @@ import orjson
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.answers import Guess, Health, PrefillResult, RestoreResult, SaveResult, seconds, view
-from slotkeeper.engine.http import (
-    EngineError,
-    EngineGoneError,
-    EngineHttp,
-    EngineSilentError,
-    Headers,
-    message_in,
-    within,
-)
+from slotkeeper.engine.errors import EngineError, EngineGoneError, EngineSilentError
+from slotkeeper.engine.http import EngineHttp, Headers, message_in, within
 
 __all__ = [
     "EngineClient",

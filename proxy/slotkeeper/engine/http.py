@@ -14,31 +14,14 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
+from slotkeeper.engine.errors import EngineError, EngineGoneError, EngineSilentError
+
 CONNECT_SECONDS: Final = 5.0
 KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
 CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
 NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 
 Headers = Mapping[str, str]
-
-
-class EngineError(Exception):
-    """The engine answered, and the answer was a refusal."""
-
-    def __init__(self, status: int, message: str, *, foreign: bool = False) -> None:
-        """`foreign`: no llama-server answers like this."""
-        super().__init__(f"{status}: {message}")
-        self.status = status
-        self.message = message
-        self.foreign = foreign
-
-
-class EngineGoneError(ConnectionError):
-    """No answer: refused, reset, or silent past the time limit."""
-
-
-class EngineSilentError(EngineGoneError):
-    """Silent past the time limit: it may be gone, or on a machine that is too busy to answer."""
 
 
 def within(seconds: float | None) -> aiohttp.ClientTimeout:

@@ -16,7 +16,7 @@ from structlog.processors import ExceptionRenderer, JSONRenderer
 from structlog.typing import ExcInfo, Processor
 
 from slotkeeper.core.types import RequestId
-from slotkeeper.engine.http import EngineError, EngineGoneError
+from slotkeeper.engine.errors import EngineError, EngineGoneError
 from slotkeeper.observe.standard_error import StandardError
 
 SELDOM_SECONDS: Final = 60.0
