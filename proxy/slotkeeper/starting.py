@@ -20,9 +20,9 @@ from slotkeeper.config import UsageError
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.settings import Settings
+from slotkeeper.store.trouble import Trouble, trouble_in
 
 FOLDERS: Final = ("slot_dir", "cold_dir", "record")
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # what needs room there waits for it
 LOOK_SECONDS: Final = 3.0  # an engine that is silent for longer is waited for later, as one that is down
 USUAL_PORTS: Final = {"http": 80, "https": 443}
 
@@ -60,8 +60,8 @@ def trouble_with(folder: Path) -> str:
         user = shlex.quote(_user())
         return f"{_user()} cannot write to {folder}. Mend it: sudo install -d -m 700 -o {user} {word}"
     except OSError as error:
-        if error.errno in FULL:
-            return ""
+        if trouble_in(error) is Trouble.DISK_FULL:
+            return ""  # what needs room there waits for it
         if error.errno == errno.EROFS:
             mend = f"sudo mount -o remount,rw $(df --output=target {word} | tail -1)"
             return f"{folder} is on a read-only file system. Name another one, or mount it writable: {mend}"

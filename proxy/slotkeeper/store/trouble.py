@@ -78,11 +78,14 @@ class HaltedError(Exception):
     """Work on a file was given up: nobody waits for it, or the store is closed."""
 
 
+def trouble_in(error: OSError) -> Trouble:
+    return _ERRORS.get(error.errno, Trouble.BROKEN)
+
+
 @contextmanager
 def troubles(doing: str) -> Iterator[None]:
     """Turns what the system refuses into StoreError. `doing` begins the sentence: "save to /slots"."""
     try:
         yield
     except OSError as error:
-        trouble = _ERRORS.get(error.errno, Trouble.BROKEN)
-        raise StoreError(trouble, f"Cannot {doing}: {error.strerror or error}") from error
+        raise StoreError(trouble_in(error), f"Cannot {doing}: {error.strerror or error}") from error
