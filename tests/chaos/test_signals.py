@@ -95,9 +95,6 @@ async def test_a_running_stream_ends_whole_and_nobody_new_comes_in(fake, number)
     async with serving(fake, "--drain-delay", "0.5") as served, dial(served.data) as wire:
         chunks = await begun(fake, wire)
         served.process.send_signal(number)
-        if number is signal.SIGTERM:
-            await becomes(served.admin, "/readyz", 503)
-            assert await status(served.data, "/health") == 200, "until the delay is over it still serves"
         await becomes(served.data, "/health", 0)
         assert served.process.returncode is None, "it waits for the stream"
         for _ in range(len(WORDS) + 2):
@@ -105,6 +102,15 @@ async def test_a_running_stream_ends_whole_and_nobody_new_comes_in(fake, number)
         assert looks_whole(Api.CHAT, b"".join([chunk async for chunk in chunks]))
         assert await served.ended() == 0
     assert not fake.left
+
+
+async def test_until_the_delay_is_over_it_still_serves(fake):
+    async with serving(fake, "--drain-delay", "3600") as served:
+        served.process.terminate()
+        await becomes(served.admin, "/readyz", 503)
+        assert await status(served.data, "/health") == 200
+        served.process.terminate()
+        assert await served.ended() == 0
 
 
 @BOTH
