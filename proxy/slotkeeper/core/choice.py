@@ -102,8 +102,14 @@ def cheapest(
     offers = _pinned if pinnable else _unpinnable
     want = Want(prompt, outline, now, shelf)
     plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
-    best = nsmallest(1 + BEATEN, plans, key=lambda plan: (plan.price, plan.table.load, plan.slot))
+    best = nsmallest(1 + BEATEN, plans, key=_order)
     return replace(best[0], beaten=tuple(best[1:])) if best else None
+
+
+def _order(plan: Plan) -> tuple[float, bool, float, SlotId | None]:
+    """The cheapest first, then what need not wait. A slot that is being tended holds up its whole engine."""
+    held_up = plan.table.traits.n_ubatch if plan.table.in_state(SlotState.TENDED) else 0
+    return plan.price + held_up, plan.wait, plan.table.load, plan.slot
 
 
 def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float, shelf: Shelf) -> Plan | None:
@@ -135,7 +141,9 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
             yield parked
     for slot in table.in_state(SlotState.DRAINING, SlotState.TENDED):
         look = shadow.look(slot, prompt)
-        price = shadow.traits.n_ubatch + price_of(table, look, want)
+        # Another slot of that engine could not begin sooner than one that is being tended: see `_order`.
+        draining = table.states[slot] is SlotState.DRAINING
+        price = price_of(table, look, want) + (shadow.traits.n_ubatch if draining else 0)
         yield _plan(table, look, price, wait=True)
     if (
         table.open_for_unpinned(now)

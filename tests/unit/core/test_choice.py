@@ -176,6 +176,22 @@ def test_a_slot_about_to_be_free_is_waited_for_when_it_saves_much():
     assert not choose(engine, text(30_000, 500)).wait
 
 
+def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_compute_more():
+    """Nothing is computed in the whole engine meanwhile, so another slot would not begin sooner."""
+    now = conversation(A + text(40_000, 100))
+    engine = table(now, conversation(A), ram_cache=False)
+    engine.move(SlotId(0), SlotState.TENDED, RequestId("chore"), NOW)
+    plan = choose(engine, now.tokens + text(11_900, 30))
+    assert (plan.slot, plan.wait) == (0, True)
+
+
+def test_another_engine_is_taken_while_one_is_held_up_unless_it_saves_much():
+    held_up, free = table(conversation(A), ram_cache=False), table(None, name="e1", ram_cache=False)
+    held_up.move(SlotId(0), SlotState.TENDED, RequestId("chore"), NOW)
+    assert choose([held_up, free], A.cut(0, 400)).table is free
+    assert choose([held_up, free], A + text(11_900, 400)).table is held_up
+
+
 @pytest.mark.parametrize("pinnable", [True, False])
 def test_nothing_is_chosen_when_every_engine_is_closed(pinnable):
     engine = table(conversation(A), None)
