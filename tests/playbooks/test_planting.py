@@ -30,7 +30,7 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
-from slotkeeper.core.effects import Moment, Purpose
+from slotkeeper.core.effects import Moment, Plant, Purpose
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.structure import Boundary, Kind
 from slotkeeper.core.tokens import Tokens
@@ -234,9 +234,51 @@ def test_with_large_batches_it_is_cut_further_back_as_well():
     prompt = Tokens(range(8000))
     play = Play(n_slots=1, checkpoint_cap=64, n_ubatch=2048, **LATER_BUILD)
     play << arrives("r1") << knows("r1", prompt, *asked(prompt)[1:])
+    play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 5952)) << planted("r1")  # the engine's own
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 7704)) << planted("r1")
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 7974)) << planted("r1")
     assert play >> goes("r1", slot=0)
+
+
+def held_checkpoints(play):
+    return [checkpoint.at for checkpoint in play.table.shadow.slots[0].checkpoints]
+
+
+@pytest.mark.parametrize("build", [{**NEW_FILES, **LATER_BUILD}, {**OLD_FILES, "eager_thinning": True}])
+def test_a_plant_does_not_cost_the_request_a_checkpoint_of_its_own(build):
+    """One ubatch before its end; behind that the head ends, where a file is worth it."""
+    prompt, head = PROMPTS[0].cut(0, 870), Boundary(612, Kind.HEAD)
+    play = Play(n_slots=1, **build)
+    play << arrives("r1") << knows("r1", prompt, head)
+    play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 358)) << planted("r1", 358)
+    play >> plants("r1", 0, Purpose.PLANT) << planted("r1", 612 - 358)
+    play >> saves(0, Moment.BOUNDARY) << saved("head")
+    if play.effects and isinstance(play.effects[0], Plant):
+        play >> plants("r1", 0, Purpose.PLANT) << planted("r1")
+    assert play >> goes("r1", slot=0) << ends("r1", 870, 616) >> reports("r1")
+    assert held_checkpoints(play)[0] == 354
+    nearly = prompt.cut(0, 500) + ASKS[1]
+    assert play.table.shadow.look(0, nearly).reuse >= 354
+
+
+def test_an_engine_that_thins_gets_no_file_before_the_only_checkpoint_that_it_would_keep():
+    """It would keep one before the file's end instead, and every later prompt would go back to that."""
+    prompt = HEAD + ASKS[0] + ASKS[1] + ASKS[2]
+    play = Play(n_slots=1, eager_thinning=True, user_start=((ASKS[1][0],),), **OLD_FILES)
+    assert play << arrives("r1") << knows("r1", prompt, AT_HEAD) >> goes("r1", slot=0)
+
+
+def test_a_checkpoint_and_a_file_that_nearly_meet_are_made_together_and_cost_no_token_twice():
+    head = Tokens(range(10_000, 14_098))
+    prompt = head + ASKS[0]
+    play = Play(n_slots=1, checkpoint_cap=64, **NEW_FILES, **LATER_BUILD)
+    play << arrives("r1") << knows("r1", prompt, Boundary(len(head), Kind.HEAD))
+    ends_at = []
+    while isinstance(play.effects[0], Plant):
+        ends_at.append(len(play.effects[0].tokens))
+        play >> plants("r1", 0, Purpose.PLANT) << planted("r1")
+    assert ends_at == sorted(set(ends_at))
+    assert play >> saves(0, Moment.BOUNDARY)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from slotkeeper.core.checkpoints import TAIL, after_prefill, checkpoints_last
+from slotkeeper.core.checkpoints import TAIL, after_prefill, checkpoints_last, keeps_checkpoints
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.held import first_kept
 from slotkeeper.core.limits import WORTH_A_FILE, HourlyBudget
@@ -133,34 +133,77 @@ def steps(
     found = [p for p in places(structure, len(prompt)) if look.reuse < p.at <= len(prompt) - 2 * TAIL]
     if not found:
         return ()
-    checkpoints = _checkpoints(found, prompt, look, table, user_starts)
-    files = _files(found, prompt, table, shelf) if table.may_save(now) else set()
+    alone = _alone(look, len(prompt), table.traits, user_starts)
+    checkpoints = _checkpoints(found, look, alone, table.traits)
+    thinned_to = _first_start(alone, user_starts, table.traits)
+    files = _files(found, prompt, thinned_to, table, shelf) if table.may_save(now) else set()
     files = {at for at in files if writes.spend(table.rates.size_of(at), now)}
-    cuts = [Cut(at, checkpoint=at in checkpoints, file=at in files) for at in sorted({*checkpoints, *files})]
+    displaced = _displaced(alone, checkpoints, files, look, table.traits)
+    cuts = _cuts({*checkpoints, *displaced}, files)
     return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
 
 
-def _checkpoints(
-    found: Collection[Place], prompt: Tokens, look: Look, table: EngineTable, user_starts: Sequence[int]
-) -> set[int]:
-    """Where checkpoints are worth a plant, beside those that the request itself will leave."""
-    traits = table.traits
-    if not checkpoints_last(traits):
-        return set()
+def _cuts(checkpoints: Collection[int], files: Collection[int]) -> Iterator[Cut]:
+    """In their order. A checkpoint just before a file is made with it: the slot would have to go back."""
+    together = {at for at in checkpoints for file in files if 0 < file - at <= TAIL}
+    for at in sorted({*checkpoints, *files} - together):
+        joined = any(0 < at - other <= TAIL for other in together)
+        yield Cut(at, checkpoint=at in checkpoints or (joined and at in files), file=at in files)
+
+
+def _alone(look: Look, length: int, traits: EngineTraits, user_starts: Sequence[int]) -> tuple[int, ...]:
+    """Where the request would leave checkpoints if nothing were planted."""
     base = look.base
     left = after_prefill(
         base.checkpoints if base else (),
         reuse=look.reuse,
-        end=len(prompt),
+        end=length,
         user_starts=user_starts,
         task=0,
         traits=traits,
         first=first_kept(base, look.reuse, traits),
     )
-    cuts = {0, look.reuse, *(c.at for c in left)}
+    return tuple(c.at for c in left)
+
+
+def _displaced(
+    alone: Sequence[int],
+    checkpoints: Collection[int],
+    files: Collection[int],
+    look: Look,
+    traits: EngineTraits,
+) -> set[int]:
+    """Checkpoints of the request's own that plants would cost it, for they lie before the last plant's end.
+
+    It would be worse than without us if the next prompt parts behind one. So they are planted as well. An
+    engine that thins its list keeps only the first one, and a plant leaves another before it, if it can.
+    """
+    ends = sorted({*(at + TAIL for at in checkpoints), *files})
+    if not ends:
+        return set()
+    left, begin = set(checkpoints), look.reuse
+    for end in ends:
+        left |= {at for at in (end - TAIL - traits.n_ubatch, end - TAIL) if at > begin}
+        begin = end
+    own = alone
+    if not checkpoints_last(traits):
+        own = [at for at in alone[:1] if at - traits.n_ubatch <= look.reuse]
+    lost = {at for at in own if look.reuse < at < ends[-1]}
+    missed = {at for at in lost if not any(0 <= at - other <= LEAST for other in left)}
+    room = traits.checkpoint_cap - len(alone) - 1
+    return missed if TAKEN * (len(ends) + len(missed)) <= room else set()
+
+
+def _checkpoints(
+    found: Collection[Place], look: Look, alone: Collection[int], traits: EngineTraits
+) -> set[int]:
+    """Where checkpoints are worth a plant, beside those that the request itself will leave."""
+    if not checkpoints_last(traits):
+        return set()
+    cuts = {0, look.reuse, *alone}
     chosen: set[int] = set()
     most = min(MOST, traits.checkpoint_cap // 4)
-    room = traits.checkpoint_cap - len(left) - 1  # the engine thins its list before it is quite full
+    room = traits.checkpoint_cap - len(alone) - 1  # the engine thins its list before it is quite full
     while len(chosen) < most:
         full = TAKEN * (len(chosen) + 1) > room
         best = _best([p for p in found if not (full and p.guessed)], cuts)
@@ -183,12 +226,24 @@ def _best(found: Collection[Place], cuts: Collection[int]) -> Place | None:
     return best if best and worth(best) > PRICE else None
 
 
-def _files(found: Collection[Place], prompt: Tokens, table: EngineTable, shelf: Shelf) -> set[int]:
-    """The longest shared beginning that is worth a file, if no file has it."""
+def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: EngineTraits) -> int:
+    """Where an engine that thins would keep its only checkpoint, at the start of a message; 0: nowhere."""
+    thins = keeps_checkpoints(traits) and not checkpoints_last(traits)
+    return alone[0] if thins and alone and alone[0] in user_starts else 0
+
+
+def _files(
+    found: Collection[Place], prompt: Tokens, thinned_to: int, table: EngineTable, shelf: Shelf
+) -> set[int]:
+    """The longest shared beginning that is worth a file, if no file has it.
+
+    An engine that thins would then keep a checkpoint before that as its only one.
+    """
     for place in sorted(found, key=lambda p: p.at, reverse=True):
         if place.shared and place.at >= WORTH_A_FILE:
             missing = place.at - shelf.covered(prompt.cut(0, place.at), table.traits)
-            if place.chance * missing > table.rates.save_price(place.at):
+            price = table.rates.save_price(place.at) + max(0, thinned_to - place.at)
+            if place.chance * missing > price:
                 return {place.at}
     return set()
 
