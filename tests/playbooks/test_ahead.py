@@ -122,6 +122,25 @@ def test_a_short_one_is_waited_for_a_long_one_is_stopped():
     assert play.table.shadow.slots[0].tokens == far.cut(0, 2048)
 
 
+def waiting_for_it():
+    """A file ends a little before what is computed ahead."""
+    play = answered(Play(memory="dense", **NEW_FILES))
+    assert play.wakes() >> fills(0, AHEAD) << shelved(snapshot("early", PROMPT.cut(0, 3990)))
+    assert play << arrives("r2") << knows("r2", NEXT + OTHER)
+    return play
+
+
+def test_a_short_one_is_waited_for_rather_than_more_computed_behind_a_file():
+    assert waiting_for_it() << filled(109) >> goes("r2", slot=0, reason=Reason.PREFIX)
+
+
+def test_who_waits_for_one_that_takes_far_too_long_is_decided_on_anew():
+    play = waiting_for_it()
+    while not play.effects:
+        play.wakes()
+    assert play >> restores(1, "early", request="r2")
+
+
 def test_whoever_was_stopped_for_is_served_in_that_slot_too():
     far = Tokens(range(60_000, 64_000)) + HEADER
     play = answered(Play(n_slots=1), following=far)

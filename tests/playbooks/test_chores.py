@@ -1,5 +1,7 @@
 """What is done in a slot while nobody waits: which files it gets, and how it comes home."""
 
+from dataclasses import replace
+
 import pytest
 
 from playbooks.playbook import (
@@ -12,6 +14,7 @@ from playbooks.playbook import (
     ends,
     engine_lost,
     engine_up,
+    filed,
     filled,
     fills,
     goes,
@@ -26,6 +29,7 @@ from playbooks.playbook import (
     shelved,
     snapshot,
     unsaved,
+    written,
 )
 from slotkeeper.core.effects import Plant, Purpose, Restore
 from slotkeeper.core.events import Loading
@@ -194,6 +198,66 @@ def test_another_slot_is_taken_without_waiting():
     assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
 
 
+def test_a_slot_is_free_once_the_engine_has_saved_it_where_somebody_waits():
+    """The file is checked, and comes to the shelf, while the slot is at work again."""
+    play = talked(Play(n_slots=1, **NEW_FILES))
+    assert play >> saves(0) << written()
+    assert play.states == ["tended"]
+    save = play.step.request
+    assert play << arrives("r2") << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
+    assert play << filed(save, snapshot("end", TALK))
+    assert "end" in play.placement.shelf
+
+
+def test_what_was_left_to_somebody_while_its_file_is_checked_is_not_saved_twice():
+    play = talked(Play(**NEW_FILES))
+    assert play >> saves(0) << written()
+    save = play.step.request
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
+    assert play << ends("r2", len(A)) >> reports("r2")
+    assert play << shelved(snapshot("other", A))
+    assert play.later(300) << sees()
+    assert play << filed(save, None) << sees()  # it could not be kept
+
+
+def test_while_nobody_waits_a_chore_goes_on_once_its_file_is_on_the_shelf():
+    play = talked(old())
+    assert play >> saves(0) << written()
+    assert play << filed(play.step.request, snapshot("end", TALK)) >> fills(0, Purpose.CUT)
+
+
+def test_a_slot_that_is_being_saved_is_waited_for_rather_than_less_taken_from_a_file():
+    """Nothing else runs on that engine until the file is written, so that the wait costs nothing."""
+    play = talked(Play(memory="dense", **NEW_FILES))
+    assert play >> saves(0) << shelved(snapshot("early", TALK.cut(0, 900)))
+    assert play << arrives("r2") << knows("r2", TALK + A)
+    assert play << written() >> goes("r2", slot=0, reason=Reason.PREFIX)
+
+
+def test_an_engine_that_is_at_a_file_begins_only_after_that():
+    play = Play(memory="dense", engines=2, **NEW_FILES)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", len(A)) >> reports("r1")
+    play.table.shadow.slots[1] = replace(play.table.shadow.slots[0], tokens=B.cut(0, 300))
+    play.table.settled[1] = play.table.shadow.slots[1]
+    play.later(60) << sees()
+    assert play >> saves(0)
+    assert play << arrives("r2") << knows("r2", B.cut(0, 500)) >> goes("r2", engine="e1")
+
+
+# -- somebody removes files ------------------------------------------------------------------------------
+
+
+def test_what_lies_in_files_is_not_saved_again_when_somebody_removes_them():
+    play = old()
+    assert play << arrives("r1") << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1")
+    assert play << shelved(snapshot("user", USER_MESSAGE))
+    assert play.wakes() >> saves(0) << saved("end") << shelved(snapshot("prompt", LAST_PROMPT))
+    assert play << shelved(gone=("end", "prompt", "user"))
+    assert play.later(300) << sees()
+
+
 # -- engines that go -----------------------------------------------------------------------------------
 
 OUTCOMES = {
@@ -222,6 +286,12 @@ def test_a_chore_ends_with_the_engine_in_which_it_ran(step, outcome):
     assert not play.placement._state.chores
     assert play.states == ["idle", "idle"]
     assert play.table.shadow.slots == [None, None]
+
+
+def test_a_file_that_an_engine_wrote_before_it_went_is_offered():
+    play = until(talked(old()), "save")
+    assert play << engine_lost() << engine_up() << sees() << saved("end")
+    assert "end" in play.placement.shelf
 
 
 @pytest.mark.parametrize(("step", "outcome"), [(s, o) for s, all_ in OUTCOMES.items() for o in all_])

@@ -244,9 +244,11 @@ class Quiet(RuleBasedStateMachine):
             times = {"created": self.clock, "used": self.clock}
             kept = Snapshot(id=new, fingerprint="f", tokens=tokens, size=size, **times)
         told, request, name = tokens if kept else None, action.request, action.place.engine
-        if action.moment.waited_for and not lost:
+        if not lost:
             self.inbox.append(Saved(at=0.0, request=request, snapshot=None, written=True))
-            self.filing[request] = Filed(at=0.0, engine=name, request=request, snapshot=kept, lasting=full)
+            self.filing[request] = Filed(
+                at=0.0, engine=name, request=request, snapshot=kept, tokens=told, lasting=full
+            )
         else:
             self.inbox.append(Saved(at=0.0, request=request, snapshot=kept, tokens=told, lasting=full))
 

@@ -79,6 +79,7 @@ def _priced_late(pending: Pending, event: Rendered) -> Form:
 
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Serve whoever can be served now, then look at the engines on which something depends."""
+    chores.release(state, now)
     yield from _bypass(state, now)
     yield from _send_steered(state, now)
     if state.queue and not state.up:

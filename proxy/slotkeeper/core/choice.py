@@ -102,13 +102,13 @@ def cheapest(
     offers = _pinned if pinnable else _unpinnable
     want = Want(prompt, outline, now, shelf)
     plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
-    best = nsmallest(1 + BEATEN, plans, key=_order)
+    best = nsmallest(1 + BEATEN, plans, key=lambda plan: _order(plan, now))
     return replace(best[0], beaten=tuple(best[1:])) if best else None
 
 
-def _order(plan: Plan) -> tuple[float, bool, float, SlotId | None]:
-    """The cheapest first, then what need not wait. A slot that is being tended holds up its whole engine."""
-    held_up = plan.table.traits.n_ubatch if plan.table.in_state(SlotState.TENDED) else 0
+def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
+    """The cheapest first, then what need not wait. An engine that is at a file begins nothing in any slot."""
+    held_up = plan.table.stalled(now) * plan.table.rates.prefill
     return plan.price + held_up, plan.wait, plan.table.load, plan.slot
 
 
@@ -139,12 +139,11 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         yield replace(plan, wait=wait)
         if not wait and (parked := _parking(plan, want)):
             yield parked
-    for slot in table.in_state(SlotState.DRAINING, SlotState.TENDED):
+    for slot in table.in_state(SlotState.DRAINING):
         look = shadow.look(slot, prompt)
-        # Another slot of that engine could not begin sooner than one that is being tended: see `_order`.
-        draining = table.states[slot] is SlotState.DRAINING
-        price = price_of(table, look, want) + (shadow.traits.n_ubatch if draining else 0)
+        price = shadow.traits.n_ubatch + price_of(table, look, want)
         yield _plan(table, look, price, wait=True)
+    yield from _tended(table, want)
     if (
         table.open_for_unpinned(now)
         and (natural := shadow.engine_choice(prompt, idle))
@@ -152,6 +151,19 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
     ):
         price = UNPINNED_PRICE + price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False)
+
+
+def _tended(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """Every slot that is tended, once its step has ended: for the time until then, unless all wait."""
+    for slot in table.in_state(SlotState.TENDED):
+        tended, look = table.tended[slot], table.shadow.look(slot, want.prompt)
+        if (becomes := tended.becomes) is not None:
+            common = becomes.lcp(want.prompt)
+            goes_on = common == len(becomes) < len(want.prompt)
+            look = replace(look, reuse=common if goes_on else min(look.reuse, common))
+        seconds = 0.0 if tended.stalls else tended.left(want.now)
+        price = seconds * table.rates.prefill + price_of(table, look, want)
+        yield _plan(table, look, price, wait=True)
 
 
 def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from slotkeeper.core.effects import Purpose
 from slotkeeper.core.held import Held
-from slotkeeper.core.steps import Prefill, Step
-from slotkeeper.core.table import EngineTable, SlotState
+from slotkeeper.core.steps import Load, Prefill, Step
+from slotkeeper.core.table import EngineTable, SlotState, Tended
+from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId, SlotId
+
+SHORTEST: Final = 0.01  # seconds that a step takes at least: a round trip
 
 
 @dataclass(slots=True)
@@ -22,6 +25,7 @@ class Chore:
     goal: Prefill | None = None  # what it shall hold in the end, where it is warmed or goes ahead
     computes: int = 0  # tokens, for the goal
     stopped: bool = False  # somebody needed the engine
+    written: bool = False  # the engine has saved the slot: that the file is checked needs neither of them
     leaves: bool = False  # the slot is not brought home: another conversation will have it soon
 
     @property
@@ -60,6 +64,30 @@ class Chore:
         self.table.shadow.slots[self.slot] = replace(
             held, outline=home.outline, turns=home.turns, used=home.used, request=home.request, **known
         )
+
+    def began(self, now: float) -> None:
+        """Its step has begun: say how long that will hold the slot, and what the slot holds then."""
+        self.written, stalls = False, not isinstance(self.step, Prefill)
+        becomes: Tokens | None = None
+        match self.step:
+            case Prefill(tokens):
+                becomes = tokens
+            case Load(snapshot):
+                becomes = snapshot.tokens
+        self.table.tended[self.slot] = Tended(now, max(SHORTEST, self._seconds()), becomes, stalls)
+
+    def _seconds(self) -> float:
+        """How long its step will hold the slot, if somebody wants that."""
+        rates, traits = self.table.rates, self.table.traits
+        match self.step:
+            case Prefill(tokens):
+                computes = len(tokens) - self.table.shadow.look(self.slot, tokens).reuse
+                most = traits.n_batch if self.ahead else computes  # then it is stopped
+                return min(computes, most) / rates.prefill
+            case Load(snapshot):
+                return rates.reading.seconds(snapshot.size)
+            case _:
+                return rates.save_seconds(self.held.total if self.held else 0)
 
     def leave(self, now: float) -> None:
         if self.table.states[self.slot] is SlotState.TENDED:

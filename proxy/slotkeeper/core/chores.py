@@ -46,7 +46,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         if any(chore.table is table for chore in state.chores.values()):
             continue
         table.take_up(now)
-        for slot, held in _unsettled(table):
+        for slot, held in _unsettled(state, table):
             known = held.following is not None and not state.closing
             ahead = known and table.quiet and not state.waiting
             due = held.used + _patience(state, table, held, now) if ahead else _due(state, table, held, now)
@@ -63,9 +63,26 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         else:
             yield from _warm(state, table, now)
         due_at = min(table.put_off_until, due_at)
+    due_at = min(due_at, _decides_anew(state, now))
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at
         yield Wake(delay=max(EARLIEST, due_at - now))
+
+
+def _decides_anew(state: State, now: float) -> float:
+    """When whoever waits for a slot that is tended may think better of it; infinite where nobody does."""
+    return min((table.overdue_at(now) for table in state.up), default=inf) if state.waiting else inf
+
+
+def release(state: State, now: float) -> None:
+    """Where somebody waits, a slot is free once the engine has saved it: the file is checked beside."""
+    for chore in tuple(state.chores.values()) if state.waiting else ():
+        if chore.written and chore.owns and chore.held:
+            if chore.leaves:
+                chore.left_back()
+            state.coming[chore.id] = chore.held
+            del state.chores[chore.id]
+            chore.leave(now)
 
 
 def _make_way(state: State) -> Iterator[Effect]:
@@ -120,7 +137,7 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
         chore.leave(now)
         return
     chore.step = step
-    yield _bound(state, chore)
+    yield _bound(state, chore, now)
 
 
 def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> Step | None:
@@ -150,15 +167,16 @@ def left(state: State, now: float) -> bool:
         (not state.closing and way_ahead(held, table, state.shelf))
         or (table.may_save(now) and first_step(held, table, state.shelf, rested=True))
         for table in state.up
-        for _, held in _unsettled(table)
+        for _, held in _unsettled(state, table)
     )
 
 
-def _unsettled(table: EngineTable) -> Iterator[tuple[SlotId, Held]]:
-    """Free slots of which it was not yet decided that nothing has to be done."""
+def _unsettled(state: State, table: EngineTable) -> Iterator[tuple[SlotId, Held]]:
+    """Free slots of which it was not yet decided that nothing has to be done, nor is a file on its way."""
+    coming = {written.tokens for written in state.coming.values()}
     for slot in table.idle:
         held = table.shadow.slots[slot]
-        if held and table.settled.get(slot) is not held:
+        if held and table.settled.get(slot) is not held and held.tokens not in coming:
             yield slot, held
 
 
@@ -247,8 +265,9 @@ def _begin(state: State, chore: Chore, now: float) -> Effect:
         state.idle.spend(chore.computes, now)
     state.chores[chore.id] = chore
     chore.table.move(chore.slot, SlotState.TENDED, chore.id, now)
-    return _bound(state, chore)
+    return _bound(state, chore, now)
 
 
-def _bound(state: State, chore: Chore) -> Effect:
+def _bound(state: State, chore: Chore, now: float) -> Effect:
+    chore.began(now)
     return effect(chore.step, chore.id, chore.table, chore.slot, shelf=state.shelf, tree=state.tree)

@@ -39,11 +39,6 @@ class Moment(StrEnum):
     PAUSE = "pause"  # its conversation has paused
     CLOSE = "close"  # we are being stopped
 
-    @property
-    def waited_for(self) -> bool:
-        """Whether a client waits meanwhile: then only until the engine has written the file."""
-        return self in {Moment.PARK, Moment.BOUNDARY}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:

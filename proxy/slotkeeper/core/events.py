@@ -80,12 +80,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filed:
-    """What came of a file that its engine had written."""
+    """What came of a file that its engine had written. `tokens` and `checkpoints` as in `Saved`."""
 
     at: float
     engine: EngineId
     request: RequestId
     snapshot: Snapshot | None
+    tokens: Tokens | None = None
+    checkpoints: tuple[int, ...] = ()
     seconds: float = 0.0  # that the engine took
     lasting: bool = False
 

@@ -13,6 +13,7 @@ from slotkeeper.core.retention import evict
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load
+from slotkeeper.core.tending import done
 
 MOST: Final = 4096  # files in one tier: the tokens of each are in memory
 
@@ -24,7 +25,12 @@ def kept(state: State, snapshot: Snapshot, now: float) -> list[Effect]:
 
 
 def shelved(state: State, event: Shelved) -> list[Effect]:
-    """Files that were found, moved or lost."""
+    """Files that were found, moved or lost. What slots hold is not saved again for that."""
+    for table in state.up if event.gone else ():
+        for slot in table.idle:
+            held = table.shadow.slots[slot]
+            if held and done(held, table, state.shelf):
+                table.settled[slot] = held
     for gone in event.gone:
         state.shelf.take(gone)
     for snapshot in event.snapshots:

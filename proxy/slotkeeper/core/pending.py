@@ -18,7 +18,7 @@ from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.tree import PromptTree
 from slotkeeper.core.types import Reason, SlotId
 
-Scene = tuple[tuple[int, bool, bool, bool], ...]  # all that decides who must wait: see `State.scene`
+Scene = tuple[tuple[int, bool, bool, bool, int], ...]  # all that decides who must wait: see `State.scene`
 
 
 class Stage(StrEnum):

@@ -30,14 +30,7 @@ HOPELESS: Final = 3600.0  # the same where files cannot be used
 
 def ended(state: State, event: Ended) -> Iterator[Effect]:
     if chore := state.chores.get(event.request):
-        if chore.owns:
-            _note_ahead(state, chore, event)
-            ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
-            chore.recognise()
-            yield from effects
-            yield from chores.went_on(state, chore, ok=ok, now=event.at)
-        else:  # the engine was restarted
-            del state.chores[event.request]
+        yield from _of_chore(state, chore, event)
         return
     if isinstance(event, Saved) and event.request not in state.requests and event.snapshot:
         yield from keeping.kept(state, event.snapshot, event.at)  # its client has left meanwhile
@@ -62,6 +55,21 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         _without(state, pending, *owned, now=event.at)
         return
     yield from _go_on(state, pending, *owned, now=event.at)
+
+
+def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:
+    if chore.owns and isinstance(event, Saved) and event.written:
+        chore.written = True
+    elif chore.owns:
+        _note_ahead(state, chore, event)
+        ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
+        chore.recognise()
+        yield from effects
+        yield from chores.went_on(state, chore, ok=ok, now=event.at)
+    else:  # the engine was restarted; a file that it has written is as good as before
+        del state.chores[event.request]
+        if isinstance(event, Saved) and event.snapshot:
+            yield from keeping.kept(state, event.snapshot, event.at)
 
 
 def _note_ahead(state: State, chore: Chore, event: Ended) -> None:
@@ -158,14 +166,29 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     return True
 
 
-def filed(state: State, event: Filed) -> list[Effect]:
-    """A file that was written on the way lies on the shelf now, or will not."""
+def filed(state: State, event: Filed) -> Iterator[Effect]:
+    """A file that its engine has written lies on the shelf now, or will not."""
+    if event.request in state.chores:
+        yield from ended(
+            state,
+            Saved(
+                at=event.at,
+                request=event.request,
+                snapshot=event.snapshot,
+                tokens=event.tokens,
+                checkpoints=event.checkpoints,
+                seconds=event.seconds,
+                lasting=event.lasting,
+            ),
+        )
+        return
     held = state.coming.pop(event.request, None)
     table = state.tables.get(event.engine)
     if table is None:
-        return keeping.kept(state, event.snapshot, event.at) if event.snapshot else []
+        yield from keeping.kept(state, event.snapshot, event.at) if event.snapshot else ()
+        return
     table.moves += 1  # whoever waits for it can be decided on
-    return _account(state, table, event, held)
+    yield from _account(state, table, event, held)
 
 
 def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list[Effect]:

@@ -60,6 +60,7 @@ class State:
                 table.open_for_pins(now),
                 table.open_for_unpinned(now),
                 table.open_for_anything(now),
+                table.overdue(now),
             )
             for table in self.up
         )

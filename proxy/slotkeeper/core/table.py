@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import inf
+from math import inf, log2
 from typing import Final
 
 from slotkeeper.core.evidence import Doubts
@@ -18,6 +18,7 @@ from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.rates import Rates
 from slotkeeper.core.shadow import EngineShadow
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
+from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, RequestId, SlotId
 
@@ -58,6 +59,30 @@ class Sent:
     slots: int  # as many as it takes at once: n > 1, or several prompts
 
 
+@dataclass(frozen=True, slots=True)
+class Tended:
+    """What a slot is held for by a step that nobody waits for."""
+
+    since: float
+    seconds: float  # that it should take
+    becomes: Tokens | None  # what the slot holds then; None: what it held
+    stalls: bool  # files: nothing else runs on that engine meanwhile, in whatever slot
+
+    def left(self, now: float) -> float:
+        """Seconds. What has taken longer than it should will take as long again."""
+        passed = now - self.since
+        return self.seconds - passed if passed < self.seconds else passed
+
+    def overdue(self, now: float) -> int:
+        """0 while it takes no longer than it should, then one more with each doubling of the time."""
+        passed = now - self.since
+        return 0 if passed < self.seconds else 1 + int(log2(passed / self.seconds))
+
+    def overdue_at(self, now: float) -> float:
+        """When that will be more."""
+        return float(self.since + self.seconds * 2 ** self.overdue(now))
+
+
 @dataclass(slots=True)
 class EngineTable:
     engine: EngineId
@@ -68,6 +93,7 @@ class EngineTable:
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
+    tended: dict[SlotId, Tended] = field(default_factory=dict)  # of slots that are; else it says nothing
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
     orphans: list[Orphan] = field(default_factory=list)
     shared_until: float = 0.0
@@ -176,6 +202,19 @@ class EngineTable:
             for slot in self.put_off:
                 self.settled.pop(slot, None)
             self.put_off.clear()
+
+    def stalled(self, now: float) -> float:
+        """Seconds until it begins anything: it is at a file."""
+        tended = (self.tended[slot] for slot in self.in_state(SlotState.TENDED))
+        return max((one.left(now) for one in tended if one.stalls), default=0.0)
+
+    def overdue(self, now: float) -> int:
+        """Changes when whoever waits for a slot that is tended is to be decided on anew."""
+        return sum(self.tended[slot].overdue(now) for slot in self.in_state(SlotState.TENDED))
+
+    def overdue_at(self, now: float) -> float:
+        """When that will change; infinite where nothing is tended."""
+        return min((self.tended[s].overdue_at(now) for s in self.in_state(SlotState.TENDED)), default=inf)
 
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until

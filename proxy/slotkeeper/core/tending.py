@@ -72,6 +72,11 @@ def way_back(held: Held, table: EngineTable, shelf: Shelf) -> Prefill | None:
     return Prefill(back, Purpose.CUT) if end - shelf.covered(back, table.traits) >= NEW else None
 
 
+def done(held: Held, table: EngineTable, shelf: Shelf) -> bool:
+    """Whether nothing is to be computed ahead, nor to be saved of it."""
+    return not way_ahead(held, table, shelf) and not first_step(held, table, shelf, rested=True)
+
+
 def first_step(held: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
     """None where enough of it is in files already, or where it is not worth one."""
     if not table.traits.snapshots or held.total < WORTH_A_FILE or held.rough or held.adapted:

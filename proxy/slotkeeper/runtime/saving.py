@@ -67,8 +67,6 @@ class Saver:
             self._metrics.snapshot_operation("save", "refused" if isinstance(error, EngineError) else "lost")
             log.warning("not_saved", request_id=asker, place=str(place), error=str(error))
             return failed
-        if not save.moment.waited_for:
-            return await self._keep(link, traits, save, Written(name, result, started))
         later(self._file(link, traits, save, Written(name, result, started)))
         return Saved(at=time.monotonic(), request=save.request, snapshot=None, written=True)
 
@@ -86,6 +84,8 @@ class Saver:
                 engine=save.place.engine,
                 request=save.request,
                 snapshot=saved.snapshot if saved else None,
+                tokens=saved.tokens if saved else None,
+                checkpoints=saved.checkpoints if saved else (),
                 seconds=file.result.seconds,
                 lasting=saved is None or saved.lasting,
             )

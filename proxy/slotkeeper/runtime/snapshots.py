@@ -64,7 +64,7 @@ class Snapshots:
     # -- steps -------------------------------------------------------------------------------------
 
     async def save(self, link: EngineLink, save: Save, later: Later) -> Saved:
-        """Where a client waits for it only until the engine has written the file: the rest is for `later`."""
+        """Until the engine has written the file, and its slot may be used: the rest is for `later`."""
         if link.traits is None or not self.ready:
             return Saved(at=time.monotonic(), request=save.request, snapshot=None, lasting=True)
         return await self._saver.save(link, link.traits, save, later)

@@ -63,7 +63,7 @@ def test_no_value_is_without_words():
     assert set(LOST) == set(Loss)
     assert set(CAUSES) == set(Cause)
     own = {purpose for purpose in Purpose if not purpose.idle}
-    assert set(STEPS) == {*own, *(moment for moment in Moment if moment.waited_for), "restore", "erase"}
+    assert set(STEPS) == {*own, Moment.PARK, Moment.BOUNDARY, "restore", "erase"}
     for words in (PLACES, WENT, LOST, STEPS):
         assert len(set(words.values())) == len(words)
 
