@@ -69,6 +69,14 @@ def test_a_request_that_is_broken_off_counts_as_far_as_the_engine_was():
     assert play.placement.tree.longest(NEXT) == reached  # so far it was computed
 
 
+def test_one_that_is_broken_off_before_anything_was_computed_leaves_nothing_to_compute():
+    play = dense()
+    assert one_turn(play, "r1", A, slot=0)
+    assert play << arrives("r2") << knows("r2", NEXT) >> goes("r2", slot=0) << starts("r2")
+    told = reports("r2", usage__prompt=len(A), usage__computed=0, usage__reused=len(A), oracle=0)
+    assert play << leaves("r2", reached=len(A), cached=len(A)) >> told
+
+
 def test_a_request_of_which_the_engine_said_nothing_counts_nothing():
     play = dense()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")

@@ -183,7 +183,7 @@ class Quiet(RuleBasedStateMachine):
             assert usage.reused + usage.computed == usage.prompt
             assert 0 <= usage.prepared <= usage.reused
             if report.oracle is not None:
-                assert 1 <= report.oracle <= usage.computed + usage.prepared
+                assert min(1, usage.computed) <= report.oracle <= usage.computed + usage.prepared
 
     def later(self, seconds: float) -> None:
         """Time passes. What was sent reaches the engine in less than LINGER."""

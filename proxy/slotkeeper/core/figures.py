@@ -64,9 +64,10 @@ def oracle(usage: Usage, known: int) -> int:
     """What a perfect cache would have computed: the prompt less its longest beginning in earlier prompts.
 
     `known` is that beginning, as far as we remember. What was reused was known too, though we may have
-    forgotten it, but for what idle work computed: that is no client's. At least one token.
+    forgotten it, but for what idle work computed: that is no client's. At least one token, which is computed
+    before every answer; none where the request was broken off before the engine had computed any.
     """
-    return max(1, usage.prompt - max(known, usage.reused - usage.prepared))
+    return max(min(1, usage.computed), usage.prompt - max(known, usage.reused - usage.prepared))
 
 
 def hit_rate(reused: int, prompt: int) -> float | None:

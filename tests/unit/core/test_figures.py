@@ -38,12 +38,12 @@ def test_plants_in_vain_are_work_but_no_prompt_has_more_tokens_than_it_has():
 
 @given(prompt=st.integers(1, 5000), cached=COUNTS, planted=COUNTS, known=COUNTS, ahead=st.none() | COUNTS)
 def test_of_each_request_the_figures_agree(prompt, cached, planted, known, ahead):
-    usage = usage_of(prompt, min(cached, prompt - 1), planted=planted, ahead_from=ahead)
+    usage = usage_of(prompt, min(cached, prompt), planted=planted, ahead_from=ahead)  # all: broken off early
     assert usage is not None
     least = oracle(usage, min(known, prompt))
     assert usage.reused + usage.computed == usage.prompt
     assert 0 <= usage.prepared <= usage.reused
-    assert 1 <= least <= usage.computed + usage.prepared
+    assert min(1, usage.computed) <= least <= usage.computed + usage.prepared
     assert usage.work - usage.computed == max(0, usage.work - usage.prompt)
 
 
@@ -53,6 +53,7 @@ def test_what_only_idle_work_had_computed_is_new_all_the_same():
     forgotten = Usage(prompt=1000, cached=900)  # by us: a file of a sidecar before
     assert oracle(forgotten, known=0) == 100
     assert oracle(Usage(prompt=10, cached=9), known=10) == 1
+    assert oracle(Usage(prompt=10, cached=10), known=10) == 0
 
 
 def test_both_ratios_and_the_hit_rate_follow_from_the_sums():
