@@ -35,8 +35,9 @@ def pair_of(build: str, folder: Callable[[], Path], *args: str) -> Iterator[Pair
         yield Pair(*engines)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pair(build: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Fresh ones for each test: GET /slots and HEAD /metrics show what earlier tasks left, slot by slot."""
     yield from pair_of(build, lambda: tmp_path_factory.mktemp("engine"))
 
 
