@@ -13,6 +13,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from slotkeeper.web.early_answers import Connector
 from slotkeeper.wire import headers as names
 from slotkeeper.wire.errors import ClientFault, UpstreamFault
 from slotkeeper.wire.headers import forwardable
@@ -46,7 +47,7 @@ class Upstream:
         self._session = aiohttp.ClientSession(
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-            connector=aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=60),
+            connector=Connector(limit=0, force_close=True, ttl_dns_cache=60),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=CHUNK,
@@ -109,10 +110,10 @@ def target(request: web.BaseRequest) -> str:
 
 
 def _framed(body: bytes) -> bytes | BytesIO:
-    """Large bodies in small pieces, so that an upload does not hold the loop.
+    """Large bodies in pieces, so that an upload does not hold the loop.
 
-    Small also because llama-server refuses a bad key before it has read the body, and closes: its answer
-    must be taken in between two pieces, for after a write that failed nothing is read any more.
+    Also because aiohttp pauses between two of them: a connection that a write has broken is then read to its
+    end before the next write fails (`early_answers`).
     """
     return body if len(body) <= CHUNK else BytesIO(body)
 
