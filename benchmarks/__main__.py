@@ -6,6 +6,7 @@ from benchmarks import (
     append_turn,
     boundaries,
     crowd,
+    demo,
     first_byte,
     found_flags,
     growth,
@@ -22,6 +23,7 @@ from benchmarks import (
 from benchmarks.figures import console
 
 PROGRAMS = (
+    demo,
     prompt_tree,
     first_byte,
     append_turn,

@@ -1,8 +1,8 @@
-"""Take what README.md shows from the last runs: `python -m benchmarks.publish`.
+"""Take what the documents show from the last runs: `python -m benchmarks.publish`.
 
-Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills the marked blocks of the documents from
-it. So no figure of README.md is written by hand, and each tells which run it is from. A benchmark that was
-not run here keeps the figures that it had.
+Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills the marked blocks of README.md and
+docs/benchmarks.md from it. So none of their figures is written by hand, and each tells which run it is from.
+A benchmark that was not run here keeps the figures that it had.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ Row = dict[str, Any]
 Pick = Callable[[Any], Any]
 
 
-def _interleaved(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["session"] == "interleaved"]
-
-
 def _fields(*names: str) -> Pick:
     return lambda rows: [{name: row[name] for name in names if name in row} for row in rows]
 
@@ -37,13 +33,13 @@ def _fields(*names: str) -> Pick:
 PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
     {
         "demo": lambda figures: figures,
-        "scenarios": _interleaved,
+        "scenarios": lambda figures: figures,
         "boundaries": _fields(
             "build", "model", "session", "way", "oracle", "client", "planted", "idle", "each"
         ),
         "rewriting": _fields("session", "build", "way", "oracle", "client", "planted", "idle"),
         "restart": lambda figures: figures["computed"],
-        "crowd": lambda figures: figures,
+        "crowd": lambda figures: figures["rows"],
     }
 )
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
-import json
 import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only its own folder
+
+from benchmarks.tables import MEASURED, code, table
 
 from slotkeeper.core.canonical.registry import RULES
 from slotkeeper.core.conversations.kinds import Kind
@@ -55,15 +58,6 @@ def descriptions(members: type[StrEnum]) -> dict[str, str]:
         elif token.type == tokenize.NEWLINE:
             name = ""
     return found
-
-
-def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def code(text: str) -> str:
-    return f"`{text}`" if text else ""
 
 
 # -- the blocks ----------------------------------------------------------------------------------------
@@ -156,120 +150,11 @@ def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
     return found
 
 
-# -- what was measured ---------------------------------------------------------------------------------
-
-Row = dict[str, Any]
-MODELS: Final = {
-    "tiny-dense": "dense",
-    "tiny-swa": "sliding window",
-    "tiny-hybrid": "hybrid",
-    "tiny-recurrent": "recurrent",
-    "tiny-hybrid-mtp": "hybrid with MTP",
-}
-BUILDS: Final = ("b10434", "b11549")
-WORK: Final = {
-    "clock-last": "a clock at the end of the system prompt, from the third turn on",
-    "edits": "edits, branches, and back",
-    "many-turns": "twelve turns, an early edit, and back",
-    "tool-loop": "a tool loop whose calls come back rendered in another form",
-    "document": "further questions about one document",
-    "document-ub2048": "the same with `-ub 2048`",
-    "agents-at-once": "five agents with one prompt of 20,000 tokens, at once",
-}
-REWRITES: Final = {
-    "tool_order": "the order of its tools",
-    "schema_keys": "the order of keys in their schemas",
-    "date": "the date in its system prompt",
-    "clock": "a clock there, at each request",
-    "git_status": "`git status` there",
-    "memory_file": "its AGENTS.md",
-}
-
-
-def measured(benchmark: str) -> Any:
-    return json.loads((DOCS / "figures.json").read_text("utf-8"))[benchmark]["figures"]
-
-
-def _waited(row: Row) -> float:
-    return float(row["client"] + row["planted"]) / row["oracle"]
-
-
-def _total(row: Row) -> float:
-    return float(row["client"] + row["planted"] + row["idle"]) / row["oracle"]
-
-
-def _pair(ratios: Sequence[float]) -> str:
-    """Older / newer build; one figure where both are the same."""
-    texts = list(dict.fromkeys(f"{ratio:.2f}" for ratio in ratios))
-    return " / ".join(texts)
-
-
-def interleaved() -> str:
-    rows = {(row["build"], row["model"]): row for row in measured("scenarios")}
-
-    def cells(model: str) -> Sequence[str]:
-        mine = [rows[build, model] for build in BUILDS]
-        stock = _pair([_waited(row["direct"]) for row in mine])
-        waited, total = (_pair([of(row["slotkeeper"]) for row in mine]) for of in (_waited, _total))
-        return MODELS[model], stock, f"**{waited}**", total
-
-    return table(("memory of the model", "stock", "waited", "total"), map(cells, MODELS))
-
-
-def breaks() -> str:
-    rows = {
-        (row["session"], row["way"], row["build"]): row
-        for row in measured("boundaries")
-        if row["model"] == "tiny-hybrid"
-    }
-
-    def cells(session: str) -> Sequence[str]:
-        stock, ours, rested = (
-            [rows[session, way, build] for build in BUILDS] for way in ("stock", "up", "up-rested")
-        )
-        first = (_pair([_waited(row) for row in way]) for way in (stock, ours, rested))
-        return WORK[session], *first, _pair([_total(row) for row in rested])
-
-    head = ("work", "stock", "waited", "waited, with pauses", "total, with pauses")
-    return table(head, map(cells, WORK))
-
-
-def rewrites() -> str:
-    rows = {(row["session"], row["way"], row["build"]): row for row in measured("rewriting")}
-
-    def cells(session: str) -> Sequence[str]:
-        ways = ("stock", "observe", "fix")
-        figures = (_pair([_waited(rows[session, way, build]) for build in BUILDS]) for way in ways)
-        return REWRITES[session], *figures
-
-    head = ("what the agent changes at its second task", "stock", "observe", "fix")
-    return table(head, map(cells, REWRITES))
-
-
-def restarts() -> str:
-    rows = measured("restart")
-
-    def cells(model: str) -> Sequence[str]:
-        mine = [row for row in rows if row["model"] == model]
-        worst = {
-            way: _pair([max(_waited(r[way]) for r in mine if r["build"] == build) for build in BUILDS])
-            for way in ("stock", "sidecar")
-        }
-        return MODELS[model], worst["stock"], f"**{worst['sidecar']}**"
-
-    return table(("memory of the model", "stock", "waited"), map(cells, MODELS))
-
-
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "docs/configuration.md": {"settings": settings},
     "docs/reference.md": {"reasons": reasons, "metrics": metrics},
     "docs/rules.md": {"kinds": kinds, "causes": causes, "rules": rules},
-    "README.md": {
-        "interleaved": interleaved,
-        "breaks": breaks,
-        "rewrites": rewrites,
-        "restarts": restarts,
-    },
+    **MEASURED,
 }
 
 

@@ -1,0 +1,248 @@
+"""The tables of measured tokens in README.md and docs/benchmarks.md, from docs/figures.json.
+
+Ratios are those of `slotkeeper.core.figures`: waited, and total. Where two stand in a cell, the first is the
+older build's and the second the newest's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from slotkeeper.core.figures import Sums
+
+FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+Row = dict[str, Any]
+MODELS: Final = {
+    "tiny-dense": "dense",
+    "tiny-swa": "sliding window",
+    "tiny-hybrid": "hybrid",
+    "tiny-recurrent": "recurrent",
+    "tiny-hybrid-mtp": "hybrid with MTP",
+}
+BUILDS: Final = ("b10434", "b11549")
+WORK: Final = {
+    "clock-last": "a clock at the end of the system prompt, from the third turn on",
+    "edits": "edits, branches, and back",
+    "many-turns": "twelve turns, an early edit, and back",
+    "tool-loop": "a tool loop whose calls come back rendered in another form",
+    "document": "further questions about one document",
+    "document-ub2048": "the same with `-ub 2048`",
+    "long-document-ub2048": "a document of 14,400 tokens and eleven questions, `-ub 2048`",
+    "agents-at-once": "five agents with one prompt of 20,000 tokens, at once",
+}
+CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, that have a target
+REWRITES: Final = {
+    "tool_order": "the order of its tools",
+    "schema_keys": "the order of keys in their schemas",
+    "date": "the date in its system prompt",
+    "clock": "a clock there, at each request",
+    "git_status": "`git status` there",
+    "memory_file": "its AGENTS.md",
+}
+
+
+def measured(benchmark: str) -> Any:
+    return json.loads(FIGURES.read_text("utf-8"))[benchmark]["figures"]
+
+
+def _sums(row: Row) -> Sums:
+    return Sums(client=row["client"], plant=row["planted"], idle=row["idle"], oracle=row["oracle"])
+
+
+def _waited(row: Row) -> float:
+    return _sums(row).waited or 0.0
+
+
+def _total(row: Row) -> float:
+    return _sums(row).total or 0.0
+
+
+def _pair(ratios: Sequence[float]) -> str:
+    """Older / newer build; one figure where both are the same."""
+    texts = list(dict.fromkeys(f"{ratio:.2f}" for ratio in ratios))
+    return " / ".join(texts)
+
+
+def interleaved() -> str:
+    rows = {(row["build"], row["model"]): row for row in measured("scenarios")}
+
+    def cells(model: str) -> Sequence[str]:
+        mine = [rows[build, model] for build in BUILDS]
+        stock = _pair([_waited(row["direct"]) for row in mine])
+        waited, total = (_pair([of(row["slotkeeper"]) for row in mine]) for of in (_waited, _total))
+        return MODELS[model], stock, f"**{waited}**", total
+
+    return table(("memory of the model", "stock", "waited", "total"), map(cells, MODELS))
+
+
+def breaks() -> str:
+    rows = {
+        (row["session"], row["way"], row["build"]): row
+        for row in measured("boundaries")
+        if row["model"] == "tiny-hybrid"
+    }
+
+    def cells(session: str) -> Sequence[str]:
+        stock, ours, rested = (
+            [rows[session, way, build] for build in BUILDS] for way in ("stock", "up", "up-rested")
+        )
+        first = (_pair([_waited(row) for row in way]) for way in (stock, ours, rested))
+        return WORK[session], *first, _pair([_total(row) for row in rested])
+
+    head = ("work", "stock", "waited", "waited, with pauses", "total, with pauses")
+    return table(head, map(cells, WORK))
+
+
+def rewrites() -> str:
+    rows = {(row["session"], row["way"], row["build"]): row for row in measured("rewriting")}
+
+    def cells(session: str) -> Sequence[str]:
+        ways = ("stock", "observe", "fix")
+        figures = (_pair([_waited(rows[session, way, build]) for build in BUILDS]) for way in ways)
+        return REWRITES[session], *figures
+
+    head = ("what the agent changes at its second task", "stock", "observe", "fix")
+    return table(head, map(cells, REWRITES))
+
+
+def restarts() -> str:
+    rows = measured("restart")
+
+    def cells(model: str) -> Sequence[str]:
+        mine = [row for row in rows if row["model"] == model]
+        worst = {
+            way: _pair([max(_waited(r[way]) for r in mine if r["build"] == build) for build in BUILDS])
+            for way in ("stock", "sidecar")
+        }
+        return MODELS[model], worst["stock"], f"**{worst['sidecar']}**"
+
+    return table(("memory of the model", "stock", "waited"), map(cells, MODELS))
+
+
+def crowds() -> str:
+    """The worst of all runs, quiet and loaded, with and without a kill -9."""
+    cells = [cell for cell in measured("crowd") if (cell["conversations"], cell["gap_ms"]) == CROWD]
+
+    def worst(model: str, ratio: str) -> Iterator[float]:
+        for build in BUILDS:
+            mine = (cell for cell in cells if (cell["build"], cell["model"]) == (build, model))
+            yield max(run[ratio] for cell in mine for run in cell["runs"])
+
+    def row(model: str) -> Sequence[str]:
+        waited, total = (_pair(list(worst(model, ratio))) for ratio in ("waited", "total"))
+        return MODELS[model], f"**{waited}**", total
+
+    return table(("memory of the model", "waited", "total"), map(row, MODELS))
+
+
+def crowd_cells() -> str:
+    def row(cell: Row) -> Sequence[str]:
+        ratios = (max(run[name] for run in cell["runs"]) for name in ("waited", "total"))
+        shape = (str(cell[name]) for name in ("conversations", "gap_ms"))
+        marks = ("yes" if cell["killed"] else "", "yes" if cell["busy"] else "", str(len(cell["runs"])))
+        return cell["build"], MODELS[cell["model"]], *shape, *marks, *(f"{ratio:.3f}" for ratio in ratios)
+
+    head = ("build", "memory", "conversations", "gap, ms", "kill -9", "busy loops", "runs", "waited", "total")
+    return table(head, map(row, measured("crowd")))
+
+
+def sessions(build: str) -> Callable[[], str]:
+    """Stock -> sidecar (oracle), in tokens that a client waited for."""
+
+    def cell(row: Row) -> str:
+        direct, ours = row["direct"], row["slotkeeper"]
+        idle = f" + {ours['idle']}" if ours["idle"] else ""
+        return f"{direct['client']} → {ours['client'] + ours['planted']}{idle} ({ours['oracle']})"
+
+    def write() -> str:
+        rows = {(r["session"], r["model"]): r for r in measured("scenarios") if r["build"] == build}
+        names = dict.fromkeys(session for session, _ in rows)
+        lines = ((name, *(cell(rows[name, model]) for model in MODELS)) for name in names)
+        return table(("session", *MODELS), lines)
+
+    return write
+
+
+def restart_cells() -> str:
+    def cell(row: Row) -> str:
+        idle = f" + {row['idle']}" if row["idle"] else ""
+        return f"{row['client'] + row['planted']}{idle} ({row['oracle']})"
+
+    def row(found: Row) -> Sequence[str]:
+        ways = (cell(found[way]) for way in ("stock", "sidecar"))
+        return found["build"], MODELS[found["model"]], found["change"], *ways
+
+    return table(("build", "memory", "how it goes on", "stock", "Slotkeeper"), map(row, measured("restart")))
+
+
+def rewrite_cells() -> str:
+    rows = {(row["session"], row["way"], row["build"]): row for row in measured("rewriting")}
+
+    def cells(session: str) -> Sequence[str]:
+        found = (
+            _pair([of(rows[session, way, build]) for build in BUILDS])
+            for way in ("stock", "observe", "fix")
+            for of in ((_waited,) if way == "stock" else (_waited, _total))
+        )
+        return code(session), f"{rows[session, 'stock', BUILDS[1]]['oracle']:,}", *found
+
+    head = ("rule", "oracle", "stock", "observe: waited", "total", "fix: waited", "total")
+    return table(head, map(cells, dict.fromkeys(session for session, _, _ in rows)))
+
+
+def part_cells() -> str:
+    """Hybrid; waited + idle (ratio waited)."""
+    rows = {
+        (r["build"], r["session"], r["way"]): r for r in measured("boundaries") if r["model"] == "tiny-hybrid"
+    }
+
+    def cell(row: Row) -> str:
+        idle = f" + {row['idle']}" if row["idle"] else ""
+        return f"{row['client'] + row['planted']}{idle} ({_waited(row):.2f})"
+
+    def lines() -> Iterator[Sequence[str]]:
+        for build, session in dict.fromkeys((build, session) for build, session, _ in rows):
+            ways = [rows[build, session, way] for way in ("stock", "up", "up-rested")]
+            yield build, session, str(ways[0]["oracle"]), *map(cell, ways)
+
+    return table(("build", "work", "oracle", "stock", "`up`", "`up`, with pauses"), lines())
+
+
+def comparison() -> str:
+    """What `slotkeeper demo` printed."""
+    (found,) = measured("demo")
+    return "```\n" + found["printed"].rstrip() + "\n```"
+
+
+MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
+    "README.md": {
+        "demo": comparison,
+        "interleaved": interleaved,
+        "breaks": breaks,
+        "restarts": restarts,
+        "crowds": crowds,
+        "rewrites": rewrites,
+    },
+    "docs/benchmarks.md": {
+        "sessions-older": sessions(BUILDS[0]),
+        "sessions-newest": sessions(BUILDS[1]),
+        "parts": part_cells,
+        "restart-cells": restart_cells,
+        "rewrite-cells": rewrite_cells,
+        "crowd-cells": crowd_cells,
+    },
+}
