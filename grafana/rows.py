@@ -172,7 +172,7 @@ def slots() -> list[Panel]:
         lines(
             "Flags found out",
             "Of engines that others started, by what they did. Good is none once an engine has worked.",
-            {"{{flag}}, {{how}}": f"{NOW.increase('engine_flags_learned_total', 'flag', 'how')} > 0"},
+            {"{{flag}}, {{how}}": NOW.increase("engine_flags_learned_total", "flag", "how")},
         ),
         lines(
             "Decisions",
