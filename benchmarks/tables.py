@@ -41,7 +41,6 @@ WORK: Final = {
     "tool-loop": "a tool loop whose calls come back rendered in another form",
     "document": "further questions about one document",
     "document-ub2048": "the same with `-ub 2048`",
-    "long-document-ub2048": "a document of 14,400 tokens and eleven questions, `-ub 2048`",
     "agents-at-once": "five agents with one prompt of 20,000 tokens, at once",
 }
 CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, that have a target
@@ -78,7 +77,8 @@ def _pair(ratios: Sequence[float]) -> str:
 
 
 def interleaved() -> str:
-    rows = {(row["build"], row["model"]): row for row in measured("scenarios")}
+    mine = (row for row in measured("scenarios") if row["session"] == "interleaved")
+    rows = {(row["build"], row["model"]): row for row in mine}
 
     def cells(model: str) -> Sequence[str]:
         mine = [rows[build, model] for build in BUILDS]
