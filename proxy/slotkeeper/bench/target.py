@@ -58,6 +58,7 @@ class Target:
         self.base = base.rstrip("/")
         self.counter = Counter(engines or (self.base,))
         self.oracle = Oracle()
+        self._told: int | None = 0  # by the counter, after the request before
         self._engine = EngineClient(self.base)
         # llama-server closes a connection after a stream, though it promises to keep it.
         self._http = httpx.AsyncClient(timeout=PATIENT, headers={"Connection": "close"})
@@ -89,14 +90,15 @@ class Target:
         data = orjson.dumps(shot.body)
         prompt = await self._prompt(api, data)
         oracle = self.oracle.least(prompt) if prompt else None
-        before = self.counter.total
+        before = self._told
         try:
             timed = await self._send(api, shot, data)
         except httpx.HTTPError as error:
             failure = f"{type(error).__name__}: {error}"
             return Hit(sample=Sample(session=shot.session, label=shot.label, failure=failure), reply=None)
         answer, figures = timed.answer, timed.answer.figures
-        usage, idle = _divided(timed, before, await self.counter.read())
+        self._told = await self.counter.read()
+        usage, idle = _divided(timed, before, self._told)
         if prompt and not timed.failure:
             self.oracle.saw(prompt + Tokens(timed.kept))
         sample = Sample(

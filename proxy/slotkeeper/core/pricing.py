@@ -16,9 +16,9 @@ from slotkeeper.core.snapshots import Snapshot, Tier
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
 
-RAM_DOUBT: Final = (
-    0.03  # of what the RAM cache promises: the engine may have dropped it, or take a like entry
-)
+# Of what the RAM cache promises: the engine may have dropped it, or load a like entry. What lies in a slot is
+# copied there by the very task that makes the engine look, so it is sure.
+RAM_DOUBT: Final = 0.03
 IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
 # Share of a loss that remains when the messages go on behind other tools: a sub-agent leaves its main agent's
 # state wanted, while a conversation that got another tool will not go back. Nobody can tell which it is.
@@ -39,10 +39,8 @@ def price_of(table: EngineTable, look: Look, want: Want) -> float:
     """Of sending it where `look` says, less the steps before."""
     moved = look.base if look.source is Source.RAM else None
     lost = loss(table, look, want)
-    if moved:
-        lost += RAM_DOUBT * look.reuse
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
-        lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
+        lost += RAM_DOUBT * look.reuse + _missed(moved, want)  # a loaded entry leaves the RAM cache
     return len(want.prompt) - look.reuse + lost
 
 

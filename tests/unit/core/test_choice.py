@@ -100,6 +100,16 @@ def test_a_file_is_surer_than_the_ram_cache_that_nobody_can_see(size, reason):
     assert choose(engine, long.tokens + text(70_000, 400), shelf=shelf).reason is reason
 
 
+def test_a_branch_leaves_the_conversation_in_its_slot_though_a_save_of_it_would_be_quick():
+    """The file could not be cut, which the next branch would need; the task that copies it makes it sure."""
+    files = {"slot_files": True, "fingerprint": "f", "state_version": 2, "files_carry": False}
+    long = conversation(SYSTEM + text(10_000, 3000))
+    engine = table(long, None, **files)
+    engine.rates.saved(10**6, len(long.tokens), 0.001)
+    plan = choose(engine, long.tokens.cut(0, 4500) + text(70_000, 500))
+    assert (plan.slot, plan.reason) == (1, Reason.RAM_CACHE)
+
+
 def test_the_long_unused_is_overwritten_rather_than_the_recent():
     old = replace(conversation(text(60_000, len(A))), used=NOW - 7200)
     engine = table(conversation(A), old, ram_cache=False)
