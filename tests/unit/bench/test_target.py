@@ -61,6 +61,16 @@ async def test_what_was_planted_is_waited_for_and_the_rest_is_idle_work():
     assert second.idle == 7
 
 
+async def test_idle_work_before_an_engine_is_started_again_is_counted_though_its_counter_was_read_then():
+    server = Server()
+    async with served(server) as base, Target(base) as target:
+        await target.fire(SHOT)
+        server.count += 900
+        await target.counter.read()  # before the engine is ended: its counter goes with it
+        server.count = 0
+        assert (await target.fire(SHOT)).sample.idle == 900
+
+
 async def test_a_request_that_a_rule_changed_is_known():
     async with served(Server(**{"X-Slotkeeper-Rewritten": "date"})) as base, Target(base) as target:
         assert (await target.fire(SHOT)).sample.rewritten
