@@ -83,35 +83,42 @@ async def read_traits(
         reading = await read_command_line(client.base, reading)
     if slot_dir is not None:
         try:
-            identity = await identify(client, reading, flags, headers)
-            files = await probe_files(
-                client,
-                slot_dir,
-                reading.traits,
-                identity.digest,
-                may_compute=may_compute,
-                known=known,
-                headers=headers,
+            reading = await _with_files(
+                client, reading, slot_dir, flags, known, may_compute=may_compute, headers=headers
             )
-            voice = ""
-            if flags is None:
-                process = str(reading.props.get("media_marker", ""))
-                voice = await voice_of(
-                    client, slot_dir, identity.digest, process, may_compute=may_compute, headers=headers
-                )
         except NoFilesError as error:
             notes = [*reading.notes, f"no snapshots: {error}"]
             reading = replace(reading, no_files=error, notes=notes)
-        else:
-            fingerprint = identity.fingerprint(files.state_version, voice)
-            traits = files.traits_into(reading.traits, fingerprint)
-            reading = replace(reading, traits=traits, files=files, voice=voice)
     if may_compute and reading.traits.guessed:
         tried = await try_flags(client, reading.traits, headers)
         reading = replace(reading, traits=tried.traits, left=tried.left)
     started = flags.build if flags else 0
     build = builds.in_words(reading.build, started, reading.model, reading.traits.state_version)
     return replace(reading, build=build, traits=replace(reading.traits, **(overrides or {})))
+
+
+async def _with_files(
+    client: EngineClient,
+    reading: Reading,
+    slot_dir: Path,
+    flags: EngineFlags | None,
+    known: ProbeResult | None,
+    *,
+    may_compute: bool,
+    headers: Headers | None,
+) -> Reading:
+    """The same reading with what its slot files carry, and which engines' files fit. Raises NoFilesError."""
+    identity = await identify(client, reading, flags, headers)
+    digest = identity.digest
+    files = await probe_files(
+        client, slot_dir, reading.traits, digest, may_compute=may_compute, known=known, headers=headers
+    )
+    voice = ""
+    if flags is None:
+        process = str(reading.props.get("media_marker", ""))
+        voice = await voice_of(client, slot_dir, digest, process, may_compute=may_compute, headers=headers)
+    traits = files.traits_into(reading.traits, identity.fingerprint(files.state_version, voice))
+    return replace(reading, traits=traits, files=files, voice=voice)
 
 
 async def read_answers(client: EngineClient, flags: EngineFlags | None, headers: Headers | None) -> Reading:
