@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Final
 
-import httpx
 from rich.progress import Progress
 from rich.table import Table
 
@@ -31,6 +30,7 @@ from benchmarks.figures import console, keep
 from benchmarks.scenarios import BUILDS
 from benchmarks.ways import Scene, Way, opened
 from slotkeeper.bench import lab
+from slotkeeper.bench.counter import Counter
 from slotkeeper.bench.measure import Sample, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import play
@@ -38,7 +38,6 @@ from slotkeeper.bench.sessions import Turn
 from slotkeeper.bench.target import Target
 from slotkeeper.observe.log import configure
 
-COUNTER: Final = "llamacpp:prompt_tokens_total "
 CONVERSATIONS: Final = (2, 4, 8)
 GAPS: Final = (0, 50, 500)  # milliseconds
 BUSY: Final = (0, 2)  # processes that do nothing but take time from the machine
@@ -88,29 +87,6 @@ class Found:
         return self.counted - self.client - self.plant - self.idle
 
 
-class Counter:
-    """What the engine has counted since it was first asked, over all its lives."""
-
-    def __init__(self, base: str, http: httpx.AsyncClient) -> None:
-        self._url = f"{base}/metrics"
-        self._http = http
-        self._before = 0
-
-    async def read(self) -> int:
-        answer = await self._http.get(self._url)
-        lines = answer.raise_for_status().text.splitlines()
-        now = next(float(line.removeprefix(COUNTER)) for line in lines if line.startswith(COUNTER))
-        return self._before + int(now)
-
-    async def start(self) -> None:
-        """From here on."""
-        self._before = -(await self.read())
-
-    async def dies(self) -> None:
-        """The engine is about to be killed: its next life counts from nothing."""
-        self._before = await self.read()
-
-
 async def measure(
     cell: Cell,
     *,
@@ -123,25 +99,25 @@ async def measure(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(loaded(cell.busy))
         scene = await stack.enter_async_context(opened(Way.UP, cell.build, cell.model))
-        http = await stack.enter_async_context(httpx.AsyncClient())
         target = await stack.enter_async_context(Target(scene.base))
-        counter = Counter(scene.engine.base, http)
-        await counter.start()
+        counter = await stack.enter_async_context(Counter([scene.engine.base]))
+        await counter.read()
         left_until_killed = cell.conversations * REQUESTS // 2 if cell.killed else -1
 
         async def before(_: Turn) -> None:
             nonlocal left_until_killed
             await asyncio.sleep(cell.gap_ms / 1000)
             if left_until_killed == 0 and scene.sidecar:
-                await counter.dies()
+                await counter.read()
                 await lab.restarted(scene.engine, scene.sidecar)
+                await counter.read()  # before its new life has counted more than the old one
             left_until_killed -= 1
 
         script = crowd(cell.conversations, seed=seed, order=order, replies=replies)
         samples = await play(
             script, target, session="crowd", before=before, seen=lambda sample: seen(sample, scene)
         )
-        return _found(samples, scene, await counter.read())
+        return _found(samples, scene, await counter.read() or 0)
 
 
 def _found(samples: Sequence[Sample], scene: Scene, counted: int) -> Found:

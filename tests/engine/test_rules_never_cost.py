@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,15 +22,6 @@ REPLY = 8  # tokens
 ANY_SLOT = 8
 NEVER = 600.0  # seconds until a pause is used: how long one is must not depend on the machine
 SESSION = {"X-Session-Id": "one-for-all", "User-Agent": "agent/1"}
-COUNTER = re.compile(r"^llamacpp:prompt_tokens_total (\d+)", re.MULTILINE)
-
-
-async def counted(http: aiohttp.ClientSession, base: str) -> int:
-    """Prompt tokens that the engine has computed, for whomever."""
-    async with http.get(f"{base}/metrics") as answer:
-        found = COUNTER.search(await answer.text())
-    assert found is not None
-    return int(found[1])
 
 
 async def work(http: aiohttp.ClientSession, url: str, base: str) -> Mapping[str, int]:
@@ -46,9 +36,9 @@ async def work(http: aiohttp.ClientSession, url: str, base: str) -> Mapping[str,
 
     found = {}
     for seed, mix in enumerate(mixes.MIXES, start=1):
-        before = await counted(http, base)
+        before = await lab.evaluated(base)
         await mix(send, seed)
-        found[mix.__name__] = await counted(http, base) - before
+        found[mix.__name__] = await lab.evaluated(base) - before
     return found
 
 
