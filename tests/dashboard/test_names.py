@@ -121,6 +121,38 @@ async def test_who_waits_in_line_has_a_place(browser: Browser, engine: Restartab
         assert looker.complaints == []
 
 
+async def test_who_waits_in_line_is_in_the_lane_of_its_own_conversation(browser: Browser, busy: Sidecar):
+    """Requests that wait as long as this test looks at them: a next turn, and two of new conversations."""
+    waits: dict[str, Any] = {"outcome": "running", "status": None, "seconds": None, "decision": None}
+    new = waits | {"conversation": None, "about": None}
+
+    async def long_line(route: Route) -> None:
+        answer = await route.fetch()
+        known = await answer.json()
+        newest = known["requests"][0]
+        line = [
+            newest | waits | {"id": "r-1"},
+            newest | new | {"id": "r-2", "name": "opencode: Ships"},
+            newest | new | {"id": "r-3", "name": "opencode: Harbours"},
+        ]
+        await route.fulfill(response=answer, json={"requests": [*line, *known["requests"]]})
+
+    async with reading(browser, admin_of(busy)) as looker:
+        listed = (await (await looker.page.request.get(f"{looker.base}/api/requests?limit=100")).json())[
+            "requests"
+        ]
+        own, number = listed[0]["name"], listed[0]["conversation"]
+        turns = sum(request["conversation"] == number for request in listed)
+        await looker.page.route("**/api/requests?*", long_line)
+        await looker.open()
+        for name, bars in ((own, turns + 1), ("opencode: Ships", 1), ("opencode: Harbours", 1)):
+            label = looker.page.locator(".name", has_text=name)
+            lane = looker.page.locator("#lanes > li").filter(has=label)
+            await expect(lane).to_have_count(1)
+            await expect(lane.locator(".bar")).to_have_count(bars)
+        assert looker.complaints == []
+
+
 @pytest.mark.parametrize("viewport", [PHONE, None])
 async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, viewport: Any):
     """A prefill that lasts as long as this test looks at it: the rest is the sidecar's own answer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,17 +20,22 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RIGHT: Final = "right"
 LOAD: Final = 4  # conversations at once, in two slots
+LEAVES: Final = 12  # of the prompt tree that are drawn
 
 
 async def test_it_loads_while_requests_run_and_goes_on_by_itself(reader: Reader, busy: Sidecar):
     async with asyncio.TaskGroup() as load:
         for number in range(LOAD):
-            load.create_task(talk(lab.url_of(busy), f"load-{number}", 3, max_tokens=200))
+            load.create_task(talk(lab.url_of(busy), f"load-{number}", 2, max_tokens=200))
         await reader.open()
         await expect(reader.page.locator("#requests tr").nth(8)).to_be_visible()
         await reader.shoot("under-load")
-    for number in range(LOAD):
-        await expect(reader.page.locator(".lanes .name", has_text=f"load-{number}")).to_be_visible()
+    # On a slow machine all that may have run before the page was there: these surely come afterwards.
+    async with asyncio.TaskGroup() as load:
+        for number in range(LOAD):
+            load.create_task(talk(lab.url_of(busy), f"late-{number}", 1, max_tokens=200))
+    for name in (f"{when}-{number}" for when in ("load", "late") for number in range(LOAD)):
+        await expect(reader.page.locator(".lanes .name", has_text=name)).to_be_visible()
 
 
 async def test_a_figure_changes_without_a_reload_and_rows_stay(reader: Reader, busy: Sidecar):
@@ -40,8 +45,23 @@ async def test_a_figure_changes_without_a_reload_and_rows_stay(reader: Reader, b
     await reader.page.locator(NEWEST).focus()
     await ask(lab.url_of(busy), "One more question, please.")
     await expect(reader.page.locator("#figures .quiet").nth(2)).not_to_have_text(requests or "")
-    assert await row.evaluate("row => row.isConnected && row.previousElementSibling !== null")
+    # Figures and rows are two answers, so rows may come one look later.
+    await reader.page.wait_for_function("row => row.previousElementSibling !== null", arg=row)
+    assert await row.evaluate("row => row.isConnected")
     assert await row.evaluate("row => row.contains(document.activeElement)")
+
+
+def drawn(nodes: list[dict[str, Any]]) -> set[str]:
+    """The latest leaves, and what they share: how many prompts there are depends on the tests before."""
+    above = {node["id"]: node["parent"] for node in nodes}
+    leaves = [node for node in nodes if node["id"] not in above.values()]
+    found: set[str] = set()
+    for leaf in sorted(leaves, key=lambda leaf: leaf["idle_seconds"])[:LEAVES]:
+        at = leaf["id"]
+        while at is not None:
+            found.add(at)
+            at = above[at]
+    return found
 
 
 async def test_it_shows_what_the_api_says(reader: Reader, busy: Sidecar):
@@ -52,7 +72,7 @@ async def test_it_shows_what_the_api_says(reader: Reader, busy: Sidecar):
         line = reader.page.locator(".slot").nth(number)
         await expect(line).to_contain_text(f"{slot['held_tokens']:,} of ")
     nodes = (await reader.document("/api/tree"))["nodes"]
-    assert await reader.page.locator("#tree .prompt").count() == len(nodes)
+    await expect(reader.page.locator("#tree .prompt")).to_have_count(len(drawn(nodes)))
     await expect(reader.page.locator("#tiers li").first).to_contain_text("hot")
 
 

@@ -40,7 +40,7 @@ class RequestRoutes:
         found = (
             record
             for record in self._driver.journal
-            if conversation in (-1, record.conversation)
+            if conversation in (-1, record.goes_on)
             and (request.query.get("repeated") != "1" or record.repeated > FEW)
         )
         return answer({"requests": [self._now(record) | summary(record) for record in islice(found, most)]})

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from slotkeeper.core.conversations.naming import Name
 from slotkeeper.core.conversations.reasons import Cause
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.losses import Loss, Lost
@@ -93,6 +94,12 @@ async def test_one_conversation_can_be_picked():
         assert await listed(client, "?conversation=1") == ["r7", "r4", "r1"]
         assert await listed(client, "?conversation=1&limit=2") == ["r7", "r4"]
         assert await listed(client, "?conversation=0") == []
+
+
+async def test_one_that_waits_in_line_is_picked_with_its_conversation():
+    waits = record("waits", name=Name("opencode", 1))
+    async with port(record("r1", conversation=1), record("r2", conversation=2), waits) as client:
+        assert await listed(client, "?conversation=1") == ["waits", "r1"]
 
 
 async def test_those_that_computed_tokens_twice_can_be_picked():

@@ -144,6 +144,11 @@ class Record:
         self.spans.append(Span(stage, begin - self.at, end - self.at, tokens, note))
 
     @property
+    def goes_on(self) -> int | None:
+        """Its conversation; until that is settled, the one that it seems to go on, whose name it has."""
+        return self.name.conversation if self.conversation is None else self.conversation
+
+    @property
     def saved_seconds(self) -> float | None:
         return None if self.reused_seconds is None else self.reused_seconds - self.step_seconds
 

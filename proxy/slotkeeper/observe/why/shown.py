@@ -23,7 +23,7 @@ def summary(record: Record) -> Document:
         "outcome": record.outcome,
         "status": record.status,
         "client": record.client,
-        "conversation": record.conversation,
+        "conversation": record.goes_on,
         "named": record.named,
         "kind": record.kind.value if record.kind else None,
         "engine": record.engine,

@@ -8,6 +8,7 @@ import pytest
 from slotkeeper.core.canonical.rules import Mode, RuleName
 from slotkeeper.core.canonical.shown import Change
 from slotkeeper.core.conversations.kinds import Kind
+from slotkeeper.core.conversations.naming import Name
 from slotkeeper.core.conversations.reasons import Cause
 from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.requests.layout import Section
@@ -90,6 +91,13 @@ def test_a_line_of_the_list_has_the_figures_of_the_record(whole):
     assert (line["decision"], line["lost"]) == ("snapshot", "checkpoint")
     assert (line["cause"], line["section"], line["where"]) == ("date", "system", "system text (message 1)")
     assert line["verdict"] == verdict(whole)
+
+
+def test_one_that_waits_in_line_is_of_the_conversation_that_its_name_says():
+    name = Name("opencode", 7)
+    assert summary(record(name=name))["conversation"] == 7
+    assert summary(record(name=name, conversation=8))["conversation"] == 8  # it began one of its own
+    assert summary(record(name=Name("opencode")))["conversation"] is None
 
 
 def test_when_it_came_is_a_time_with_its_zone(whole):
