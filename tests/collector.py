@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -15,6 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from chaos.raw import until
+from patience import PATIENCE
+from slotkeeper.observe import otel
 
 
 @dataclass(slots=True)
@@ -45,9 +48,13 @@ class Collector:
         (span,) = self.named(name)
         return span
 
+    def children(self, span: Span) -> list[Span]:
+        """Spans inside it: a stage that comes several times has several."""
+        return [child for child in self.spans if child.parent_span_id == span.span_id]
+
     def inside(self, span: Span) -> dict[str, Span]:
         """Its children, by name."""
-        return {child.name: child for child in self.spans if child.parent_span_id == span.span_id}
+        return {child.name: child for child in self.children(span)}
 
 
 def values(thing: Any) -> dict[str, Any]:
@@ -57,6 +64,7 @@ def values(thing: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def collecting() -> AsyncIterator[Collector]:
+    """One that answers, so a sidecar that ends can wait until all is sent, however slow the machine is."""
     collector = Collector()
     app = web.Application()
     app.router.add_post("/v1/traces", collector.export)
@@ -65,6 +73,7 @@ async def collecting() -> AsyncIterator[Collector]:
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         collector.url = "http://{}:{}".format(*runner.addresses[0][:2])
-        yield collector
+        with patch.object(otel, "CLOSE_SECONDS", PATIENCE):
+            yield collector
     finally:
         await runner.cleanup()

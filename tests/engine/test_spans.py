@@ -39,11 +39,15 @@ async def test_a_span_says_what_the_engine_counted_and_how_the_time_was_spent(en
         assert said["gen_ai.response.time_to_first_chunk"] > 0
         assert said["slotkeeper.slot"] in {0, 1}
     assert warm["gen_ai.usage.cache_read.input_tokens"] > 0.8 * cold["gen_ai.usage.input_tokens"]
-    assert "slotkeeper.prefill" in collector.inside(spans[0])
+    # Where most of it is planted, the few tokens of the request itself may take too short for a span.
+    planted = cold["slotkeeper.planted_tokens"]
+    longest = Stage.PLANT if planted > cold["slotkeeper.computed_tokens"] / 2 else Stage.PREFILL
+    assert f"slotkeeper.{longest.value}" in collector.inside(spans[0])
+    plants = [child for child in collector.children(spans[0]) if child.name == "slotkeeper.plant"]
+    assert sum(values(plant)["slotkeeper.tokens"] for plant in plants) <= planted
     for span in spans:
-        inside = collector.inside(span)
-        assert set(inside) <= {f"slotkeeper.{stage.value}" for stage in Stage}
-        for child in inside.values():
+        for child in collector.children(span):
+            assert child.name in {f"slotkeeper.{stage.value}" for stage in Stage}
             assert child.trace_id == span.trace_id
             assert child.start_time_unix_nano <= child.end_time_unix_nano
             # What is found beside the request's own way may end after it: the tokens of a short prompt.
