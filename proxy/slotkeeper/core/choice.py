@@ -16,6 +16,7 @@ from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.held import Held, continues, goes_on_from, shared_messages
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pricing import Want, blind_price, loss, parked_price, price_of, restore_price
+from slotkeeper.core.ram_cache import contains
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe
@@ -174,14 +175,18 @@ def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 
 def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Every slot after a touch, where the engine has more in its RAM cache than in the slot."""
+    """Every slot after a touch, where the engine has more in its RAM cache than in the slot.
+
+    Not where it would load what the touch itself has put there: that is no more than the slot as it is.
+    """
     shadow, idle, prompt = table.shadow, table.idle, want.prompt
     reachable = shadow.longest_common(prompt, idle) if shadow.traits.ram_cache else 0
     for slot in idle:
         if reachable - shadow.look(slot, prompt).reuse <= TOUCH_PRICE:
             continue
-        touched = shadow.look_touched(slot, prompt, idle)
-        if touched.source is Source.RAM and not touched.unsafe:
+        touched, own = shadow.look_touched(slot, prompt, idle), shadow.slots[slot]
+        back = own is not None and touched.base is not None and contains(own, touched.base)
+        if touched.source is Source.RAM and not touched.unsafe and not back:
             steps = (Prefill(_foreign_token(prompt), Purpose.TOUCH),)
             yield _plan(table, touched, TOUCH_PRICE + price_of(table, touched, want), steps=steps)
 

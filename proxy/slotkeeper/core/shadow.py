@@ -63,16 +63,19 @@ class EngineShadow:
     def look_touched(self, slot: SlotId, prompt: Tokens, idle: Collection[SlotId]) -> Look:
         """Send it to `slot` after a one-token task there.
 
-        That task makes the engine publish its idle slots in the RAM cache, and leaves the slot
-        non-empty, without which a pinned task never loads from there (T6).
+        That task makes the engine publish its idle slots in the RAM cache, this one first, and leaves the
+        slot non-empty, without which a pinned task never loads from there (T6). What is published replaces
+        all entries that it begins with.
         """
-        ram = list(self.ram)
+        ram, own = list(self.ram), self.slots[slot]
+        parked = parks(own, self.traits)
+        if own and parked:
+            publish(ram, own, self.traits)
         if self.traits.ram_cache and self.traits.idle_copy:
             for other in idle:
                 if other != slot and (held := self.slots[other]):
                     publish(ram, held, self.traits)
         one = Held(tokens=prompt.cut(0, 0), opaque=1)
-        parked = parks(self.slots[slot], self.traits)
         return replace(self._look(one, ram, slot, prompt), touched=True, parked=parked)
 
     def look_restored(self, slot: SlotId, prompt: Tokens, snapshot: Snapshot) -> Look:

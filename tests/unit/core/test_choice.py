@@ -136,6 +136,14 @@ def test_t6_while_a_pin_is_on_its_way_a_touch_does_the_same():
     assert plan.steps
 
 
+def test_a_slot_is_not_touched_to_load_back_what_it_holds():
+    """Nor for an entry that the touch replaces by what the slot holds."""
+    uncut = replace(conversation(SYSTEM + text(10_000, 9000)), checkpoints=())
+    engine = table(uncut)
+    engine.shadow.ram.append(replace(uncut, tokens=SYSTEM, checkpoints=(Checkpoint(2121, 1),)))
+    assert choose(engine, B1).reason is Reason.COLD
+
+
 def test_the_touched_token_does_not_begin_the_prompt():
     engine = table(conversation(A), None)
     (step,) = choose(engine, B1).steps

@@ -223,6 +223,17 @@ def test_a_touch_parks_what_it_overwrites():
     assert C in in_ram(engine)
 
 
+def test_a_touch_promises_nothing_that_it_replaces_itself():
+    """What it parks contains the entry, and cannot be cut: there is nothing left to load."""
+    engine = shadow(A, None, memory=Memory.HYBRID)
+    engine.ram = [state(A.cut(0, 300), checkpoints=(Checkpoint(296, 1),))]
+    prompt = A.cut(0, 300) + E
+    assert [engine.look_touched(slot, prompt, [0, 1]).reuse for slot in (0, 1)] == [0, 0]
+    engine.touch(0, [1])
+    assert engine.look(0, prompt).reuse == 0
+    assert in_ram(engine) == [A]
+
+
 # -- the engine's own choice (engine.md 1.2) -----------------------------------------------------------
 
 
