@@ -169,9 +169,61 @@ def test_a_slot_comes_home_when_no_more_can_be_saved(trouble):
     play << filled()
     if trouble == "save":
         play >> saves(0) << unsaved()
-    assert play >> restores(0, "end")
-    assert play << restored()
+    assert play >> fills(0, Purpose.HOME, tokens=TALK)
+    assert play << filled(3)
     assert play.table.shadow.slots[0].tokens == TALK
+
+
+# -- what a cut may take ---------------------------------------------------------------------------------
+
+
+def cut_to_its_question(prompt):
+    """An engine that thins nothing has answered it; its end and the last prompt's are in files."""
+    play = old(checkpoint_min_step=0)
+    assert play << arrives("r1", outline=OUTLINE) << knows("r1", prompt) >> goes("r1", slot=0)
+    assert play << ends("r1", len(prompt), 0, generated=1) >> reports("r1")
+    play.later(60) << sees()
+    assert play >> saves(0) << saved("end") >> fills(0, Purpose.CUT)
+    assert play << filled() >> saves(0)
+    return play << saved("prompt")
+
+
+def test_few_tokens_home_are_computed_so_that_the_next_question_about_a_document_finds_a_checkpoint():
+    """A file would bring none back, and the whole document would be computed for the next question."""
+    document = A.cut(0, 4500)
+    play = cut_to_its_question(document + B.cut(0, 500))  # checkpoints at 4484 and 4996
+    assert play >> fills(0, Purpose.HOME) << filled(3)
+    assert play.later(300) << sees()
+    other = document + REPLY.cut(0, 40)
+    assert play << arrives("r2") << knows("r2", other) >> goes("r2", slot=0, reason=Reason.PREFIX)
+    assert play << ends("r2", len(other), 4484) >> reports("r2", predicted=4484)
+
+
+def test_a_slot_is_not_cut_back_where_that_would_take_a_checkpoint_worth_more_than_the_file():
+    """Before the long message stands less than what would be missed at its end, and home is far."""
+    play = cut_to_its_question(TALK.cut(0, 349) + Tokens([USER]) + A)
+    assert play >> fills(0, Purpose.HOME) << filled(3)
+    assert play.later(300) << sees()
+
+
+def test_a_slot_is_not_cut_back_where_home_costs_more_than_the_file_would_save():
+    play = cut_back(talked(old(speculative=True)))
+    assert play << filled() >> saves(0) << saved("user") >> fills(0, Purpose.HOME, tokens=TALK) << filled(400)
+    more = TALK + Tokens(range(40_000, 40_200)) + Tokens([USER]) + A.cut(0, 600)
+    next_turn = arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
+    assert play << next_turn << knows("r2", more) >> goes("r2", slot=0)
+    assert play << ends("r2", len(more), 1001, generated=1) >> reports("r2")
+    assert play.later(60) << sees() >> saves(0) << saved("later") >> fills(0, Purpose.CUT)
+    assert play << filled() >> saves(0) << saved("later prompt") >> fills(0, Purpose.HOME, tokens=more)
+
+
+def test_a_prompt_without_messages_is_not_cut_back_at_the_first_pause():
+    play = old()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1", len(A), 0, generated=1) >> reports("r1")
+    assert play.wakes() >> saves(0) << saved("end")
+    assert play.states == ["idle", "idle"]
+    assert play.later(60) << sees() >> fills(0, Purpose.CUT)
 
 
 # -- somebody comes ------------------------------------------------------------------------------------

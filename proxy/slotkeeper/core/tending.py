@@ -3,8 +3,12 @@
 Newer builds write checkpoints into slot files: one file at the end can be cut wherever the slot could.
 Older builds do not (engine.md 2.6): there the end, the last prompt's end and every user message get a
 file each. The slot is cut back from one to the next, which costs a few tokens, and is then brought home.
-That takes the slot's checkpoints and must not be interrupted, so it is done in a longer rest. Only where no
-file has what stands before the first user message, which others will begin with too, is it done at once.
+That must not be interrupted, so it is done in a longer rest. Only where no file has what stands before the
+first user message, which others will begin with too, is it done at once.
+
+A cut takes the checkpoints behind it, and a file brings none back. What lies in files already can be spared,
+but a question about a long document parts at its end, where no file is. So the way home is computed where
+that costs less than the checkpoints are worth, and no cut is made that would give up more than it saves.
 
 With a draft model a file's own end restores without draft state; a checkpoint restores with it. So four
 foreign tokens are put behind the end first: that makes a checkpoint there, and the next prompt parts
@@ -13,7 +17,8 @@ from them and goes back to it (engine.md 2.6).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core.chore import Chore
@@ -31,6 +36,8 @@ from slotkeeper.core.traits import EngineTraits
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
 COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the way home
+ASKED: Final = 0.1  # how likely a prompt parts in the last user message or behind it, to ask something else
+EARLIER: Final = 0.02  # the same before that
 
 
 def needs_cuts(traits: EngineTraits) -> bool:
@@ -118,10 +125,46 @@ def _next_cut(held: Held, home: Held, table: EngineTable, shelf: Shelf, *, reste
     cuts = [cut for cut in _unsaved_cuts(home, traits, shelf) if _near(cut, held, home, traits)]
     if not cuts or not _way_home(held, home, table, shelf):
         return None
-    first = home.tokens.cut(0, cuts[-1])
-    if rested or held.total < home.total or not shelf.covered(first, traits):
-        return Prefill(home.tokens.cut(0, cuts[0]), Purpose.CUT)
-    return None
+    if not (rested or held.total < home.total or _opens(cuts[-1], home, traits, shelf)):
+        return None
+    worth_it = (cut for cut in cuts if _worth_it(cut, held, home, table, shelf, cuts=cuts))
+    cut = next(worth_it, None)
+    return None if cut is None else Prefill(home.tokens.cut(0, cut), Purpose.CUT)
+
+
+def _opens(cut: int, home: Held, traits: EngineTraits, shelf: Shelf) -> bool:
+    """Whether a user message begins there, and no file has anything of what stands before it."""
+    first = home.tokens.cut(0, cut)
+    return cut - 1 in user_starts(home.tokens, traits) and not shelf.covered(first, traits)
+
+
+def _worth_it(
+    cut: int, held: Held, home: Held, table: EngineTable, shelf: Shelf, *, cuts: Sequence[int]
+) -> bool:
+    """Whether a file there saves no less than the way home costs, and than lost checkpoints would."""
+    traits = table.traits
+    left = tuple(c for c in held.checkpoints if c.at < cut)
+    there = replace(held, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
+    stays = isinstance(_way_home(there, home, table, shelf), Prefill)
+    if stays and home.total - cut > cut - shelf.covered(there.tokens, traits):
+        return False
+    lost = [c.at for c in held.checkpoints if not (stays and c in left)]
+    return _worth(lost, home, traits, shelf, cuts) <= _worth([cut - 1], home, traits, shelf)
+
+
+def _worth(
+    checkpoints: Sequence[int], home: Held, traits: EngineTraits, shelf: Shelf, cuts: Sequence[int] = ()
+) -> float:
+    """Tokens that the best of these checkpoints will save, where no file does, nor one made at `cuts`."""
+    asked = max(user_starts(home.tokens, traits), default=0)
+    most = 0.0
+    for at in sorted(checkpoints, reverse=True):
+        chance = ASKED if at > asked else EARLIER
+        filed = max((cut for cut in cuts if cut <= at + 1), default=0)  # one more than its checkpoint
+        if chance * (at - filed) > most:
+            filed = max(filed, shelf.covered(home.tokens.cut(0, at + 1), traits))
+            most = max(most, chance * (at - filed))
+    return most
 
 
 def _near(cut: int, held: Held, home: Held, traits: EngineTraits) -> bool:
@@ -163,7 +206,8 @@ def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[in
 def _way_home(held: Held, home: Held, table: EngineTable, shelf: Shelf) -> Step | None:
     """From its own file; with a draft model by computing it, since a file would leave the drafts bad.
 
-    The file may end a few tokens before: they were computed ahead since.
+    It is computed, too, where that costs less than a file and the checkpoints that are lost with one. The
+    file may end a few tokens before: they were computed ahead since.
     """
     if home.opaque:
         return None
@@ -172,4 +216,10 @@ def _way_home(held: Held, home: Held, table: EngineTable, shelf: Shelf) -> Step 
     best = shelf.best(home.tokens + NEVER, table.traits, lambda s: float(s.tier is Tier.COLD))
     if best is None or home.total - best[1] >= NEW:
         return None
-    return Prefill(home.tokens, Purpose.HOME) if best[1] <= held.total < home.total else Load(best[0])
+    if best[1] <= held.total < home.total:
+        return Prefill(home.tokens, Purpose.HOME)
+    if 0 < (computes := home.total - held.total) <= COMPUTED:
+        lost = _worth([c.at for c in held.checkpoints], home, table.traits, shelf)
+        if computes <= restore_price(table, best[0]) + lost:
+            return Prefill(home.tokens, Purpose.HOME)
+    return Load(best[0])
