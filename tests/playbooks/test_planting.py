@@ -80,6 +80,19 @@ def test_an_engine_that_thins_gets_a_file_instead():
     assert play >> restores(0, "head") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
 
 
+@pytest.mark.parametrize(("files", "begins"), [(OLD_FILES, 2000), (NEW_FILES, 2001)])
+def test_a_file_that_can_only_be_extended_ends_where_all_that_parted_can_go_on(files, begins):
+    """Two questions begin with the same word, a third does not."""
+    document = Tokens(range(10_000, 12_000))
+    play = Play(n_slots=1, eager_thinning=True, **files)
+    for asked in ([7, 8], [9]):
+        play.placement._state.tree.add(document + Tokens(asked) + ASKS[0])
+    play << arrives("r1") << knows("r1", document + Tokens([7]) + ASKS[1])
+    play >> plants("r1", 0, Purpose.PLANT)
+    assert len(play.step.tokens) == begins
+    assert play << planted("r1", begins) >> saves(0, Moment.BOUNDARY)
+
+
 def test_a_long_head_of_which_nothing_is_known_gets_checkpoints_at_even_distances():
     head = Tokens(range(10_000, 14_500))
     play = Play(n_slots=1, **LATER_BUILD)

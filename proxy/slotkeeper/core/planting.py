@@ -235,17 +235,27 @@ def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: Engin
 def _files(
     found: Collection[Place], prompt: Tokens, thinned_to: int, table: EngineTable, shelf: Shelf
 ) -> set[int]:
-    """The longest shared beginning that is worth a file, if no file has it.
+    """The shared beginning that is most worth a file, if no file has it.
+
+    A file that can be cut serves whoever parts from it at a checkpoint before its end, so the longest one
+    will do. One without checkpoints is of use only to those who part behind it.
 
     An engine that thins would then keep a checkpoint before that as its only one.
     """
+    traits = table.traits
+    only_extended = not traits.cuttable and traits.files_carry is False
+    best, most, chance = set[int](), 0.0, 0.0
     for place in sorted(found, key=lambda p: p.at, reverse=True):
-        if place.shared and place.at >= WORTH_A_FILE:
-            missing = place.at - shelf.covered(prompt.cut(0, place.at), table.traits)
-            price = table.rates.save_price(place.at) + max(0, thinned_to - place.at)
-            if place.chance * missing > price:
-                return {place.at}
-    return set()
+        if not place.shared or place.at < WORTH_A_FILE:
+            continue
+        chance = place.chance + (chance if only_extended else 0.0)
+        missing = place.at - shelf.covered(prompt.cut(0, place.at), traits)
+        price = table.rates.save_price(place.at) + max(0, thinned_to - place.at)
+        if (worth := chance * missing - price) > most:
+            best, most = {place.at}, worth
+            if not only_extended:
+                break
+    return best
 
 
 def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
