@@ -38,10 +38,12 @@ class Played:
         return sum(s.computed or 0 for s in samples), sum(s.oracle or 0 for s in samples)
 
 
-async def played(model: Tiny, build: str, folder, session: str, *args: str, pauses: bool = False) -> Played:
+async def played(
+    model: Tiny, build: str, folder, session: str, *args: str, pauses: bool = False, **settings: int
+) -> Played:
     async with (
         lab.tiny_engine(model, build, folder, *args, recipe=lab.up_flags, context_tokens=CONTEXT) as engine,
-        lab.keeping(engine) as sidecar,
+        lab.keeping(engine, **settings) as sidecar,
         Target(lab.url_of(sidecar)) as target,
     ):
         found = Played(sidecar)
@@ -90,6 +92,24 @@ async def test_the_first_further_question_about_a_document_costs_its_own_tokens_
     computed, oracle = found.cost(skipped=1)
     assert computed <= oracle + 8 * (len(found.samples) - 1)
     assert found.evaluated <= document + 40 * (len(found.samples) - 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (Tiny.HYBRID, {}),
+        (Tiny.HYBRID, {"idle_tokens": 0}),  # nothing is computed ahead: slots are cut back for their files
+        (Tiny.HYBRID_MTP, {}),
+        (Tiny.RECURRENT, {}),
+    ],
+)
+async def test_idle_work_between_questions_about_a_document_loses_none_of_it(
+    model, settings, build, tmp_path
+):
+    args = ("-b", "2048", "-ub", "2048")
+    found = await played(model, build, tmp_path, "long-document", *args, pauses=True, **settings)
+    computed, oracle = found.cost(skipped=1)
+    assert computed <= oracle + 8 * (len(found.samples) - 1)
 
 
 async def test_in_a_tool_loop_the_client_waits_only_for_what_is_new(build, tmp_path):
