@@ -118,6 +118,20 @@ def test_when_the_client_leaves_on_the_way_back_the_slot_is_still_known():
     assert play << arrives("r3") << knows("r3", A + OTHER) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
+def test_a_file_that_is_only_checked_yet_is_waited_for_where_another_has_almost_as_much():
+    """Waiting takes as long as a restore; what the other file lacks takes longer to compute."""
+    play = Play(**{"memory": "dense", **NEW_FILES})
+    play.table.rates.state = 4096  # bytes a token: a restore is quick
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=1)
+    play << arrives("r3") << knows("r3", C) >> saves(0, Moment.PARK)
+    assert play << written() >> goes("r3", slot=0) << shelved(snapshot("early", A.cut(0, len(A) - 150)))
+    play << arrives("r4") << knows("r4", A + OTHER)
+    assert play.placement.queued == 1
+    assert play << filed("r3", snapshot("whole", A)) >> saves(1, Moment.PARK)
+    assert play << written() >> restores(1, "whole", request="r4")
+
+
 # -- nobody waits for a pause that will not come -----------------------------------------------------------
 
 

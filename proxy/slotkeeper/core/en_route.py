@@ -14,6 +14,7 @@ from slotkeeper.core.choice import STEER_TAIL, Plan, steer
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.planting import Structure
+from slotkeeper.core.rates import Rates
 from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State, user_starts
 from slotkeeper.core.structure import UNKNOWN, Boundary, in_replies
@@ -39,25 +40,29 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...]) -
 
 
 def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
-    """The plan; but who begins with what is just being saved waits until it lies in a file."""
+    """The plan; but a request that begins with what is just being saved waits until it lies in a file."""
     prompt, look = pending.prompt, plan.look if plan else None
     if plan is None or prompt is None or look is None or pending.plain:
         return plan
-    for shared in _coming(state, pending):
+    for shared, least in _coming(state, pending, plan.table.rates):
         common = prompt.lcp(shared)
-        if common >= len(shared) - TAIL and common - look.reuse > WORTH_A_FILE:
+        if common >= len(shared) - TAIL and common - look.reuse > least:
             return replace(plan, wait=True)
     return plan
 
 
-def _coming(state: State, but: Pending) -> Iterator[Tokens]:
-    """What will lie in a file in a moment."""
-    yield from (held.tokens for held in state.coming.values())
+def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, float]]:
+    """What will lie in a file in a moment, and how many tokens that must save to be waited for.
+
+    What is written is only checked yet, which takes about as long as its restore will.
+    """
+    for held in state.coming.values():
+        yield held.tokens, 2 * rates.restore_price(rates.size_of(held.total))
     for other in state.requests.values():
         if other.stage is Stage.PREPARING and other.plan and other is not but:
             shared = planting.kept(other.plan.steps, other.steps_left)
             if shared:
-                yield shared
+                yield shared, WORTH_A_FILE
 
 
 def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:

@@ -16,8 +16,8 @@ from slotkeeper.core.snapshots import Snapshot, Tier
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
 
-# Of what the RAM cache promises: the engine may have dropped it, or load a like entry. What lies in a slot is
-# copied there by the very task that makes the engine look, so it is sure.
+# Of what the RAM cache promises with a draft model: of several states of one conversation the engine may load
+# an older one. What lies in a slot is copied there by the very task that makes the engine look: it is sure.
 RAM_DOUBT: Final = 0.03
 IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
 # Share of a loss that remains when the messages go on behind other tools: a sub-agent leaves its main agent's
@@ -40,7 +40,8 @@ def price_of(table: EngineTable, look: Look, want: Want) -> float:
     moved = look.base if look.source is Source.RAM else None
     lost = loss(table, look, want)
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
-        lost += RAM_DOUBT * look.reuse + _missed(moved, want)  # a loaded entry leaves the RAM cache
+        lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
+        lost += RAM_DOUBT * look.reuse if table.traits.speculative else 0.0
     return len(want.prompt) - look.reuse + lost
 
 

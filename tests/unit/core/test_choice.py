@@ -89,8 +89,15 @@ def test_a_content_that_is_also_in_the_ram_cache_is_overwritten_rather_than_one_
 
 
 @pytest.mark.parametrize(("size", "reason"), [(10**8, Reason.SNAPSHOT), (10**9, Reason.RAM_CACHE)])
-def test_a_file_is_surer_than_the_ram_cache_that_nobody_can_see(size, reason):
-    files = {"slot_files": True, "fingerprint": "f", "state_version": 4, "files_carry": True}
+def test_with_a_draft_model_a_file_is_surer_than_the_ram_cache(size, reason):
+    """Of several states of one conversation the engine may load an older one."""
+    files = {
+        "slot_files": True,
+        "fingerprint": "f",
+        "state_version": 4,
+        "files_carry": True,
+        "speculative": True,
+    }
     long = conversation(SYSTEM + text(10_000, 10_000))
     engine = table(conversation(A), **files)
     engine.shadow.ram.append(long)
