@@ -36,7 +36,7 @@ from slotkeeper.core.traits import EngineTraits
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
 COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the way home
-ASKED: Final = 0.1  # how likely a prompt parts in the last user message or behind it, to ask something else
+ASKED: Final = 0.1  # how likely a prompt parts where the last user message begins, in it, or behind it
 EARLIER: Final = 0.02  # the same before that
 
 
@@ -148,7 +148,8 @@ def _worth_it(
     stays = isinstance(_way_home(there, home, table, shelf), Prefill)
     if stays and home.total - cut > cut - shelf.covered(there.tokens, traits):
         return False
-    lost = [c.at for c in held.checkpoints if not (stays and c in left)]
+    end = home.total - (NEW if home.sure else 0)  # where the next turn is known, it parts nowhere near
+    lost = [c.at for c in held.checkpoints if c.at < end and not (stays and c in left)]
     return _worth(lost, home, traits, shelf, cuts) <= _worth([cut - 1], home, traits, shelf)
 
 
@@ -159,7 +160,7 @@ def _worth(
     asked = max(user_starts(home.tokens, traits), default=0)
     most = 0.0
     for at in sorted(checkpoints, reverse=True):
-        chance = ASKED if at > asked else EARLIER
+        chance = ASKED if at >= asked else EARLIER
         filed = max((cut for cut in cuts if cut <= at + 1), default=0)  # one more than its checkpoint
         if chance * (at - filed) > most:
             filed = max(filed, shelf.covered(home.tokens.cut(0, at + 1), traits))
