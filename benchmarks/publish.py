@@ -38,6 +38,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
             "build", "model", "session", "way", "oracle", "client", "planted", "idle", "each"
         ),
         "rewriting": _fields("session", "build", "way", "oracle", "client", "planted", "idle"),
+        "recorded": _fields("session", "build", "way", "oracle", "client", "planted", "idle"),
         "restart": lambda figures: figures["computed"],
         "crowd": lambda figures: figures["rows"],
     }

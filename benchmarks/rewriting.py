@@ -1,9 +1,9 @@
 """Agents that rewrite their own prompts: what stock computes, and the sidecar with rules that observe or fix.
 
-`python -m benchmarks.rewriting [--builds b10434 ...] [--traces FILE.jsonl ...]`. One short session for
-each rule, on the hybrid model; with `--traces` recorded sessions instead. Tokens are those that
-clients waited for; beside them both ratios, waited and total. The oracle is that of the requests as the
-clients sent them.
+`python -m benchmarks.rewriting [--builds b10434 ...] [--ways stock observe fix]`. One short session for each
+rule, on the hybrid model. `--traces FILE.jsonl ...` plays recorded sessions instead: on stock, and through a
+sidecar with its defaults in front of the same flags. Tokens are those that clients waited for; beside them
+both ratios, waited and total. The oracle is that of the requests as the clients sent them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ WAYS: Final[Mapping[str, tuple[Way, dict[str, Any]]]] = {
     "stock": (Way.STOCK, {}),
     "observe": (Way.UP, {"rules": ("all=observe",)}),
     "fix": (Way.UP, {"rules": ("all=fix",)}),
+    "default": (Way.FOLDER, {}),  # stock flags and default rules
 }
+SCRIPTED: Final = ("stock", "observe", "fix")
+RECORDED: Final = ("stock", "default")
 REPLY: Final = 16  # tokens, of recorded sessions
+CONTEXT: Final = 65536  # tokens of a slot: the longest recorded prompt has 41,000
 Played = Callable[[Target], Awaitable[list[Sample]]]
 Row = dict[str, Any]
 
@@ -50,11 +54,13 @@ def recorded(path: Path) -> Played:
     return played
 
 
-async def measured(name: str, played: Played, build: str) -> list[Row]:
+async def measured(name: str, played: Played, build: str, ways: Sequence[str]) -> list[Row]:
     """One row for each way."""
     rows = []
-    for way, (kind, settings) in WAYS.items():
-        async with opened(kind, build, Tiny.HYBRID, **settings) as scene, Target(scene.base) as target:
+    for way in ways:
+        kind, settings = WAYS[way]
+        opening = opened(kind, build, Tiny.HYBRID, context_tokens=CONTEXT, **settings)
+        async with opening as scene, Target(scene.base) as target:
             found = totals(await played(target))
             if found.failed or found.uncounted:
                 raise RuntimeError(f"{name}, {way}: {found.failed} requests failed")
@@ -66,25 +72,28 @@ async def measured(name: str, played: Played, build: str) -> list[Row]:
     return rows
 
 
-def table(rows: Sequence[Row]) -> Table:
-    shown = Table("session", "build", "oracle", *WAYS, "of which planted")
-    for at in range(0, len(rows), len(WAYS)):
-        ways = rows[at : at + len(WAYS)]
+def table(rows: Sequence[Row], ways: Sequence[str]) -> Table:
+    shown = Table("session", "build", "oracle", *ways, "of which planted")
+    for at in range(0, len(rows), len(ways)):
+        mine = rows[at : at + len(ways)]
         cells = [
-            f"{row['client'] + row['planted']} = {row['waited']:.2f}, {row['total']:.2f}" for row in ways
+            f"{row['client'] + row['planted']} = {row['waited']:.2f}, {row['total']:.2f}" for row in mine
         ]
-        first = ways[0]
+        first = mine[0]
         shown.add_row(
-            first["session"], first["build"], str(first["oracle"]), *cells, str(ways[-1]["planted"])
+            first["session"], first["build"], str(first["oracle"]), *cells, str(mine[-1]["planted"])
         )
     return shown
 
 
-async def run(sessions: Mapping[str, Played], builds: Sequence[str]) -> list[Row]:
+async def run(sessions: Mapping[str, Played], builds: Sequence[str], ways: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     for name, played in sessions.items():
         for build in builds:
-            rows += await measured(name, played, build)
+            rows += await measured(name, played, build, ways)
+            console.print(
+                f"[dim]{name} {build} {[row['client'] + row['planted'] for row in rows[-len(ways) :]]}[/dim]"
+            )
     return rows
 
 
@@ -92,13 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rewriting", description=__doc__)
     parser.add_argument("--builds", nargs="+", default=BUILDS, choices=BUILDS)
     parser.add_argument("--traces", nargs="+", type=Path, default=[], metavar="FILE")
+    parser.add_argument("--ways", nargs="+", choices=WAYS)
     args = parser.parse_args(argv)
+    ways = args.ways or (RECORDED if args.traces else SCRIPTED)
     configure("error", "console")
     sessions = {f"{path.parent.name}/{path.name.partition('.')[0]}": recorded(path) for path in args.traces}
     sessions = sessions or {rule.value: scripted(rewriter) for rule, rewriter in REWRITERS.items()}
-    rows = asyncio.run(run(sessions, args.builds))
-    console.print(table(rows))
-    keep("rewriting", rows)
+    rows = asyncio.run(run(sessions, args.builds, ways))
+    console.print(table(rows, ways))
+    keep("recorded" if args.traces else "rewriting", rows)
     return 0
 
 

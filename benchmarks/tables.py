@@ -41,6 +41,7 @@ WORK: Final = {
     "tool-loop": "a tool loop whose calls come back rendered in another form",
     "document": "further questions about one document",
     "document-ub2048": "the same with `-ub 2048`",
+    "long-document-ub2048": "eleven questions about a document of 14,000 tokens, `-ub 2048`",
     "agents-at-once": "five agents with one prompt of 20,000 tokens, at once",
 }
 CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, that have a target
@@ -204,6 +205,29 @@ def rewrite_cells() -> str:
     return table(head, map(cells, dict.fromkeys(session for session, _, _ in rows)))
 
 
+def recorded_cells() -> str:
+    """Older / newest build; the ratio of stock, then both of the sidecar with its defaults."""
+    rows = {(row["session"], row["way"], row["build"]): row for row in measured("recorded")}
+
+    def cells(session: str) -> Sequence[str]:
+        stock, ours = (
+            [rows[session, way, build] for build in BUILDS if (session, way, build) in rows]
+            for way in ("stock", "default")
+        )
+        evaluated = " / ".join(f"{row['client'] + row['planted']:,}" for row in ours)
+        least = " / ".join(f"{row['client']:,}" for row in stock)
+        return session, f"{stock[-1]['oracle']:,}", least, evaluated, *map(_pair, _ratios(stock, ours))
+
+    head = ("session", "oracle", "stock", "Slotkeeper", "stock", "waited", "total")
+    return table(head, map(cells, dict.fromkeys(session for session, _, _ in rows)))
+
+
+def _ratios(stock: Sequence[Row], ours: Sequence[Row]) -> Iterator[Sequence[float]]:
+    yield [_waited(row) for row in stock]
+    yield [_waited(row) for row in ours]
+    yield [_total(row) for row in ours]
+
+
 def part_cells() -> str:
     """Hybrid; waited + idle (ratio waited)."""
     rows = {
@@ -243,6 +267,7 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "parts": part_cells,
         "restart-cells": restart_cells,
         "rewrite-cells": rewrite_cells,
+        "recorded-cells": recorded_cells,
         "crowd-cells": crowd_cells,
     },
 }

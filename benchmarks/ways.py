@@ -49,13 +49,20 @@ class Scene:
 
 
 @asynccontextmanager
-async def opened(way: Way, build: str, model: Tiny, *args: str, **settings: Any) -> AsyncIterator[Scene]:
-    """Two slots of 32,768 tokens; `args` are further flags of the engine, `settings` of the sidecar."""
+async def opened(
+    way: Way,
+    build: str,
+    model: Tiny,
+    *args: str,
+    context_tokens: int = CONTEXT_TOKENS,
+    **settings: Any,
+) -> AsyncIterator[Scene]:
+    """Two slots of so many tokens; `args` are further flags of the engine, `settings` of the sidecar."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         recipe = lab.up_flags if way in {Way.UP, Way.RESTED} else lab.stock_flags
         engine = await stack.enter_async_context(
-            lab.tiny_engine(model, build, folder, *args, context_tokens=CONTEXT_TOKENS, recipe=recipe)
+            lab.tiny_engine(model, build, folder, *args, context_tokens=context_tokens, recipe=recipe)
         )
         ours: dict[str, Any] = {"slot_dir": engine.flags.slot_save_path}
         if way is Way.RESTED:  # it saves as soon as it may, or each pause would take seconds
