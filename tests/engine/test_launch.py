@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.client import EngineClient, Health
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.launch import EPHEMERAL, LOWEST_PORT, find_engine, free_port
 from slotkeeper.engine.process import EngineDiedError, EngineProcess
 from slotkeeper.engine.recommend import private_folder, recommended
 from slotkeeper.engine.supervisor import Backoff, Supervisor
@@ -40,6 +41,23 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_to_somebody_else():
+    """It is bound only later: what the kernel hands out meanwhile to listeners and clients is another one."""
+    lowest = int(EPHEMERAL.read_text("ascii").split()[0])
+    if lowest < LOWEST_PORT + 200:
+        pytest.skip("here the kernel hands out nearly all ports")
+    ports = [free_port() for _ in range(200)]
+    assert len(set(ports)) == len(ports)
+    assert max(ports) < lowest
+
+
+def test_a_port_that_is_taken_is_no_free_one(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        both = iter([taken.getsockname()[1], 20101])
+        monkeypatch.setattr("slotkeeper.engine.launch._reserved_ports", lambda: both)
+        assert free_port() == 20101
 
 
 def alive(pid: int | None) -> bool:

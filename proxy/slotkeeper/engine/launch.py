@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import random
 import re
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -23,6 +25,9 @@ from slotkeeper.engine import builds, xllama
 
 HELP_SECONDS: Final = 60  # a GPU build looks for its devices first
 DEVICE_FLAGS: Final = frozenset({"-dev", "--device", "-ngl", "--gpu-layers", "--n-gpu-layers"})
+
+EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_PORT: Final = 20000  # most known services are below
 
 OWN_FLAGS: Final = frozenset({"--model", "--port"})  # llama-cli has no port
 
@@ -184,7 +189,26 @@ def skulk_can_exist() -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago."""
+    """A TCP port that nobody listens on, and that the kernel does not hand out by itself until it is bound.
+
+    A port that the kernel chose and took back may go to the next listener on port 0 or the next outgoing
+    connection, of this process or another one.
+    """
+    for port in _reserved_ports():
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+@cache
+def _reserved_ports() -> Iterator[int]:
+    """Ports below the range of the kernel's own choices, in a random order, each once in this process."""
+    try:
+        lowest = int(EPHEMERAL.read_text("ascii").split()[0])
+    except (OSError, ValueError):  # not Linux
+        lowest = 32768
+    span = range(LOWEST_PORT, lowest)
+    return iter(random.SystemRandom().sample(span, len(span)))
