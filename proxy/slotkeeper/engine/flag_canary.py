@@ -2,15 +2,15 @@
 
 Each prompt is prefilled where the engine likes, so none meets a running answer (engine.md T1), and must find
 what the one before it left: where one does not, somebody else is there, or the engine chooses slots in a way
-of its own, and nothing more is concluded. Two hundred tokens in all, fewer than a title costs.
+of its own, and nothing more is concluded. It costs 200 tokens in all, 350 with a sliding window.
 
 1. Four prompts, each the beginning of the next. The first shows whether checkpoints are made at all: the
    engine ends a batch TAIL tokens before a prompt's end for them.
 2. One that parts from the fourth within the second. It goes back to the second's checkpoint, unless the
    tasks since have thrown that away: then to the first's, or to none (engine.md T7).
-3. Prompts that grow by a few tokens each, and leave two checkpoints each, until an engine that keeps as many
-   as stock would have thrown one away which an engine that keeps as many as we advise would have. Then one
-   that parts behind that. It ends early where the engine is slow.
+3. Prompts that grow by a few tokens each, and leave one or two checkpoints each, until an engine that keeps
+   as many as stock would have thrown one away which an engine that keeps as many as we advise would have.
+   Then one that parts behind that. It ends early where the engine is slow.
 4. One that has nearly nothing in common with that, in the same slot: the engine copies what the slot held to
    its RAM cache, if it has one. Then the one before again: it finds its copy, or nothing. (A copy of a
    sliding window is good for nothing without a checkpoint, so there nothing proves nothing.)
@@ -37,8 +37,9 @@ PARTS: Final = 18  # where (2) parts: behind what the second prompt left, before
 LATE: Final = 12  # with that checkpoint at least so many are reused, without it at most half as many
 SHARED: Final = 4  # tokens that (4) has in common: a fifth of it, so that it is sent to the same slot
 MANY: Final = 64  # checkpoints that (3) looks for: what we advise
-GROWTH: Final = 24  # prompts at most in (3)
+GROWTH: Final = 44  # prompts at most in (3)
 PATIENCE: Final = 2.0  # seconds, for (3) to begin or go on: requests wait meanwhile
+SPREAD: Final = 1  # tokens by which an engine with a sliding window may go back farther than the model
 FEW: Final = 4  # checkpoints of an engine that has lost them all by then, at most
 
 
@@ -94,8 +95,7 @@ class _Canary:
                 if (back := await self._send(parted)) is None:
                     return traits
                 traits = _about_checkpoints(traits, back.cached)
-                windowed = traits.memory is Memory.SWA  # goes back to places of its own
-                if checkpoints_last(traits) and traits.checkpoint_cap > FEW and not windowed:
+                if checkpoints_last(traits) and traits.checkpoint_cap > FEW:
                     traits = await self._cap(traits, words)
             elif traits.memory is not Memory.UNKNOWN:  # else it may be dense
                 traits = traits.learned(Known.CANARY, checkpoint_cap=0)
@@ -108,8 +108,13 @@ class _Canary:
 
     async def _cap(self, traits: EngineTraits, words: list[int]) -> EngineTraits:
         """Whether the engine keeps as many checkpoints as we advise, or no more than we believed."""
-        believed = (traits, replace(traits, checkpoint_min_step=0))  # newer builds thin a full list, or not
+        thinned = replace(traits, checkpoint_min_step=0)
+        # Newer builds thin a full list, or not; with a sliding window they keep one more than the model.
+        believed = (traits, thinned, replace(thinned, checkpoint_cap=traits.checkpoint_cap + 1))
         advised = replace(traits, checkpoint_cap=MANY)
+        # With a sliding window a prompt computes its last TAIL + 1 tokens again and leaves one checkpoint
+        # that lasts, so it takes more prompts.
+        growth = 2 if traits.memory is Memory.SWA else TAIL + 1
         ids = words[:STEP]
         for _ in range(GROWTH):
             if time.monotonic() - self._began > PATIENCE or await self._send(ids) is None:
@@ -119,11 +124,11 @@ class _Canary:
                 less, more = {newest_usable(c, at, traits) for c in few}, newest_usable(many, at, traits)
                 if max(less) + SHARED < more:
                     back = await self._send([*ids[:at], *(2 * [words[-1]])])
-                    if back is None or back.cached not in {*less, more}:
+                    if back is None or min(abs(back.cached - place) for place in (*less, more)) > SPREAD:
                         return traits
-                    kept = MANY if back.cached == more else traits.checkpoint_cap
+                    kept = MANY if abs(back.cached - more) <= SPREAD else traits.checkpoint_cap
                     return traits.learned(Known.CANARY, checkpoint_cap=kept)
-            ids = [*ids, *(words[(len(ids) + n) % (len(words) - 1)] for n in range(TAIL + 1))]
+            ids = [*ids, *(words[(len(ids) + n) % (len(words) - 1)] for n in range(growth))]
         return traits
 
     def _checkpoints(self, traits: EngineTraits) -> tuple[Checkpoint, ...]:
