@@ -20,6 +20,7 @@ from benchmarks.figures import FOLDER, console
 
 FIGURES: Final = Path("docs") / "figures.json"
 GENERATE: Final = Path("docs") / "generate.py"
+TOKENS: Final = ("session", "build", "way", "oracle", "client", "planted", "idle")
 KEPT: Final = ("version", "at", "cores")  # what is said of a run beside its figures
 
 Row = dict[str, Any]
@@ -34,11 +35,9 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
     {
         "demo": lambda figures: figures,
         "scenarios": lambda figures: figures,
-        "boundaries": _fields(
-            "build", "model", "session", "way", "oracle", "client", "planted", "idle", "each"
-        ),
-        "rewriting": _fields("session", "build", "way", "oracle", "client", "planted", "idle"),
-        "recorded": _fields("session", "build", "way", "oracle", "client", "planted", "idle"),
+        "boundaries": _fields(*TOKENS, "model", "each"),
+        "rewriting": _fields(*TOKENS),
+        "recorded": _fields(*TOKENS),
         "restart": lambda figures: figures["computed"],
         "crowd": lambda figures: figures["rows"],
     }

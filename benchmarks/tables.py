@@ -59,6 +59,11 @@ def measured(benchmark: str) -> Any:
     return json.loads(FIGURES.read_text("utf-8"))[benchmark]["figures"]
 
 
+def _by_build(rows: Iterable[Row]) -> dict[tuple[str, str, str], Row]:
+    """(session, way, build) -> its row."""
+    return {(row["session"], row["way"], row["build"]): row for row in rows}
+
+
 def _sums(row: Row) -> Sums:
     return Sums(client=row["client"], plant=row["planted"], idle=row["idle"], oracle=row["oracle"])
 
@@ -71,7 +76,7 @@ def _total(row: Row) -> float:
     return _sums(row).total or 0.0
 
 
-def _pair(ratios: Sequence[float]) -> str:
+def _pair(ratios: Iterable[float]) -> str:
     """Older / newer build; one figure where both are the same."""
     texts = list(dict.fromkeys(f"{ratio:.2f}" for ratio in ratios))
     return " / ".join(texts)
@@ -91,11 +96,7 @@ def interleaved() -> str:
 
 
 def breaks() -> str:
-    rows = {
-        (row["session"], row["way"], row["build"]): row
-        for row in measured("boundaries")
-        if row["model"] == "tiny-hybrid"
-    }
+    rows = _by_build(row for row in measured("boundaries") if row["model"] == "tiny-hybrid")
 
     def cells(session: str) -> Sequence[str]:
         stock, ours, rested = (
@@ -109,7 +110,7 @@ def breaks() -> str:
 
 
 def rewrites() -> str:
-    rows = {(row["session"], row["way"], row["build"]): row for row in measured("rewriting")}
+    rows = _by_build(measured("rewriting"))
 
     def cells(session: str) -> Sequence[str]:
         ways = ("stock", "observe", "fix")
@@ -191,7 +192,7 @@ def restart_cells() -> str:
 
 
 def rewrite_cells() -> str:
-    rows = {(row["session"], row["way"], row["build"]): row for row in measured("rewriting")}
+    rows = _by_build(measured("rewriting"))
 
     def cells(session: str) -> Sequence[str]:
         found = (
@@ -207,25 +208,18 @@ def rewrite_cells() -> str:
 
 def recorded_cells() -> str:
     """Older / newest build; the ratio of stock, then both of the sidecar with its defaults."""
-    rows = {(row["session"], row["way"], row["build"]): row for row in measured("recorded")}
+    rows = _by_build(measured("recorded"))
 
     def cells(session: str) -> Sequence[str]:
-        stock, ours = (
-            [rows[session, way, build] for build in BUILDS if (session, way, build) in rows]
-            for way in ("stock", "default")
+        stock, ours = ([rows[session, way, build] for build in BUILDS] for way in ("stock", "default"))
+        evaluated = (
+            " / ".join(f"{row['client'] + row['planted']:,}" for row in way) for way in (stock, ours)
         )
-        evaluated = " / ".join(f"{row['client'] + row['planted']:,}" for row in ours)
-        least = " / ".join(f"{row['client']:,}" for row in stock)
-        return session, f"{stock[-1]['oracle']:,}", least, evaluated, *map(_pair, _ratios(stock, ours))
+        ratios = (map(_waited, stock), map(_waited, ours), map(_total, ours))
+        return session, f"{stock[-1]['oracle']:,}", *evaluated, *map(_pair, ratios)
 
     head = ("session", "oracle", "stock", "Slotkeeper", "stock", "waited", "total")
     return table(head, map(cells, dict.fromkeys(session for session, _, _ in rows)))
-
-
-def _ratios(stock: Sequence[Row], ours: Sequence[Row]) -> Iterator[Sequence[float]]:
-    yield [_waited(row) for row in stock]
-    yield [_waited(row) for row in ours]
-    yield [_total(row) for row in ours]
 
 
 def part_cells() -> str:

@@ -20,7 +20,6 @@ from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tending import (
     first_step,
     homewards,
-    needs_cuts,
     next_step,
     unsaved,
     way_ahead,
@@ -129,7 +128,7 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
         chore.left_back()
     rested = state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
     step = _next(state, chore, ok=ok, rested=rested, now=now)
-    held, done = chore.held, rested or not ok or not needs_cuts(chore.table.traits)
+    held, done = chore.held, rested or not ok or not chore.table.traits.files_only_extend
     if step is None and done and held and held.following is None:
         chore.table.settled[chore.slot] = held  # also if it failed: not again until something is new
     if step is None or state.waiting:

@@ -148,7 +148,7 @@ def goes_on_from(held: Held, traits: EngineTraits) -> int:
     one more than the newest checkpoint before the place where that parts: the end of the last prompt, as
     long as nobody knows how its reply comes back.
     """
-    if traits.cuttable or traits.files_carry is not False or held.sure:
+    if not traits.files_only_extend or held.sure:
         return held.total
     common = held.total
     if held.following is not None:

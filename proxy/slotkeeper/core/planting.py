@@ -243,17 +243,16 @@ def _files(
     An engine that thins would then keep a checkpoint before that as its only one.
     """
     traits = table.traits
-    only_extended = not traits.cuttable and traits.files_carry is False
     best, most, chance = set[int](), 0.0, 0.0
     for place in sorted(found, key=lambda p: p.at, reverse=True):
         if not place.shared or place.at < WORTH_A_FILE:
             continue
-        chance = place.chance + (chance if only_extended else 0.0)
+        chance = place.chance + (chance if traits.files_only_extend else 0.0)
         missing = place.at - shelf.covered(prompt.cut(0, place.at), traits)
         price = table.rates.save_price(place.at) + max(0, thinned_to - place.at)
         if (worth := chance * missing - price) > most:
             best, most = {place.at}, worth
-            if not only_extended:
+            if not traits.files_only_extend:
                 break
     return best
 

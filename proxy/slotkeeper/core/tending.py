@@ -40,11 +40,6 @@ ASKED: Final = 0.1  # how likely a prompt parts where the last user message begi
 EARLIER: Final = 0.02  # the same before that
 
 
-def needs_cuts(traits: EngineTraits) -> bool:
-    """Whether one file at the end is not enough."""
-    return not traits.cuttable and traits.files_carry is False
-
-
 def unsaved(held: Held, traits: EngineTraits, shelf: Shelf) -> bool:
     """Whether enough of its end is in no file."""
     return held.total - shelf.covers(held, traits) >= NEW
@@ -190,7 +185,7 @@ def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[in
     Also where the last user message begins, if its checkpoint has gone: engines that thin theirs out
     lose it to what was computed ahead, and it is where an edit will part.
     """
-    if not needs_cuts(traits):
+    if not traits.files_only_extend:
         return
     starts = user_starts(held.tokens, traits)
     # Where the next turn is known to extend all of it, nobody comes for the end of the last prompt.

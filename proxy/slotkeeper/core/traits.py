@@ -93,6 +93,11 @@ class EngineTraits:
         return self.memory is Memory.DENSE or (self.memory is Memory.SWA and self.swa_full)
 
     @property
+    def files_only_extend(self) -> bool:
+        """Whether a slot file serves only prompts that extend it: it carries no checkpoint to cut it at."""
+        return not self.cuttable and self.files_carry is False
+
+    @property
     def snapshots(self) -> bool:
         """Whether states can be kept in files and offered again."""
         return self.slot_files and self.state_version > 0 and bool(self.fingerprint)
