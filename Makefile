@@ -4,7 +4,7 @@ VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
 
-.PHONY: help demo test rehearse test-image test-real lint bench lock clean
+.PHONY: help demo test rehearse test-image test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ lint: $(VENVS)/dev/ready  ## style, types, direction of imports
 	$(VENVS)/dev/bin/mypy
 	$(VENVS)/dev/bin/lint-imports
 
+audit: $(VENVS)/audit/ready  ## known vulnerabilities of what the image installs
+	$(VENVS)/audit/bin/pip-audit --requirement requirements/image.lock --require-hashes --disable-pip --progress-spinner off
+
 bench: $(VENVS)/dev/ready  ## benchmarks (beside nginx, if it is installed)
 	$(VENVS)/dev/bin/python -m benchmarks
 
@@ -41,6 +44,12 @@ lock:  ## write the lock files anew, after a change of dependencies
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra otel pyproject.toml requirements/build.in -o requirements/image.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
+	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
+
+$(VENVS)/audit/ready: requirements/audit.lock
+	$(PYTHON) -m venv --clear $(VENVS)/audit
+	$(VENVS)/audit/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/audit.lock
+	touch $@
 
 $(VENVS)/%/ready: requirements/%.lock pyproject.toml
 	$(PYTHON) -m venv --clear $(VENVS)/$*
