@@ -33,6 +33,7 @@ from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
 from slotkeeper.web.data import DataPort
 from slotkeeper.web.exchange import Gate
+from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.upstream import Upstream
 
 BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
@@ -70,6 +71,7 @@ class Sidecar:
         self.admin = AdminPort(self.driver, self.metrics, token, limits, why_text=settings.why_text)
         self._recorder = self._recording(settings.record) if settings.record else None
         self._spans = spans_to(settings.otlp_endpoint)
+        self._ahead = read_ahead_in(settings, self.metrics)
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
@@ -93,6 +95,7 @@ class Sidecar:
             self.rewriting,
             Naming(text=settings.why_text),
             settings.keep_alive,
+            self._ahead,
             recorder=self._recorder,
             spans=self._spans,
         )
@@ -161,6 +164,15 @@ def limits_in(settings: Settings) -> Limits:
         hourly_bytes=int(settings.hourly_bytes),
         pause=settings.save_pause,
         idle_tokens=settings.idle_tokens,
+    )
+
+
+def read_ahead_in(settings: Settings, metrics: Metrics) -> ReadAhead:
+    return ReadAhead(
+        int(settings.read_ahead_bytes),
+        int(settings.read_ahead_total),
+        seconds=settings.write_timeout,
+        metrics=metrics,
     )
 
 

@@ -121,6 +121,22 @@ class Settings(BaseSettings):
     max_body_bytes: ByteSize = Field(
         default=ByteSize(256 * 2**20), gt=0, description="larger request bodies are refused with 413"
     )
+    write_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        description=(
+            "seconds that a client has to read on when what it has not read of its answer has no room any "
+            "more; then its connection is broken off, so that its slot is free"
+        ),
+    )
+    read_ahead_bytes: ByteSize = Field(
+        default=ByteSize(4 * 2**20),
+        ge=0,
+        description="of each answer, room for what the engine has said and its client has not read yet",
+    )
+    read_ahead_total: ByteSize = Field(
+        default=ByteSize(256 * 2**20), ge=0, description="of all answers together, the same"
+    )
     drain_delay: float = Field(
         default=2.0,
         ge=0,

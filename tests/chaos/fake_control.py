@@ -19,6 +19,8 @@ class FakeControl:
     held: list[int]  # tokens in each
     marker: str = field(default_factory=lambda: uuid.uuid4().hex)  # changes with every start
 
+    extra: dict[str, Any] = field(default_factory=dict)  # more routes
+
     def answer(self, path: str, body: bytes) -> Any:
         """A JSON document, or None where there is no such route."""
         doc = loads(body)
@@ -40,7 +42,7 @@ class FakeControl:
                 return {"prompt": _rendered(doc)}
             case "/tokenize":
                 return {"tokens": _ids(doc.get("content"))}
-        return None
+        return self.extra.get(path)
 
     def prompt_tokens(self, body: bytes) -> int:
         """How many tokens the prompt of a generating request has."""

@@ -7,6 +7,7 @@ goes along as an exemplar, which a scraper gets that asks for OpenMetrics.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from itertools import product
 from types import MappingProxyType
 from typing import Final, Literal, get_args
@@ -49,6 +50,14 @@ Fallback = Literal[
     "rewrite",
     "task",
 ]
+
+
+class Cut(StrEnum):
+    """Why a client's connection was broken off or refused."""
+
+    STALLED = "stalled"  # it did not read its answer
+
+
 Stage = Literal["parse", "render"]
 Action = Literal["fixed", "observed", "declined"]  # declined: as it came, it was cheaper
 
@@ -102,6 +111,9 @@ class Metrics:
             "oracle_tokens_total", "Prompt tokens that a perfect cache would have computed."
         )
         self.fallbacks = counter("fallbacks_total", "Times that something of ours failed open.", "reason")
+        self.cuts = counter(
+            "connections_cut_total", "Connections of clients that were refused or broken off.", "reason"
+        )
         self.inexact = counter("inexact_prompts_total", "Prompts whose length we had counted wrongly.")
         self.flags_learned = counter(
             "engine_flags_learned_total", "Engines' flags that were found out, and how.", "flag", "how"
@@ -192,6 +204,9 @@ class Metrics:
     def fallback(self, reason: Fallback) -> None:
         self.fallbacks.labels(reason=reason).inc()
 
+    def cut(self, reason: Cut) -> None:
+        self.cuts.labels(reason=reason.value).inc()
+
     def rewritten(self, rule: RuleName, action: Action) -> None:
         self.rewrites.labels(rule=rule.value, action=action).inc()
 
@@ -233,6 +248,7 @@ class Metrics:
             (self.repeated, Cause),
             (self.fallbacks, get_args(Fallback)),
             (self.overhead, get_args(Stage)),
+            (self.cuts, Cut),
             (self.operation_seconds, ("save", "restore")),
         )
         for metric, values in known:

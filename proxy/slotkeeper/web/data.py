@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.web.exchange import Exchange, Gate
+from slotkeeper.web.outlet import Outlet
 from slotkeeper.web.upstream import GONE, abort, copy, prepared
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
@@ -123,8 +124,9 @@ class DataPort:
             await response.prepare(request)
             outcome = "ok" if answer.status < 400 else "client_error"
             try:
-                await copy(answer, response, lambda _: None)
-                await response.write_eof()
+                with Outlet(self._gate.ahead, request, response) as out:
+                    await copy(answer, out.write, lambda _: None)
+                    await out.end()
             except UpstreamFault as fault:
                 log.warning("answer_broke_off", request_id=known_as, error=fault.message)
                 abort(request)

@@ -19,6 +19,7 @@ from slotkeeper.observe.recording import Recorder
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
+from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.relay import Relay
 from slotkeeper.web.upstream import GONE, NotSent, Upstream
 from slotkeeper.web.waiting import Waiting
@@ -53,6 +54,7 @@ class Gate:
     rewriting: Rewriting
     names: Naming
     keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
+    ahead: ReadAhead
     recorder: Recorder | None = None
     spans: Spans | None = None
 
@@ -222,7 +224,9 @@ class Exchange:
             driver.post(Started(at=driver.now(), request=self._account.key))
             if answer.status < 400:
                 link.let_in(self._auth)
-            relay = Relay(driver, self._request, self._api, self._account, self._waiting)
+            relay = Relay(
+                driver, self._request, self._api, self._account, self._waiting, ahead=self._gate.ahead
+            )
             return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
 
     def _labels(self) -> dict[str, str]:

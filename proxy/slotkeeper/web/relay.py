@@ -14,6 +14,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.web.account import Account
+from slotkeeper.web.outlet import Outlet, ReadAhead
 from slotkeeper.web.upstream import abort, copy, flows, whole
 from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
@@ -30,9 +31,17 @@ class Relay:
     """One answer: whole, retold as an event, or visibly broken off."""
 
     def __init__(
-        self, driver: Driver, request: web.Request, api: Api, account: Account, waiting: Waiting
+        self,
+        driver: Driver,
+        request: web.Request,
+        api: Api,
+        account: Account,
+        waiting: Waiting,
+        *,
+        ahead: ReadAhead,
     ) -> None:
         self._driver = driver
+        self._ahead = ahead
         self._request = request
         self._api = api
         self._account = account
@@ -62,19 +71,21 @@ class Relay:
         elif not alone:
             waiting.start(response)
         rest = account.listener.without(progress) if progress else bytes
-        try:
-            await copy(answer, response, account.listener.heard, lambda chunk: waiting.ends_with(rest(chunk)))
-            waiting.stop()
-            if progress:
-                await response.write(progress.close())
-        except UpstreamFault as fault:
-            waiting.stop()
-            link.kick()
-            account.gone()
-            await self._break_off(answer, response, fault)
-            return response
-        account.finished(forward, link, answer.status)
-        await response.write_eof()
+        with Outlet(self._ahead, self._request, response) as out:
+            try:
+                heard = account.listener.heard
+                await copy(answer, out.write, heard, lambda chunk: waiting.ends_with(rest(chunk)))
+                waiting.stop()
+                if progress:
+                    await out.write(progress.close())
+            except UpstreamFault as fault:
+                waiting.stop()
+                link.kick()
+                account.gone()
+                await self._break_off(answer, out, fault)
+                return response
+            account.finished(forward, link, answer.status)
+            await out.end()
         return response
 
     async def _predicted(self) -> None:
@@ -102,13 +113,11 @@ class Relay:
             fault = UpstreamFault(f"the engine answered {answer.content_type} where a stream was asked for")
         return await self._waiting.end(errors.sse(fault, self._api))
 
-    async def _break_off(
-        self, answer: aiohttp.ClientResponse, response: web.StreamResponse, fault: UpstreamFault
-    ) -> None:
+    async def _break_off(self, answer: aiohttp.ClientResponse, out: Outlet, fault: UpstreamFault) -> None:
         """Never a clean end: an error event where the client reads events, else a broken connection."""
         log.warning("answer_broke_off", request_id=self._account.id, error=fault.message)
         if flows(answer):
-            await response.write(b"\n\n" + errors.sse(fault, self._api))
-            await response.write_eof()
+            await out.write(b"\n\n" + errors.sse(fault, self._api))
+            await out.end()
         else:
             abort(self._request)

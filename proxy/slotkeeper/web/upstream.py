@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from io import BytesIO
 from typing import Final
 
@@ -149,17 +149,17 @@ def flows(answer: aiohttp.ClientResponse) -> bool:
 
 async def copy(
     answer: aiohttp.ClientResponse,
-    response: web.StreamResponse,
+    write: Callable[[bytes], Awaitable[None]],
     seen: Callable[[bytes], None],
     through: Callable[[bytes], bytes] = bytes,
 ) -> None:
-    """Every chunk as it comes, shown to `seen` after what `through` leaves of it was written.
+    """Every chunk as it comes, shown to `seen` after `write` had what `through` leaves of it.
 
     Raises UpstreamFault when the engine breaks off, and GONE errors when the client does.
     """
     while chunk := await _next(answer):
         if passing := through(chunk):
-            await response.write(passing)
+            await write(passing)
         seen(chunk)
 
 

@@ -1,0 +1,118 @@
+"""Clients that do not read their answers hold nobody up, whether their answers fit a buffer or not."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+
+import orjson
+
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, looks_whole, request_body
+from chaos.fake_engine import FLOOD_BYTES, FakeEngine, Fault
+from chaos.raw import dial, until
+from slotkeeper.app import running
+from slotkeeper.wire.routes import Api
+
+CHAT, COMPLETION = PATHS[Api.CHAT], PATHS[Api.COMPLETION]
+SLOTS = 2
+TWO_SLOTS = ["-np", str(SLOTS), "-c", "32768", "-t", "1"]
+FOR_EVER = 1000.0
+SAID_TO_STALL = {"prompt": "the keeper lights", "stream": True, "ignore_eos": True, "temperature": 0}
+VERBOSE = {**SAID_TO_STALL, "n_probs": 100, "n_predict": 12000}  # 10 kB a token: more than sockets take in
+SHORT = {"prompt": "the ships come home", "n_predict": 4, "temperature": 0}
+
+impatient = partial(settings, write_timeout=0.5, read_ahead_bytes=2**18, drain_timeout=1.0)
+
+
+def cut(sidecar) -> float:
+    name, labels = "slotkeeper_connections_cut_total", {"reason": "stalled"}
+    return sidecar.metrics.registry.get_sample_value(name, labels) or 0
+
+
+async def answered(address: str, body: object) -> bytes:
+    async with dial(address) as wire:
+        await wire.post(COMPLETION, body)
+        head = await wire.head()
+        assert head.status == 200
+        return await wire.body(head)
+
+
+async def test_as_many_readers_that_stall_as_there_are_slots_hold_nobody_up(engine_factory, build):
+    """By the order of events: the bystander's answer follows as soon as one of them has been cut off."""
+    engine = engine_factory("tiny-dense", build, args=TWO_SLOTS)
+    async with running(impatient(engine.base)) as sidecar, AsyncExitStack() as stack:
+        await ready(sidecar)
+        (table,) = sidecar.driver.placement.tables.values()
+        for _ in range(SLOTS):
+            wire = await stack.enter_async_context(dial(sidecar.addresses[0], window=4096))
+            await wire.post(COMPLETION, VERBOSE)
+            await wire.head()
+        await until(lambda: not table.idle, "both slots are taken")
+        assert cut(sidecar) == 0
+        said = orjson.loads(await answered(sidecar.addresses[0], SHORT))
+        assert said["tokens_predicted"] == 4
+        assert cut(sidecar) >= 1, "a slot was free because a reader that stalled was cut off"
+        await until(lambda: cut(sidecar) == SLOTS)
+        await until(lambda: len(table.idle) == SLOTS, "both slots are free")
+        assert "0 requests" in repr(sidecar.driver.placement)
+
+
+async def test_a_slot_is_free_when_the_engine_has_finished_though_nobody_reads(engine_factory, build):
+    """Answers that fit the buffer: nobody is cut off, and who reads at last reads all of it."""
+    engine = engine_factory("tiny-dense", build, args=TWO_SLOTS)
+    body = {**SAID_TO_STALL, "n_probs": 100, "n_predict": 400}  # 4 MB
+    roomy = settings(engine.base, write_timeout=FOR_EVER, read_ahead_bytes=2**26, drain_timeout=1.0)
+    async with running(roomy) as sidecar, AsyncExitStack() as stack:
+        await ready(sidecar)
+        (table,) = sidecar.driver.placement.tables.values()
+        readers = []
+        for _ in range(SLOTS):
+            wire = await stack.enter_async_context(dial(sidecar.addresses[0], window=4096))
+            await wire.post(COMPLETION, body)
+            readers.append((wire, await wire.head()))
+        await answered(sidecar.addresses[0], SHORT)
+        await until(lambda: len(table.idle) == SLOTS, "both slots are free, and nobody has read a byte")
+        assert cut(sidecar) == 0
+        for wire, head in readers:
+            stream = await wire.body(head)
+            assert b'"stop":true' in stream
+            assert stream.count(b"data: ") >= 400
+        await until(lambda: sidecar._ahead.free == 256 * 2**20, "all room was given back")
+
+
+async def test_the_room_of_all_answers_together_is_bounded(fake):
+    """What has no room is not taken from the engine, so that it waits."""
+    fake.script.extend([Fault.FLOOD] * 2)
+    small = settings(fake.base, read_ahead_bytes=2**26, read_ahead_total=2**24, write_timeout=FOR_EVER)
+    async with running(small) as sidecar, dial(sidecar.addresses[0], window=4096) as one:
+        await ready(sidecar)
+        async with dial(sidecar.addresses[0], window=4096) as other:
+            for wire in (one, other):
+                await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+            await until(lambda: sidecar._ahead.free == 0, "the room is taken")
+            sent = -1
+            while fake.sent != sent:
+                sent = fake.sent
+                await asyncio.sleep(0.3)
+            assert sent < FLOOD_BYTES / 8, "it is taken in no longer"
+        await until(lambda: sidecar._ahead.free > 0, "who has left gives its room back")
+
+
+async def test_a_reader_that_goes_on_in_time_has_its_whole_answer(fake, sidecar, data):
+    async with dial(data, window=4096) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        head = await wire.head()
+        await until(lambda: "0 requests" in repr(sidecar.driver.placement), "the slot is free")
+        assert looks_whole(Api.CHAT, await wire.body(head))
+
+
+async def test_who_stalls_on_a_route_without_a_slot_is_cut_off_too():
+    async with FakeEngine() as fake, running(impatient(fake.base)) as sidecar:
+        await ready(sidecar)
+        fake.control.extra["/props-flood"] = "x" * 2**26
+        async with dial(sidecar.addresses[0], window=4096) as wire:
+            await wire.send(b"GET /props-flood HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: cut(sidecar) == 1)
+            assert (await wire.rest())[1], "by a reset: half an answer must not look whole"
