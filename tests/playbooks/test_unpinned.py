@@ -297,6 +297,22 @@ def test_between_two_plants_the_slot_is_promised():
     assert play << sees(1) >> unpinned("r3", Reason.BYPASS)
 
 
+def test_a_slot_that_another_may_have_taken_between_two_steps_is_looked_at():
+    """The engine releases it when a plant ends, and gives it to who waits there (T1)."""
+    system = Tokens(range(50_000, 52_000))
+    play = Play(ram_cache=True, memory="dense")
+    conversation(play, "r1", system + A, 0)
+    assert play << arrives("r2") << knows("r2", system + B) >> plants("r2", 1, Purpose.TOUCH) << sees(1)
+    twice = arrives("r3", copies=2, bypass=True, rendered=False)
+    assert play << twice >> unpinned("r3", Reason.BYPASS)  # one task in slot 0, one waits for slot 1
+    assert play << planted("r2", 1)
+    assert play.placement.queued == 1
+    assert play << sees(0, 1)
+    assert play.states == ["running", "foreign"]
+    play << ends("r3", 40) >> reports("r3", slot=0) << sees(held={0: 40, 1: 0})
+    assert play >> goes("r2", slot=0)
+
+
 def test_a_ram_cache_that_fails_twice_is_not_counted_on():
     system = Tokens(range(50_000, 52_000))
     play = Play(ram_cache=True, memory="dense")

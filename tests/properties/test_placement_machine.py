@@ -61,6 +61,7 @@ from slotkeeper.observe.why.journal import Journal
 from slotkeeper.observe.why.record import Record
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
+STEPS_TO_REST = 40  # for each request and task: a long run leaves a long line behind
 ROOM = 4000  # tokens that fit into the hot tier: files must go now and then
 TOKEN_BYTES = 65536
 BOUNDARIES = (Boundary(10, Kind.HEAD), Boundary(60, Kind.USER), Boundary(130, Kind.USER))
@@ -514,7 +515,8 @@ class Quiet(RuleBasedStateMachine):
         if not hasattr(self, "engines"):
             return
         self.engine_returns()
-        for _ in range(600):
+        tasks = len(self.prompts) + sum(engine.tasks for engine in self.engines.values())
+        for _ in range(STEPS_TO_REST * (1 + tasks)):
             if not self.one_step_to_rest():
                 break
         else:

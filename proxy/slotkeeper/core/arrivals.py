@@ -136,21 +136,21 @@ def _weighed(state: State, pending: Pending, weighed: Weighed) -> None:
 
 
 def _place(state: State, pending: Pending, now: float) -> Plan | None:
-    """Numbers as in `placement`. None: it waits (6)."""
+    """Numbers as in `placement`. None: it waits (7)."""
     request = pending.arrived
     if request.copies > 1:
         tables = [t for t in state.up if len(t.idle) >= min(request.copies, len(t.states))]
-        return _named(blind(tables, pinnable=False, now=now, shelf=state.shelf), Reason.UNPINNABLE)
+        return _named(blind(tables, pinnable=False, now=now, shelf=state.shelf), Reason.UNPINNABLE)  # 1
     if request.id_slot is not None:
-        return _clients_own(state, request.id_slot, now)  # 1
+        return _clients_own(state, request.id_slot, now)  # 2
     if request.pinnable and (plan := continuing(state.up, request.outline, now)):
-        return plan  # 2
+        return plan  # 3
     if request.pinnable and request.brief:
-        return _named(blind(state.up, pinnable=True, now=now, shelf=state.shelf), Reason.BRIEF)  # 3
+        return _named(blind(state.up, pinnable=True, now=now, shelf=state.shelf), Reason.BRIEF)  # 4
     if not pending.rendered:
         return None
     if pending.prompt is not None and len(pending.prompt) > 0:
-        plan = cheapest(  # 4
+        plan = cheapest(  # 5
             state.up,
             pending.prompt,
             outline=request.outline,
@@ -161,7 +161,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         )
         return en_route.behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
-    return _named(blind(state.up, pinnable=request.pinnable, now=now, shelf=state.shelf), reason)  # 5
+    return _named(blind(state.up, pinnable=request.pinnable, now=now, shelf=state.shelf), reason)  # 6
 
 
 def _named(plan: Plan | None, reason: Reason) -> Plan | None:

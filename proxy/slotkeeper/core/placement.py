@@ -3,14 +3,15 @@
 A request is served by the first of these that applies (`arrivals` carries the numbers):
 
 0 `X-Slotkeeper-Bypass`: forward it unpinned, ahead of the line.
-1 It carries `id_slot`: that slot, when it is free.
-2 A free slot's messages are the beginning of its messages: pin it there, without waiting for tokens.
-3 It is a few words long: the free slot that loses least. Rendering it would cost more than it can save.
-4 Its tokens are known: the cheapest of every free slot as it is, after a one-token touch (so that the
+1 It takes several slots (`n` > 1, or several prompts): unpinned, once as many are free.
+2 It carries `id_slot`: that slot, when it is free.
+3 A free slot's messages are the beginning of its messages: pin it there, without waiting for tokens.
+4 It is a few words long: the free slot that loses least. Rendering it would cost more than it can save.
+5 Its tokens are known: the cheapest of every free slot as it is, after a one-token touch (so that the
   engine loads from its RAM cache) or after a restored file, and of the engine's own choice; what is
   overwritten is saved first where that pays. See `choice`.
-5 Its tokens cannot be known: the free slot that loses least.
-6 Otherwise it waits in our line, never in the engine's.
+6 Its tokens cannot be known: the free slot that loses least.
+7 Otherwise it waits in our line, never in the engine's.
 
 One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
 While nobody waits, slots whose conversations have paused are saved: see `chores`.

@@ -95,7 +95,7 @@ def _beside(step: Step, event: Ended, seconds: float) -> float:
 
 
 def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float) -> None:
-    """A step has failed: it is placed anew."""
+    """A step has failed, or the slot is not sure any more: it is placed anew."""
     if table.owners[slot] == pending.arrived.request:
         table.move(slot, SlotState.IDLE, None, now)
     again(state, pending)
@@ -106,7 +106,9 @@ def _go_on(
 ) -> Iterator[Effect]:
     """The next step of a request, or the request itself."""
     pending.steps_left -= 1
-    if pending.steps_left:
+    if table.unsettled or table.orphans:  # one that went unpinned meanwhile may have the slot by now (T1)
+        _without(state, pending, table, slot, now=now)
+    elif pending.steps_left:
         yield next_step(state, pending, now)
     elif pending.plan and pending.plan.pinned:
         yield forward(pending, now)
