@@ -32,6 +32,7 @@ from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
 from slotkeeper.web.data import DataPort
+from slotkeeper.web.door import Door
 from slotkeeper.web.exchange import Gate
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.upstream import Upstream
@@ -91,6 +92,7 @@ class Sidecar:
         gate = Gate(
             self.driver,
             self._upstream,
+            Door(self.driver, self._upstream, prefix=settings.api_prefix),
             self.metrics,
             self.rewriting,
             Naming(text=settings.why_text),

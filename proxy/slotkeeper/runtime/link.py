@@ -29,6 +29,7 @@ CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wak
 EAGER: Final = 0.1  # seconds, while the engine is not there
 FILES_RETRY: Final = 30.0  # seconds
 SILENCE: Final = 30.0  # seconds without an answer, until an engine that was up counts as lost
+UNAUTHORIZED: Final = 401
 REFUSALS: Final = 3  # of GET /slots in a row: without it nobody knows when a slot is free
 
 log = get_logger(__name__)
@@ -204,7 +205,9 @@ class EngineLink:
         """Changes with every start of a llama-server: its media marker is random (both builds)."""
         try:
             return str((await self.client.props(headers=self.auth)).get("media_marker", "?"))
-        except (EngineError, EngineGoneError):
+        except EngineError as error:  # a key that was good is not: it may be another process
+            return "" if error.status == UNAUTHORIZED else self.process
+        except EngineGoneError:
             return self.process
 
     async def _probe(self) -> None:
@@ -305,7 +308,7 @@ class EngineLink:
 
     async def render_chat(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
         """The exact prompt of a chat body (engine.md 1.4). Raises EngineError, EngineGoneError."""
-        text = await self.client.apply_template(chat, headers=self.auth or auth)
+        text = await self.client.apply_template(chat, headers=auth or self.auth)
         return await self._tokenizer().tokenize(text)
 
     async def render_prompt(self, prompt: Prompt) -> Tokens:
@@ -321,7 +324,7 @@ class EngineLink:
         return self.tokenizer
 
     def let_in(self, auth: dict[str, str]) -> None:
-        """The engine accepted a request with these credentials; ours, if any, come first."""
-        if not self._own_key and auth and auth != self.auth:
+        """The engine wants a key and takes this one. Ours, if any, comes first, then what still works."""
+        if not self._own_key and auth and auth != self.auth and not (self.up and self.auth):
             self.auth = auth
             self.kick()  # what was refused to us may be shown now

@@ -11,6 +11,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.web.door import Refusal, Verdict
 from slotkeeper.web.exchange import Exchange, Gate
 from slotkeeper.web.outlet import Outlet
 from slotkeeper.web.upstream import GONE, abort, copy, prepared
@@ -68,9 +69,13 @@ class DataPort:
         known_as = request_id(request.headers.get(names.REQUEST_ID), lambda: uuid.uuid4().hex)
         try:
             self._not_again(request)
+            judged = await self._gate.door.judge(request) if api in TAKES_SLOT else Verdict.LET_IN
+            if isinstance(judged, Refusal):
+                return self._refused(api, judged, known_as)
             body = await self._read(request)
             if api in TAKES_SLOT:
-                return await Exchange(self._gate, request, api, body or b"", known_as).run()
+                let_in = judged is Verdict.LET_IN
+                return await Exchange(self._gate, request, api, body or b"", known_as, let_in=let_in).run()
             return await self._through(request, api, body, known_as)
         except Fault as fault:
             return self._failed(api, fault, known_as)
@@ -84,6 +89,11 @@ class DataPort:
                 return web.Response(status=499)
             ours = OurFault("slotkeeper failed; its log says why")
             return self._failed(api, ours, known_as)
+
+    def _refused(self, api: Api, refusal: Refusal, known_as: str) -> web.StreamResponse:
+        log.info("request_refused", request_id=known_as, status=refusal.status, error="by the engine")
+        self._gate.metrics.requests.labels(route=api.value, outcome="client_error").inc()
+        return refusal.response(known_as)
 
     def _not_again(self, request: web.Request) -> None:
         """Sidecars that point at each other would send a request round for ever."""

@@ -19,6 +19,7 @@ from slotkeeper.observe.recording import Recorder
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
+from slotkeeper.web.door import Door, credentials
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.relay import Relay
 from slotkeeper.web.upstream import GONE, NotSent, Upstream
@@ -34,8 +35,6 @@ from slotkeeper.wire.routes import Api
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans  # of an extra
 
-AUTH: Final = ("Authorization", "X-Api-Key")
-
 # Straight through, or over before its client could tire of it: no progress is asked for.
 AS_IT_IS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
 AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
@@ -50,6 +49,7 @@ class Gate:
 
     driver: Driver
     upstream: Upstream
+    door: Door
     metrics: Metrics
     rewriting: Rewriting
     names: Naming
@@ -62,12 +62,16 @@ class Gate:
 class Exchange:
     """Asks the driver for a place, forwards the bytes, and tells the driver how it ended."""
 
-    def __init__(self, gate: Gate, request: web.Request, api: Api, body: bytes, request_id: str) -> None:
+    def __init__(
+        self, gate: Gate, request: web.Request, api: Api, body: bytes, request_id: str, *, let_in: bool
+    ) -> None:
+        """Unless the engine has `let_in` its client, it goes straight through: nothing is done for it."""
         self._gate = gate
+        self._let_in = let_in
         self._request = request
         self._api = api
         self._body = body
-        self._auth = {name: request.headers[name] for name in AUTH if name in request.headers}
+        self._auth = credentials(request.headers)
         self._account = Account(
             gate.driver,
             api,
@@ -87,7 +91,7 @@ class Exchange:
 
     async def run(self) -> web.StreamResponse:
         account = self._account
-        if self._api.generates:
+        if self._api.generates and self._let_in:
             account.parse(self._body, self._rewriting())
         try:
             if self._hears_comments():
@@ -128,7 +132,8 @@ class Exchange:
             return
         self._settled = True
         self._account.settle()
-        self._keep(self._body)
+        if self._let_in:
+            self._keep(self._body)
 
     def _keep(self, body: bytes) -> None:
         """For `--record`: as the client sent it."""
@@ -162,7 +167,7 @@ class Exchange:
         if not arrival.brief:
             account.render()
         forward = await driver.admit(arrival)
-        self._body_out = account.goes(forward) if self._api.generates else self._body
+        self._body_out = account.goes(forward) if self._api.generates and self._let_in else self._body
         asyncio.get_running_loop().call_later(AT_WORK, self._settle)
         if forward.reason is not Reason.BRIEF:  # whose tokens can wait until its answer is over
             account.render()
@@ -185,7 +190,7 @@ class Exchange:
             adapted=ask is not None and ask.adapted,
             uncached=ask is not None and not ask.cache_prompt,
             resumable="X-Conversation-Id" in headers,
-            bypass=headers.get(names.BYPASS) == "1",
+            bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
         )
 
     def _client(self) -> ClientId:
@@ -222,8 +227,6 @@ class Exchange:
         async with answer:
             self._waiting.stop()
             driver.post(Started(at=driver.now(), request=self._account.key))
-            if answer.status < 400:
-                link.let_in(self._auth)
             relay = Relay(
                 driver, self._request, self._api, self._account, self._waiting, ahead=self._gate.ahead
             )

@@ -20,6 +20,7 @@ from slotkeeper.wire.headers import forwardable
 
 CONNECT_SECONDS: Final = 5.0
 RETRY_AFTER: Final = 2  # seconds: a llama-server that is starting or restarting
+NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
 CHUNK: Final = 64 * 1024
 # Our own hints stay with us. aiohttp frames the body itself.
 NOT_SENT: Final = ("host", "content-length", "expect", names.BYPASS, names.CONVERSATION)
@@ -46,7 +47,6 @@ class Upstream:
         self.name = name
         self._session = aiohttp.ClientSession(
             auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             connector=Connector(limit=0, force_close=True, ttl_dns_cache=60),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -73,16 +73,36 @@ class Upstream:
         """
         url = URL(base + target(request), encoded=True)
         headers = outgoing(request, body, request_id)
-        headers[names.HOPS] = ", ".join([*names.hops(headers.popall(names.HOPS, [])), self.name])
         if trace_parent is not None:
             headers[names.TRACE_PARENT] = trace_parent
+        return await self._sent(base, url, headers, method=request.method, body=body)
+
+    async def look(
+        self, base: str, path: str, headers: CIMultiDict[str], *, seconds: float
+    ) -> aiohttp.ClientResponse:
+        """GET something of the engine's with these headers and no others. Raises as `send` does."""
+        limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        return await self._sent(base, URL(base + path, encoded=True), headers, limit=limit)
+
+    async def _sent(
+        self,
+        base: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        *,
+        method: str = "GET",
+        body: bytes | None = None,
+        limit: aiohttp.ClientTimeout = NO_LIMIT,
+    ) -> aiohttp.ClientResponse:
+        headers[names.HOPS] = ", ".join([*names.hops(headers.popall(names.HOPS, [])), self.name])
         try:
             return await self._session.request(
-                request.method,
+                method,
                 url,
                 headers=headers,
                 data=_framed(body) if body else None,
                 allow_redirects=False,
+                timeout=limit,
             )
         except aiohttp.ClientConnectorError as error:
             raise NotSent(

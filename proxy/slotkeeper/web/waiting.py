@@ -72,7 +72,8 @@ class Waiting:
         labels = self._labels()
         if self.opened is None:
             response = prepared(answer, self._request_id)
-            response.headers.update(labels)
+            if answer.status < 400:  # else they would tell who has no key what others have asked
+                response.headers.update(labels)
             await response.prepare(self._request)
             return response
         late = [f"{name}: {value}" for name, value in labels.items() if self._said.get(name) != value]

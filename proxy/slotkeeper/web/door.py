@@ -1,0 +1,187 @@
+"""Who may have work done: a credential that we do not know is shown to the engine before anything else.
+
+The engine judges a request's key itself, but only when the request reaches it, and by then we would have
+rendered, planted and restored for it with our own key. So its head goes to `GET /props` first, which wants
+the key on every build, costs a millisecond and wakes nobody. An engine that wants no key is asked once.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Final, TypeVar
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from slotkeeper.core.types import EngineId
+from slotkeeper.engine.client import Health
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.web.upstream import Upstream, outgoing, whole
+from slotkeeper.wire import headers as names
+from slotkeeper.wire.errors import UpstreamFault
+from slotkeeper.wire.headers import forwardable
+
+AUTH: Final = ("Authorization", "X-Api-Key")  # what llama-server reads, in its order
+SHOWN: Final = (*AUTH, "Cookie")  # and what a gateway in front of it may
+REFUSES: Final = frozenset({401, 403})
+LASTS: Final = 60.0  # seconds: a gateway in front of the engine may take a key back
+REFUSAL_LASTS: Final = 5.0
+RENEWAL: Final = 5.0  # seconds for which a credential goes on counting while it is asked for again
+MOST_KNOWN: Final = 4096
+MOST_REFUSED: Final = 256
+ASK_SECONDS: Final = 5.0
+
+
+class Verdict(StrEnum):
+    LET_IN = "let_in"
+    UNSURE = "unsure"  # nobody could say: the request goes straight through, and nothing is done for it
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The engine's own words."""
+
+    status: int
+    reason: str | None
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    def response(self, request_id: str) -> web.Response:
+        response = web.Response(status=self.status, reason=self.reason, body=self.body)
+        for name in {name for name, _ in self.headers}:
+            response.headers.popall(name, None)
+        for name, value in self.headers:
+            response.headers.add(name, value)
+        response.headers[names.REQUEST_ID] = request_id
+        return response
+
+
+Judged = Verdict | Refusal
+V = TypeVar("V")
+Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of what was shown
+
+
+class Door:
+    """What engines said of credentials, of which only digests are kept."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        upstream: Upstream,
+        *,
+        prefix: str = "",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`prefix` is the engine's --api-prefix."""
+        self._driver = driver
+        self._upstream = upstream
+        self._path = f"{prefix}/props"
+        self._now = now
+        self._salt = secrets.token_bytes(16)
+        self._anyone: dict[EngineId, tuple[str, bool, float]] = {}  # process, whether it wants no key, until
+        self._known: OrderedDict[Seen, float] = OrderedDict()
+        self._refused: OrderedDict[Seen, tuple[float, Refusal]] = OrderedDict()
+
+    async def judge(self, request: web.BaseRequest) -> Judged:
+        """Whether every engine that is there lets this client in."""
+        driver = self._driver
+        if any(link.doubtful for link in driver.links.values()):
+            await driver.awake()
+        judged = await self._judged(request)
+        if judged is Verdict.UNSURE:  # it may be starting
+            await driver.awake()
+            judged = await self._judged(request)
+        return judged
+
+    async def _judged(self, request: web.BaseRequest) -> Judged:
+        links, judged = self._driver.links.values(), Verdict.LET_IN
+        there = [link for link in links if link.health is not Health.DOWN] or list(links)
+        for link in there:
+            if await self._wants_no_key(link):
+                continue
+            said = await self._by(link, request)
+            if isinstance(said, Refusal):
+                return said
+            if said is Verdict.UNSURE:
+                judged = said
+        return judged
+
+    async def _wants_no_key(self, link: EngineLink) -> bool:
+        """Asked once of each process, without any credential."""
+        process, open_, until = self._anyone.get(link.engine, ("", False, 0.0))
+        if process == link.process and self._now() < until:
+            return open_
+        asked_of = link.process
+        said = await self._ask(link, CIMultiDict())
+        if said is not Verdict.UNSURE:
+            lasts = float("inf") if asked_of else REFUSAL_LASTS  # nobody has seen yet which process it is
+            self._anyone[link.engine] = asked_of, said is Verdict.LET_IN, self._now() + lasts
+        return said is Verdict.LET_IN
+
+    async def _by(self, link: EngineLink, request: web.BaseRequest) -> Judged:
+        now, seen = self._now(), (link.engine, link.process, self._digest(request, SHOWN))
+        until = self._known.get(seen)
+        if until is not None and now < until:
+            return Verdict.LET_IN
+        # Its words depend on Origin too, which it repeats.
+        heard = (link.engine, link.process, self._digest(request, (*SHOWN, "Origin")))
+        again, refusal = self._refused.get(heard, (0.0, None))
+        if refusal and now < again:
+            return refusal
+        if until is not None:
+            self._known[seen] = now + RENEWAL
+        said = await self._ask(link, outgoing(request, None, ""))
+        match said:
+            case Refusal():
+                self._known.pop(seen, None)
+                _keep(self._refused, heard, (self._now() + REFUSAL_LASTS, said), MOST_REFUSED)
+            case Verdict.LET_IN:
+                _keep(self._known, seen, self._now() + LASTS, MOST_KNOWN)
+                link.let_in(credentials(request.headers))
+            case Verdict.UNSURE if until is not None:  # it was let in before
+                return Verdict.LET_IN
+        return said
+
+    async def _ask(self, link: EngineLink, headers: CIMultiDict[str]) -> Judged:
+        try:
+            answer = await self._upstream.look(link.engine, self._path, headers, seconds=ASK_SECONDS)
+        except UpstreamFault:
+            link.kick()
+            return Verdict.UNSURE
+        async with answer:
+            if answer.status >= 500:  # it is loading, or what stands in front cannot reach it
+                return Verdict.UNSURE
+            if answer.status not in REFUSES:
+                return Verdict.LET_IN
+            try:
+                body = await whole(answer, lambda _: None)
+            except UpstreamFault:
+                return Verdict.UNSURE
+            kept = tuple(forwardable(answer.headers.items(), drop=("Content-Length",)))
+            return Refusal(answer.status, answer.reason, kept, body)
+
+    def _digest(self, request: web.BaseRequest, fields: tuple[str, ...]) -> bytes:
+        digest = blake2b(key=self._salt, digest_size=16)
+        for field in fields:
+            for value in request.headers.getall(field, ()):
+                digest.update(f"{field}\0{value}\0".encode(errors="surrogateescape"))
+        return digest.digest()
+
+
+def credentials(headers: Mapping[str, str]) -> dict[str, str]:
+    """For calls of ours; of several headers of one name the engine reads the first."""
+    return {name: headers[name] for name in AUTH if name in headers}
+
+
+def _keep(kept: OrderedDict[Seen, V], key: Seen, value: V, most: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)

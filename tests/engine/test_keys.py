@@ -1,0 +1,120 @@
+"""An engine with --api-key: who has no key of it costs it nothing and learns nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from patience import PATIENCE
+from slotkeeper.app import Sidecar, running
+from slotkeeper.bench.counter import counted
+from slotkeeper.bench.lab import url_of
+from slotkeeper.settings import Settings
+from slotkeeper.web.door import Door, Verdict
+
+KEY: Final = {"Authorization": "Bearer sesame"}
+STRANGERS: Final[tuple[dict[str, str], ...]] = (
+    {},
+    {"Authorization": "Bearer open"},
+    {"X-Api-Key": "open"},
+)
+STORY: Final = "The heron stood in the reeds and counted the frogs of the pond. " * 40
+ASKS: Final[dict[str, dict[str, Any]]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": STORY}], "max_tokens": 4},
+    "/chat/completions": {
+        "messages": [{"role": "user", "content": STORY[:900]}],
+        "max_tokens": 4,
+        "stream": True,
+    },
+    "/v1/completions": {"prompt": STORY, "max_tokens": 4},
+    "/completion": {"prompt": STORY, "n_predict": 4},
+    "/completions": {"prompt": STORY, "n_predict": 4, "stream": True},
+    "/infill": {"input_prefix": STORY, "input_suffix": "", "n_predict": 4},
+    "/v1/responses": {"input": STORY, "max_output_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": STORY}], "max_tokens": 4},
+    "/v1/embeddings": {"input": STORY},
+    "/rerank": {"query": STORY, "documents": [STORY]},
+    "/v1/audio/transcriptions": {"prompt": STORY},
+    "/slots/0?action=erase": {},
+}
+
+
+def before(engine: Any, **more: Any) -> Settings:
+    return Settings(
+        upstream=(engine.base,),
+        listen="127.0.0.1:0",
+        admin_listen="127.0.0.1:0",
+        engine_api_key="sesame",
+        idle_tokens=0,
+        save_pause=3600.0,
+        drain_timeout=1.0,
+        **more,
+    )
+
+
+async def told(engine: Any) -> tuple[int, list[Any]]:
+    """Prompt tokens that it has computed, and what its slots hold."""
+    async with httpx.AsyncClient(base_url=engine.base, headers=KEY, timeout=PATIENCE) as own:
+        tokens = counted((await own.get("/metrics")).text)
+        slots = (await own.get("/slots")).json()
+        return tokens, [(slot["id"], slot.get("n_prompt_tokens")) for slot in slots]
+
+
+def telling(answer: httpx.Response) -> list[str]:
+    return [name for name in answer.headers if name.lower().startswith("x-slotkeeper")]
+
+
+async def served(sidecar: Sidecar) -> None:
+    """Somebody with the key has asked the story."""
+    async with httpx.AsyncClient(base_url=url_of(sidecar), headers=KEY, timeout=PATIENCE) as friend:
+        for path in ("/v1/chat/completions", "/completion"):
+            answer = await friend.post(path, json=ASKS[path])
+            assert answer.status_code == 200
+            assert "x-slotkeeper-predicted" in answer.headers
+
+
+async def test_strangers_cost_nothing_and_learn_nothing(engine_factory, build):
+    engine = engine_factory(build=build, args=["--api-key", "sesame,other"])
+    async with running(before(engine, slot_dir=engine.slot_dir)) as sidecar:
+        await served(sidecar)
+        was = await told(engine)
+        async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client:
+            answers = [
+                await client.post(path, json=ask, headers=key)
+                for path, ask in ASKS.items()
+                for key in STRANGERS
+            ]
+        assert len(answers) == 36
+        assert await told(engine) == was
+        assert {answer.status_code for answer in answers} == {401}
+        assert {answer.json()["error"]["message"] for answer in answers} == {"Invalid API Key"}
+        assert [telling(answer) for answer in answers] == [[]] * 36
+        assert {"x-request-id" in answer.headers for answer in answers} == {True}
+        assert len(sidecar.driver.journal) == 2  # nobody but the friend is explained
+
+
+async def test_where_nobody_can_say_who_may_nothing_is_done_but_forwarding(engine, monkeypatch):
+    async def unsure(*_: object) -> Verdict:
+        return Verdict.UNSURE
+
+    async with running(before(engine)) as sidecar:
+        await served(sidecar)
+        monkeypatch.setattr(Door, "_ask", unsure)
+        sidecar.driver.links[engine.base].process = "another"  # of which nobody has said yet who may
+        async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client:
+            answer = await client.post("/v1/chat/completions", json=ASKS["/v1/chat/completions"])
+        assert answer.status_code == 200
+        assert answer.headers["x-slotkeeper-decision"] == "bypass"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_tells_nothing_of_what_we_know(engine, stream):
+    async with running(before(engine)) as sidecar:
+        await served(sidecar)
+        async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client:
+            ask = {**ASKS["/completion"], "stream": stream, "grammar": "no grammar"}
+            answer = await client.post("/completion", json=ask)
+        assert answer.status_code == 400
+        assert telling(answer) == []

@@ -1,0 +1,161 @@
+"""When an engine is asked about a credential, and for how long its word counts."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from slotkeeper.core.types import EngineId
+from slotkeeper.engine.client import Health
+from slotkeeper.web import door as door_module
+from slotkeeper.web.door import LASTS, REFUSAL_LASTS, Door, Refusal, Verdict
+from slotkeeper.wire.errors import UpstreamFault
+
+ENGINE = EngineId("http://engine")
+GOOD, BAD = {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}
+
+
+class Answer:
+    """What an engine with one key says to GET /props; it wants none where `key` is None."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.reason, self.headers = (
+            status,
+            "Said",
+            {"Server": "llama.cpp", "Content-Length": "2"},
+        )
+        self.content = self
+        self._pieces = [b"no", b""]
+
+    async def readany(self) -> bytes:
+        return self._pieces.pop(0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class Engine:
+    """Upstream, driver and link in one."""
+
+    def __init__(self, key: str | None = "Bearer good") -> None:
+        self.key, self.status, self.asked, self.clock = key, 0, 0, 1000.0
+        self.engine, self.process, self.health, self.doubtful = ENGINE, "one", Health.OK, False
+        self.links = {ENGINE: self}
+        self.let: list[dict[str, str]] = []
+        self.door = Door(self, self, now=lambda: self.clock)  # type: ignore[arg-type]
+
+    async def look(self, base: str, path: str, headers: Any, *, seconds: float) -> Answer:
+        assert (base, path) == (ENGINE, "/props")
+        assert seconds > 0
+        self.asked += 1
+        if self.status < 0:
+            raise UpstreamFault("gone")
+        fits = self.key is None or headers.get("Authorization") == self.key
+        return Answer(self.status or (200 if fits else 401))
+
+    async def awake(self) -> None:
+        pass
+
+    def kick(self) -> None:
+        pass
+
+    def let_in(self, auth: dict[str, str]) -> None:
+        self.let.append(auth)
+
+    async def judge(self, headers: dict[str, str]) -> Any:
+        return await self.door.judge(make_mocked_request("POST", "/completion", headers=headers))
+
+
+async def test_an_engine_without_a_key_is_asked_once():
+    engine = Engine(key=None)
+    for headers in ({}, GOOD, BAD) * 20:
+        assert await engine.judge(headers) is Verdict.LET_IN
+        engine.clock += LASTS
+    assert engine.asked == 1
+    assert engine.let == []
+
+
+async def test_a_good_key_is_asked_for_once_a_minute():
+    engine = Engine()
+    for _ in range(10):
+        assert await engine.judge(GOOD) is Verdict.LET_IN
+    assert engine.asked == 2  # without any, and with this one
+    engine.clock += LASTS
+    assert await engine.judge(GOOD) is Verdict.LET_IN
+    assert engine.asked == 3
+
+
+async def test_a_refusal_is_the_engines_own_and_counts_for_seconds():
+    engine = Engine()
+    for _ in range(10):
+        said = await engine.judge(BAD)
+        assert said == Refusal(401, "Said", (("Server", "llama.cpp"),), b"no")
+    assert engine.asked == 2
+    engine.clock += REFUSAL_LASTS
+    engine.key = "Bearer bad"
+    assert await engine.judge(BAD) is Verdict.LET_IN
+
+
+async def test_a_key_that_was_taken_back_is_refused_after_a_minute_at_most():
+    engine = Engine()
+    assert await engine.judge(GOOD) is Verdict.LET_IN
+    engine.key = "Bearer other"
+    engine.clock += LASTS
+    assert isinstance(await engine.judge(GOOD), Refusal)
+
+
+async def test_another_process_is_asked_anew():
+    engine = Engine(key=None)
+    assert await engine.judge(BAD) is Verdict.LET_IN
+    engine.process, engine.key = "two", "Bearer good"
+    assert isinstance(await engine.judge(BAD), Refusal)
+
+
+@pytest.mark.parametrize("status", [-1, 500, 503])
+async def test_where_it_cannot_say_only_who_was_let_in_before_still_is(status):
+    engine = Engine()
+    assert await engine.judge(GOOD) is Verdict.LET_IN
+    engine.clock += LASTS
+    engine.status = status
+    assert await engine.judge(GOOD) is Verdict.LET_IN
+    assert await engine.judge(BAD) is Verdict.UNSURE
+
+
+async def test_what_is_remembered_is_bounded_and_holds_no_key(monkeypatch):
+    monkeypatch.setattr(door_module, "MOST_KNOWN", 5)
+    monkeypatch.setattr(door_module, "MOST_REFUSED", 5)
+    engine = Engine()
+    for number in range(50):
+        engine.key = "Bearer good" if number % 2 else "Bearer none"
+        await engine.judge({"Authorization": "Bearer good", "Cookie": str(number)})
+    kept = engine.door._known, engine.door._refused
+    assert [len(one) for one in kept] == [5, 5]
+    assert "good" not in repr(kept)
+
+
+async def test_a_client_whose_key_is_new_may_lend_it_to_us():
+    engine = Engine()
+    await engine.judge(BAD)
+    await engine.judge(GOOD | {"X-Other": "x"})
+    assert engine.let == [GOOD]
+
+
+async def test_several_headers_of_one_name_are_shown_as_they_came():
+    """The engine reads the first; what is remembered of one order says nothing of the other."""
+    engine = Engine()
+    bad, good = ("Authorization", "Bearer bad"), ("Authorization", "Bearer good")
+    assert await engine.judge([good, bad]) is Verdict.LET_IN  # type: ignore[arg-type]
+    assert isinstance(await engine.judge([bad, good]), Refusal)  # type: ignore[arg-type]
+
+
+def test_its_words_go_out_as_they_are():
+    refusal = Refusal(401, "Unauthorized", (("Content-Type", "application/json; charset=utf-8"),), b"{}")
+    response = refusal.response("id")
+    assert response.headers.getall("Content-Type") == ["application/json; charset=utf-8"]
+    assert response.headers["X-Request-Id"] == "id"
+    assert (response.status, response.body) == (401, b"{}")
