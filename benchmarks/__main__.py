@@ -12,6 +12,7 @@ from benchmarks import (
     growth,
     idle_work,
     large_files,
+    matchers,
     prompt_tree,
     restart,
     retention,
@@ -25,6 +26,7 @@ from benchmarks.figures import console
 PROGRAMS = (
     demo,
     prompt_tree,
+    matchers,
     first_byte,
     append_turn,
     watching,

@@ -56,7 +56,7 @@ _ALWAYS_SPECIAL: Final = frozenset(
 )  # fmt: skip
 # The pattern's `\s+(?!\S)` backtracks over all of a run of blanks; tiktoken panics at about a million.
 MAX_BLANKS: Final = 100_000
-_LONG_RUN: Final = re.compile(rf"\s{{{MAX_BLANKS}}}")
+_LONG_RUN: Final = re.compile(rf"(?<!\s)\s{{{MAX_BLANKS}}}")  # from the first blank only: each is read once
 # Letters, marks and numbers since Unicode 16: tiktoken knows them, llama.cpp's tables (15) do not. Found by
 # comparing every code point on both builds; a newer tiktoken will know more (test_pre_tokenizers says so).
 _SINCE_UNICODE_16: Final = re.compile(
@@ -98,7 +98,7 @@ class LocalVocab:
 
     def tokenize(self, text: str, *, add_special: bool = False) -> Tokens:
         """Ids of the whole text; raises UnsupportedError for the rare text that would differ."""
-        if len(text) >= MAX_BLANKS and _LONG_RUN.search(text):
+        if too_blank(text):
             raise UnsupportedError(f"a run of {MAX_BLANKS} blanks")
         if not text.isascii() and _SINCE_UNICODE_16.search(text):
             raise UnsupportedError("characters newer than the engine's Unicode tables")
@@ -120,6 +120,11 @@ class LocalVocab:
             if type(error).__name__ != "PanicException":
                 raise
             raise UnsupportedError(f"tiktoken gave up: {error}") from error
+
+
+def too_blank(text: str) -> bool:
+    """Whether it has a run of blanks that tiktoken would not survive."""
+    return len(text) >= MAX_BLANKS and _LONG_RUN.search(text) is not None
 
 
 def byte_alphabet() -> list[str]:

@@ -5,8 +5,8 @@ A name tells conversations apart only together with whose they are: two clients 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from string import ascii_letters, digits
 from typing import Any, Final
 
 import orjson
@@ -31,7 +31,8 @@ _KEYS: Final = ("conversation", "conversation_id", "thread_id", "session_id", "c
 _TABLES: Final = ("client_metadata", "", "metadata")  # "": the body itself
 _USER: Final = "user_id"
 _CREDENTIALS: Final = ("authorization", "x-api-key")
-_SESSION: Final = re.compile(r"_session_([A-Za-z0-9-]+)\Z")
+_SESSION: Final = "_session_"
+_OF_SESSIONS: Final = frozenset(f"{ascii_letters}{digits}-")
 
 
 def named(headers: Mapping[str, str], doc: Doc) -> str | None:
@@ -75,8 +76,9 @@ def _session(user: Any) -> Any:
     if not isinstance(user, str):
         return None
     if not user.startswith("{"):
-        found = _SESSION.search(user)
-        return found and found[1]
+        _, found, session = user.rpartition(_SESSION)
+        fits = found and len(session) <= LIMIT and _OF_SESSIONS.issuperset(session)
+        return session if fits else None
     try:
         told = orjson.loads(user)
     except orjson.JSONDecodeError:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from slotkeeper.core.canonical.rules import Scene
 from slotkeeper.core.conversations.record import Conversation
 from slotkeeper.core.requests.layout import Message, Role
 
 Doc = dict[str, Any]
+
+ITEMS: Final = 64  # of one reply in a Responses body, at most
 
 
 def paired(scene: Scene) -> Iterator[tuple[Message, Message]]:
@@ -36,7 +38,7 @@ def sampled(before: Conversation, messages: Sequence[Message], at: int) -> Doc |
     items: what stands behind this one, up to the next that is no reply, tells which.
     """
     said = ""
-    for message in messages[at:]:
+    for message in messages[at : at + ITEMS]:
         if message.role is not Role.ASSISTANT:
             return None
         known = next((before.replies[call.id] for call in message.calls if call.id in before.replies), None)

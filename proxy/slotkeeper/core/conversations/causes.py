@@ -141,8 +141,8 @@ def _cause(old: Layout, new: Layout, divergence: Divergence, kind: Kind) -> Caus
 def _of_tools(old: Layout, new: Layout, found: Rests) -> Cause:
     was, now = ([tool_name(tool) for tool in layout.tools] for layout in (old, new))
     if sorted(was) != sorted(now):
-        gone = any(name not in now for name in was)
-        if gone and any(name not in was for name in now):
+        gone = bool(set(was) - set(now))
+        if gone and set(now) - set(was):
             return Cause.TOOL_EDITED
         return Cause.TOOL_REMOVED if gone else Cause.TOOL_ADDED
     if was != now:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 LONGEST: Final = 60  # characters
 LOOKED_AT: Final = 4000  # characters of an answer
+LINE: Final = 400  # of them, in the line that is the title
 _THOUGHT: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_OBJECT: Final = re.compile(r"\{.*\}", re.DOTALL)
 _LABEL: Final = re.compile(r"(?:#+ *|[-*] +|\**title\** *: *)+", re.IGNORECASE)
 _QUOTES: Final = "\"'`*“”„«» "
 
@@ -27,7 +27,7 @@ def title_in(reply: Mapping[str, Any]) -> str:
     title = _in_json(text)
     if title is None:
         title = next((line for line in map(squeezed, text.splitlines()) if line), "")
-    title = _LABEL.sub("", squeezed(title), count=1).strip(_QUOTES)
+    title = _LABEL.sub("", squeezed(title)[:LINE], count=1).strip(_QUOTES)
     return title if len(title) <= LONGEST else title[: LONGEST - 1].rstrip() + "…"
 
 
@@ -39,11 +39,11 @@ def squeezed(text: str) -> str:
 
 def _in_json(text: str) -> str | None:
     """None where there is no object; else its title, if that is a text."""
-    found = _OBJECT.search(text)
-    if found is None:
+    start, end = text.find("{"), text.rfind("}")
+    if not 0 <= start < end:
         return None
     try:
-        told = json.loads(found[0])
+        told = json.loads(text[start : end + 1])
     except ValueError:
         return None
     title = told.get("title") if isinstance(told, dict) else None

@@ -10,6 +10,7 @@ from slotkeeper.core.requests.facts import Fact, facts
 from slotkeeper.core.requests.layout import Section
 
 AGAIN: Final = 16  # characters behind a value that are the same again: it was the value only
+LONGEST: Final = 512  # characters of a value, to either side of where it changed
 _OF_PROGRAMS: Final = frozenset({Section.SYSTEM, Section.TOOLS})  # no person's text
 _EDGE: Final = " \t\r\n\"'`<>()[]{},;|"
 _FORMS: Final = (  # of words that no known phrase stands around, the most telling first
@@ -53,15 +54,16 @@ def _by_form(before: str, after: str, offset: int) -> Cause | None:
 
 
 def _word(text: str, offset: int) -> str:
-    start = offset
-    while start and text[start - 1] not in _EDGE:
+    """The word around a place; what is longer than any value is cut, and so is like none."""
+    start, least = offset, max(0, offset - LONGEST)
+    while start > least and text[start - 1] not in _EDGE:
         start -= 1
     return text[start : offset + _rest(text, offset)].rstrip(".:")
 
 
 def _rest(text: str, offset: int) -> int:
-    """How many characters there are up to the end of the word."""
-    end = offset
-    while end < len(text) and text[end] not in _EDGE:
+    """How many characters there are up to the end of the word, as far as that is looked for."""
+    end, most = offset, min(len(text), offset + LONGEST)
+    while end < most and text[end] not in _EDGE:
         end += 1
     return end - offset

@@ -1,6 +1,8 @@
 """The words that agents put around what changes in their prompts, client by client.
 
-All are anchored to the start of a line, apart from the mark of a list before them.
+All are anchored to the start of a line, apart from the mark of a list before them. A pattern describes only
+how a fact begins: in a line or two, in a time that grows with their length and no faster. Ends that may be
+far away are looked for by `facts`, each stretch of a text once: some texts are made to be slow.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 
 class FactKind(StrEnum):
@@ -33,12 +35,14 @@ class Form:
     anchor: str  # stands in every such fact, rare elsewhere: looked for first, as that is cheap
     pattern: re.Pattern[str]  # from the start of the anchor's line; group `fact`, else all of it
     close: str = ""  # a block: it goes from the anchor to the end of this, whatever stands in it
+    ends: str = ""  # it goes on to the end of the first of these, and is none without it
+    last_line: str = ""  # the same: a whole line, with groups of the pattern in it
     until: tuple[str, ...] = ()  # it goes on to the first of these, else to the end of the text
     programs: bool = False  # a block that only programs write: found in what a user sends, too
 
 
-def _form(kind: FactKind, anchor: str, pattern: str, *until: str, programs: bool = False) -> Form:
-    return Form(kind, anchor, re.compile(pattern, re.DOTALL), until=until, programs=programs)
+def _form(kind: FactKind, anchor: str, pattern: str, *until: str, **more: Any) -> Form:
+    return Form(kind, anchor, re.compile(pattern, re.DOTALL), until=until, **more)
 
 
 _ANYTHING: Final = re.compile("")
@@ -53,7 +57,7 @@ _TIME: Final = rf"(?:T|,? (?:at )?)\d{{1,2}}:\d\d(?::\d\d)?(?:\.\d+)?(?: ?[AP]M)
 _MOMENT: Final = rf"(?P<value>`?{_DAY}(?P<time>{_TIME})?`?)"
 
 # The names under which clients look for the user's own instructions.
-_FILE: Final = r"[^\n]*?(?:AGENTS|CLAUDE|QWEN|GEMINI|CONTEXT)(?:\.local)?\.md"
+_NAME: Final = r"[^\n]*?(?:AGENTS|CLAUDE|QWEN|GEMINI|CONTEXT)(?:\.local)?\.md"
 
 
 def _date(anchor: str, key: str = "") -> Form:
@@ -113,8 +117,8 @@ FORMS: Final = (
     _form(  # kimi-cli
         FactKind.ENVIRONMENT,
         "The directory listing of current working directory is:",
-        r"The directory listing of current working directory is:\n+(?P<fence>```+)\n"
-        r"(?P<value>.*?)\n(?P=fence)(?=\n|\Z)",
+        r"The directory listing of current working directory is:\n+(?P<fence>```+)\n",
+        last_line="{fence}",
     ),
     _form(
         FactKind.GIT, "gitStatus: This is ", rf"gitStatus: This is [^\n]*\n+(?P<value>{_GIT})"
@@ -123,7 +127,8 @@ FORMS: Final = (
     _form(  # continue
         FactKind.GIT,
         '<context name="gitStatus">',
-        r'<context name="gitStatus">(?P<value>.*?)</context>',
+        r'<context name="gitStatus">',
+        ends="</context>",
     ),
     _form(FactKind.GIT, "git: Current branch: ", r"(?P<value>git: Current branch: [^\n]*(?:\ngit: [^\n]*)*)"),
     _form(  # opencode
@@ -144,20 +149,22 @@ FORMS: Final = (
     _form(  # cline
         FactKind.MEMORY_FILE,
         "## Workspace ",
-        rf"## Workspace (?P<label>{_FILE})\n",
+        rf"## Workspace (?P<label>{_NAME})\n",
         "\n## Workspace ",
         "\n## Global ",
     ),
     _form(  # codex
         FactKind.MEMORY_FILE,
         "# AGENTS.md instructions for ",
-        r"# AGENTS\.md instructions for (?P<label>[^\n]+)\n+<INSTRUCTIONS>\n(?P<value>.*?)</INSTRUCTIONS>",
+        r"# AGENTS\.md instructions for (?P<label>[^\n]+)\n+<INSTRUCTIONS>\n",
+        ends="</INSTRUCTIONS>",
         programs=True,
     ),
     _form(  # continue
         FactKind.MEMORY_FILE,
         '<context name="userRules">',
-        r'<context name="userRules">\n(?P<value>.*?)\n</context>',
+        r'<context name="userRules">\n',
+        ends="\n</context>",
     ),
     _form(  # kimi-cli
         FactKind.MEMORY_FILE,
@@ -169,12 +176,13 @@ FORMS: Final = (
     _form(  # qwen-code, gemini-cli
         FactKind.MEMORY_FILE,
         "--- Context from: ",
-        r"--- Context from: (?P<label>[^\n]+) ---\n(?P<value>.*?)\n--- End of Context from: (?P=label) ---",
+        r"--- Context from: (?P<label>[^\n]+) ---\n",
+        last_line="--- End of Context from: {label} ---",
     ),
     _form(  # mistral-vibe, Claude Code
         FactKind.MEMORY_FILE,
         "Contents of ",
-        rf"Contents of (?P<label>{_FILE})[^\n]*:\n",
+        rf"Contents of (?P<label>(?>{_NAME}))[^\n]*:\n",  # the first name counts: no other is tried
         "\nContents of ",
         "\nIMPORTANT: this context may or may not be relevant",
         "\n# currentDate",
