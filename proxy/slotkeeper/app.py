@@ -69,7 +69,14 @@ class Sidecar:
         self.rewriting = Rewriting(Choice.of(settings.rules, DEFAULTS), self.metrics, text=settings.why_text)
         journal = Journal(settings.why_requests)
         self.driver = Driver(links, self.metrics, store=store, limits=limits, journal=journal)
-        self.admin = AdminPort(self.driver, self.metrics, token, limits, why_text=settings.why_text)
+        self.admin = AdminPort(
+            self.driver,
+            self.metrics,
+            token,
+            limits,
+            hosts=(*settings.admin_host, Address.parse(settings.admin_listen).host),
+            why_text=settings.why_text,
+        )
         self._recorder = self._recording(settings.record) if settings.record else None
         self._spans = spans_to(settings.otlp_endpoint)
         self._ahead = read_ahead_in(settings, self.metrics)

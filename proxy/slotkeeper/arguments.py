@@ -16,6 +16,7 @@ METAVARS: Final = {
     "rules": "NAME=MODE[@CLIENT]",
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
+    "admin_host": "NAME",
     "otlp_endpoint": "URL",
     "why_requests": "N",
     "record": "DIR",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -114,6 +115,13 @@ class Settings(BaseSettings):
     engine_api_key: SecretStr | None = Field(
         default=None, description="the engine's --api-key, for our own control calls"
     )
+    admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description=(
+            "a name under which the admin port may be asked, besides localhost and addresses in numbers: the "
+            "host name or Service by which others reach it; may be given several times"
+        ),
+    )
     admin_token: SecretStr | None = Field(
         default=None, description="bearer token of the admin port; needed unless it listens on loopback"
     )
@@ -181,7 +189,7 @@ class Settings(BaseSettings):
         default="auto", description="json, console, or auto: console on a terminal"
     )
 
-    @field_validator("upstream", "rules", mode="before")
+    @field_validator("upstream", "rules", "admin_host", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -199,6 +207,14 @@ class Settings(BaseSettings):
     def _rules(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for text in value:
             Setting.parse(text)
+        return value
+
+    @field_validator("admin_host")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
+                raise ValueError(f"{host!r} is no host name; write it without scheme and port")
         return value
 
     @field_validator("listen", "admin_listen")

@@ -21,6 +21,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "cold_dir": ("/env", '"/file"', "/flag"),
     "engine_api_key": ("env-key", '"file-key"', "flag-key"),
     "admin_token": ("env-token", '"file-token"', "flag-token"),
+    "admin_host": ("env.lan", '["file.lan"]', "flag.lan"),
     "api_prefix": ("/env", '"/file"', "/flag"),
     "max_body_bytes": ("1001", "1002", "1003"),
     "drain_delay": ("1.5", "2.5", "3.5"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
+from collections.abc import Collection
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from slotkeeper.address import Address
@@ -15,24 +14,33 @@ from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.web.dashboard import routes as dashboard
+from slotkeeper.web.guard import PROBES, Guard, private
 from slotkeeper.web.requests import RequestRoutes
 from slotkeeper.web.snapshots import SnapshotRoutes
 from slotkeeper.web.state import StateRoutes
 
 # Probes carry no token, and the page has no data of its own.
-OPEN: frozenset[str] = frozenset({"/livez", "/readyz", "/healthz"}) | dashboard.OPEN
+OPEN: frozenset[str] = PROBES | dashboard.OPEN
 
 
 class AdminPort:
     def __init__(
-        self, driver: Driver, metrics: Metrics, token: str | None, limits: Limits, *, why_text: bool = False
+        self,
+        driver: Driver,
+        metrics: Metrics,
+        token: str | None,
+        limits: Limits,
+        *,
+        hosts: Collection[str] = (),
+        why_text: bool = False,
     ) -> None:
-        """`limits` are the budgets of the snapshots, which are shown with them."""
+        """`limits` are the budgets of the snapshots, which are shown with them; `hosts` as for `Guard`."""
         self._snapshots = SnapshotRoutes(driver, limits)
         self._state = StateRoutes(driver, metrics.history, limits, why_text=why_text)
         self._driver = driver
         self._metrics = metrics
         self._token = token
+        self._guard = Guard(token, hosts, OPEN)
 
     def listens(self, data_port: Address) -> None:
         """Where clients are to be pointed at."""
@@ -43,7 +51,8 @@ class AdminPort:
         self._state.draining = True
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[self._guard])
+        app = web.Application(middlewares=[self._guard.check])
+        app.on_response_prepare.append(private)
         app.router.add_get("/livez", self._live)
         app.router.add_get("/healthz", self._live)
         app.router.add_get("/readyz", self._ready)
@@ -52,15 +61,6 @@ class AdminPort:
         for part in (self._state, RequestRoutes(self._driver), self._snapshots):
             app.router.add_routes(part.routes())
         return app
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._token and request.path not in OPEN:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._token.encode()):
-                said = "this bearer token is not the right one" if given else "a bearer token is needed here"
-                return web.json_response({"error": said}, status=401)
-        return await handler(request)
 
     async def _live(self, _: web.Request) -> web.Response:
         """Never touches an engine: a dead engine is no reason to restart us."""
