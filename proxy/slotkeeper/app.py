@@ -31,6 +31,7 @@ from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
+from slotkeeper.web.complaints import Complaints
 from slotkeeper.web.data import DataPort
 from slotkeeper.web.door import Door
 from slotkeeper.web.exchange import Gate
@@ -109,6 +110,7 @@ class Sidecar:
             spans=self._spans,
         )
         data = DataPort(gate, max_body_bytes=settings.max_body_bytes, api_prefix=settings.api_prefix)
+        complaints = Complaints(self.metrics)
         # Without handler_cancellation a client that leaves during prefill is not noticed.
         self._data = web.AppRunner(
             data.app(),
@@ -117,8 +119,15 @@ class Sidecar:
             shutdown_timeout=settings.drain_timeout,
             keepalive_timeout=KEEPALIVE_SECONDS,
             auto_decompress=False,
+            logger=complaints,
         )
-        admin = web.AppRunner(self.admin.app(), access_log=None, shutdown_timeout=1.0)
+        admin = web.AppRunner(
+            self.admin.app(),
+            access_log=None,
+            shutdown_timeout=1.0,
+            auto_decompress=False,
+            logger=complaints,
+        )
         self._runners = [self._data, admin]
         for runner, listen in zip(self._runners, (settings.listen, settings.admin_listen), strict=True):
             await runner.setup()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +28,11 @@ from slotkeeper.settings import Settings
 from slotkeeper.terminal.greeting import greeter
 from slotkeeper.terminal.out import complain
 from slotkeeper.vocab.gguf import GgufError, read_header
+from slotkeeper.wire.secrets import MASK, NAMES, masked
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
 LOG_NAME: Final = "llama-server.log"
+URL_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\?)\S+")  # of --model-url: user and query
 
 log = get_logger(__name__)
 
@@ -145,8 +148,21 @@ def _trained_context(path: Path) -> int:
 
 
 def _without_keys(words: Sequence[str]) -> list[str]:
-    """A command line that may stand in a log."""
-    return ["***" if before == "--api-key" else word for before, word in pairwise(("", *words))]
+    """A command line that may stand in a log: what follows a flag that is called after a secret is hidden."""
+    return [_hidden(before, word) for before, word in pairwise(("", *words))]
+
+
+def _hidden(before: str, word: str) -> str:
+    flag, is_one, _ = word.partition("=")
+    if word.startswith("-") and is_one and _tells_secret(flag):
+        return f"{flag}={MASK}"
+    if before.startswith("-") and "=" not in before and _tells_secret(before):
+        return MASK
+    return masked(URL_SECRETS.sub(MASK, word))
+
+
+def _tells_secret(flag: str) -> bool:
+    return flag == "-hft" or NAMES.search(flag) is not None
 
 
 async def _supervise(plan: Plan) -> None:

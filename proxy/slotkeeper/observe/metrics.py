@@ -56,6 +56,7 @@ class Cut(StrEnum):
     """Why a client's connection was broken off or refused."""
 
     STALLED = "stalled"  # it did not read its answer
+    MALFORMED = "malformed"  # what it sent is no HTTP
 
 
 Stage = Literal["parse", "render"]

@@ -22,6 +22,7 @@ import orjson
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 from slotkeeper.observe.rotating import RotatingFiles, moment
 from slotkeeper.wire import identity
+from slotkeeper.wire.secrets import NAMES, Secrets
 
 PREFIX: Final = "requests"
 WAITING_BYTES: Final = 64 << 20  # of bodies that may wait for a slow disk; what comes then is not recorded
@@ -30,7 +31,6 @@ CLOSE_SECONDS: Final = 5.0  # for what is still to be written
 # A list of what may be written, not of what may not: nobody knows all names of credentials.
 HARMLESS: Final = frozenset({"user-agent", "content-type", "accept", *identity.HEADERS})
 FAMILIES: Final = ("anthropic-", "openai-", "x-stainless-", "x-session-")
-SECRET: Final = re.compile(r"auth|cookie|key|secret|token|password")
 _PRODUCT: Final = re.compile(r"[\w.+-]+")
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -121,28 +121,30 @@ class Recorder:
 
 def line(heard: Heard, run: str) -> bytes:
     """A request as one line. `run` tells our numbers of this run from those of another."""
-    headers, session = dict(harmless(heard.headers)), heard.session
+    path, _, query = heard.path.partition("?")
+    secrets = Secrets.of(heard.headers, query)
+    headers, session = dict(harmless(heard.headers, secrets)), heard.session
+    if isinstance(session, str) and secrets.stand_in(session):
+        session = ""
     doc: dict[str, Any] = {
         "t": round(heard.at, 6),
         "client": product(headers.get("user-agent", "")) or heard.client,
         "session": f"{run}-{session}" if isinstance(session, int) else _clean(session or ""),
-        "path": _clean(heard.path.partition("?")[0]),
+        "path": _clean(path),
         "headers": headers,
     }
-    body = heard.body.removeprefix(_BOM).strip()
+    body = secrets.masked(heard.body.removeprefix(_BOM).strip())
     if body.startswith(b"{") and body.endswith(b"}"):
         # One line: in JSON such bytes stand between values only.
         doc["body"] = orjson.Fragment(body.replace(b"\n", b" ").replace(b"\r", b" "))
     return orjson.dumps(doc, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def harmless(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def harmless(headers: Mapping[str, str], secrets: Secrets) -> Iterator[tuple[str, str]]:
     """Those that may be written: some clients send their key as the name of a session, too."""
-    given = [(name.lower(), value) for name, value in headers.items()]
-    secrets = {word for name, value in given if SECRET.search(name) for word in value.split()}
-    for name, value in given:
-        known = name in HARMLESS or (name.startswith(FAMILIES) and not SECRET.search(name))
-        if known and secrets.isdisjoint(value.split()):
+    for name, value in ((name.lower(), value) for name, value in headers.items()):
+        known = name in HARMLESS or (name.startswith(FAMILIES) and not NAMES.search(name))
+        if known and not secrets.stand_in(value):
             yield name, _clean(value)
 
 

@@ -35,12 +35,14 @@ from slotkeeper.wire.document import Doc
 from slotkeeper.wire.progress import ProgressFilter
 from slotkeeper.wire.request import Ask, NotOurs, load, model_of, read
 from slotkeeper.wire.routes import Api
+from slotkeeper.wire.secrets import Secrets
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
 
 Found = tuple[Tokens | None, tuple[Boundary, ...]]
 NOT_FOUND: Final[Found] = (None, ())
+NO_SECRETS: Final = Secrets(frozenset())
 
 log = get_logger(__name__)
 _numbers = itertools.count(1)
@@ -60,13 +62,18 @@ class Account:
         client: str,
         conversation: str | None,
         names: Naming | None = None,
+        secrets: Secrets = NO_SECRETS,
     ) -> None:
-        """`client`: which program of whom, as far as they can be told apart; `conversation`: its own name."""
+        """`client`: which program of whom, as far as they can be told apart; `conversation`: its own name.
+
+        `headers` as they may be kept; `secrets` must not be kept of the body either.
+        """
         self._driver = driver
         self._metrics = driver.metrics
         self._api = api
         self._auth = auth
         self._headers = headers
+        self._secrets = secrets
         self._names = Naming() if names is None else names
         self._explaining: Explaining | None = None
         self._open = False  # the driver waits to hear how it ended
@@ -103,7 +110,8 @@ class Account:
         self._name(None)
         try:
             doc, taken = load(body), None
-            self.record.model = model_of(doc)
+            model = model_of(doc)
+            self.record.model = None if model and self._secrets.stand_in(model) else model
             if rewriting:
                 self._explaining = Explaining(rewriting, self._metrics, self.record)
                 taken = self._explaining.take(self._api, doc, headers=self._headers)
@@ -144,6 +152,8 @@ class Account:
         if self._explaining:
             self._explaining.settle()
             taken = self._explaining.taken
+            if self.record.named and self._secrets.stand_in(self.record.named):  # it may be from the body
+                self.record.named = None
             if taken and taken.conversation is not None:
                 self._name(taken)
 

@@ -20,10 +20,19 @@ from slotkeeper.wire import headers as names
 from slotkeeper.wire.errors import ClientFault, Fault, OurFault, UpstreamFault
 from slotkeeper.wire.headers import request_id
 from slotkeeper.wire.routes import Api, classify
+from slotkeeper.wire.secrets import Secrets
 
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
 
 log = get_logger(__name__)
+
+
+def _known_as(request: web.Request) -> str:
+    """Its client's own id, unless that is no id, or holds the client's key; else a fresh one."""
+    given = request.headers.get(names.REQUEST_ID)
+    if given is not None and Secrets.of(request.headers, request.query_string).stand_in(given):
+        given = None
+    return request_id(given, lambda: uuid.uuid4().hex)
 
 
 class DataPort:
@@ -66,7 +75,7 @@ class DataPort:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         api = classify(request.method, request.rel_url.raw_path, self._prefix)
-        known_as = request_id(request.headers.get(names.REQUEST_ID), lambda: uuid.uuid4().hex)
+        known_as = _known_as(request)
         try:
             self._not_again(request)
             judged = await self._gate.door.judge(request) if api in TAKES_SLOT else Verdict.LET_IN

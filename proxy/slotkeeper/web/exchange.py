@@ -31,6 +31,7 @@ from slotkeeper.wire.headers import request_id as safe_id
 from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
 from slotkeeper.wire.request import pin
 from slotkeeper.wire.routes import Api
+from slotkeeper.wire.secrets import Secrets
 
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans  # of an extra
@@ -72,14 +73,17 @@ class Exchange:
         self._api = api
         self._body = body
         self._auth = credentials(request.headers)
+        secrets = Secrets.of(request.headers, request.query_string)
+        known = secrets.without(request.headers)  # as they may be kept
         self._account = Account(
             gate.driver,
             api,
             request_id,
             self._auth,
-            request.headers,
+            known,
+            secrets=secrets,
             client=f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}",
-            conversation=safe_id(request.headers.get(names.CONVERSATION), str) or None,
+            conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
         self._trace = gate.spans.begin(request.headers) if gate.spans else None

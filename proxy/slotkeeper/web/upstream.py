@@ -125,7 +125,7 @@ def target(request: web.BaseRequest) -> str:
     if not path.startswith("/"):  # the absolute form, http://host/path, as one writes to a proxy
         path = str(request.rel_url)
     if not path.startswith("/"):
-        raise ClientFault(f"{request.raw_path!r} is not a path")
+        raise ClientFault("the target of this request is not a path: begin it with /")
     return path
 
 

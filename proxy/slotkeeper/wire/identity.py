@@ -13,6 +13,7 @@ import orjson
 
 from slotkeeper.wire.document import Doc, table
 from slotkeeper.wire.headers import CONVERSATION
+from slotkeeper.wire.secrets import Secrets
 
 LIMIT: Final = 512  # characters: longer is data, not a name
 # The most telling first. Codex gives its main agent, its sub-agents and its compactions one session and one
@@ -30,7 +31,6 @@ HEADERS: Final = (
 _KEYS: Final = ("conversation", "conversation_id", "thread_id", "session_id", "chat_id", "prompt_cache_key")
 _TABLES: Final = ("client_metadata", "", "metadata")  # "": the body itself
 _USER: Final = "user_id"
-_CREDENTIALS: Final = ("authorization", "x-api-key")
 _SESSION: Final = "_session_"
 _OF_SESSIONS: Final = frozenset(f"{ascii_letters}{digits}-")
 
@@ -41,13 +41,13 @@ def named(headers: Mapping[str, str], doc: Doc) -> str | None:
     A user's id is no name of a conversation unless it holds a session (Claude Code's does): a user has many.
     """
     given = {name.lower(): value for name, value in headers.items()}
-    secrets = {word for name in _CREDENTIALS for word in given.get(name, "").split()}
+    secrets = Secrets.of(given)
     for header in HEADERS:
         name = _name(given.get(header))
-        if name is not None and name not in secrets:
+        if name is not None and not secrets.stand_in(name):
             return name
     name = _in_body(doc) or _name(_session(table(doc, "metadata").get(_USER)))
-    return name if name is None or name not in secrets else None
+    return name if name is None or not secrets.stand_in(name) else None
 
 
 def offered(doc: Doc) -> str | None:

@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from slotkeeper.bench.trace import read
 from slotkeeper.observe.recording import harmless, product
 from slotkeeper.wire import identity
+from slotkeeper.wire.secrets import Secrets
 from unit.observe.room import BODY, recorded, write
 
 SECRETS = {
@@ -72,9 +73,19 @@ async def test_no_credential_is_written(room):
     assert b"sk-" not in room.files[0].read_bytes()
 
 
+async def test_a_key_in_a_name_an_agent_or_a_body_is_not_written_either(room):
+    key = "0123456789abcdef"
+    headers = CIMultiDict({"X-Api-Key": key, "User-Agent": f"{key}/1", "X-Session-Id": f"chat-{key}"})
+    body = orjson.dumps({"user": key, "metadata": {"user_id": f"a_{key}"}})
+    entry = await recorded(room, body, headers=headers, session=f"chat-{key}")
+    assert (entry.client, entry.session, dict(entry.headers)) == ("d1ge57", "", {})
+    assert entry.body == {"user": "***", "metadata": {"user_id": "a_***"}}
+    assert key.encode() not in room.files[0].read_bytes()
+
+
 def test_all_that_names_a_conversation_is_written():
     given = dict.fromkeys(identity.HEADERS, "mine")
-    assert dict(harmless(given)) == given
+    assert dict(harmless(given, Secrets.of(given))) == given
 
 
 async def test_a_header_that_is_no_text_is_written_all_the_same(room):
