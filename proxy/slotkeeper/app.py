@@ -24,6 +24,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.spans import spans_to
 from slotkeeper.observe.why.journal import Journal
+from slotkeeper.runtime.aside import Aside
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
@@ -35,6 +36,7 @@ from slotkeeper.web.complaints import Complaints
 from slotkeeper.web.data import DataPort
 from slotkeeper.web.door import Door
 from slotkeeper.web.exchange import Gate
+from slotkeeper.web.intake import Intake
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.upstream import Upstream
 
@@ -81,6 +83,8 @@ class Sidecar:
         self._recorder = self._recording(settings.record) if settings.record else None
         self._spans = spans_to(settings.otlp_endpoint)
         self._ahead = read_ahead_in(settings, self.metrics)
+        self._aside = Aside()
+        self._intake = Intake(each=int(settings.max_body_bytes), total=int(settings.all_bodies_bytes))
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
@@ -106,10 +110,11 @@ class Sidecar:
             Naming(text=settings.why_text),
             settings.keep_alive,
             self._ahead,
+            self._aside,
             recorder=self._recorder,
             spans=self._spans,
         )
-        data = DataPort(gate, max_body_bytes=settings.max_body_bytes, api_prefix=settings.api_prefix)
+        data = DataPort(gate, self._intake, api_prefix=settings.api_prefix)
         complaints = Complaints(self.metrics)
         # Without handler_cancellation a client that leaves during prefill is not noticed.
         self._data = web.AppRunner(
@@ -155,6 +160,7 @@ class Sidecar:
         for runner in self._runners:
             await _end(runner)
         await self.driver.close()
+        self._aside.close()
         if self._upstream is not None:
             await self._upstream.close()
         for told in (self._recorder, self._spans):

@@ -21,7 +21,7 @@ METAVARS: Final = {
     "why_requests": "N",
     "record": "DIR",
     **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "record_bytes", "max_body_bytes"), "SIZE"),
-    **dict.fromkeys(("read_ahead_bytes", "read_ahead_total"), "SIZE"),
+    **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),
     **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
     **dict.fromkeys(("write_timeout",), "SECONDS"),
 }

@@ -127,7 +127,12 @@ class Settings(BaseSettings):
     )
     api_prefix: str = Field(default="", description="the engine's --api-prefix")
     max_body_bytes: ByteSize = Field(
-        default=ByteSize(256 * 2**20), gt=0, description="larger request bodies are refused with 413"
+        default=ByteSize(64 * 2**20), gt=0, description="larger request bodies are refused with 413"
+    )
+    all_bodies_bytes: ByteSize = Field(
+        default=ByteSize(512 * 2**20),
+        gt=0,
+        description="room for the bodies of all requests that are being read or answered; else 429",
     )
     write_timeout: float = Field(
         default=30.0,

@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "save_timeout": ("11", "12", "13"),
     "write_timeout": ("23", "24", "25"),
     "read_ahead_bytes": ("1KiB", '"2MiB"', "3GiB"),
+    "all_bodies_bytes": ("1KiB", '"2MiB"', "3GiB"),
     "read_ahead_total": ("1KiB", '"2MiB"', "3GiB"),
     "rules": ("date=fix", '["all=off"]', "git_status=fix@qwen*"),
     "probe": ("0", "false", "false"),

@@ -20,12 +20,13 @@ from slotkeeper.core.requests.layout import Layout
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Action, Metrics
 from slotkeeper.observe.why.record import Decision, Parting
+from slotkeeper.runtime.aside import Runner, here
 from slotkeeper.runtime.repeated import Judgement, cost_of, judge, parting, reply_parted, report
 from slotkeeper.wire.document import Doc
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.identity import named
 from slotkeeper.wire.layout import lay_out
-from slotkeeper.wire.layouts import Recent
+from slotkeeper.wire.layouts import Recent, seen
 from slotkeeper.wire.routes import Api
 
 
@@ -77,11 +78,12 @@ class Rewriting:
     def __repr__(self) -> str:
         return f"<Rewriting {self.conversations!r}>"
 
-    def take(
+    async def take(
         self,
         api: Api,
         doc: Doc,
         *,
+        run: Runner = here,
         request_id: str,
         client: str,
         headers: Mapping[str, str],
@@ -90,20 +92,32 @@ class Rewriting:
     ) -> Taken | None:
         """The request and how rules would have it; None for what is no chat.
 
-        `size` bytes are its body, at `now` seconds.
+        `size` bytes are its body, at `now` seconds. `run` is where it is looked at.
         """
         self._enter_all()
+        taken = await run(
+            self._look, api, doc, request_id=request_id, client=client, headers=headers, now=now
+        )
+        if taken is not None:
+            self._before.add(api, client, doc, taken.received, size)
+            self._new.append(taken)
+        return taken
+
+    def _look(
+        self, api: Api, doc: Doc, *, request_id: str, client: str, headers: Mapping[str, str], now: float
+    ) -> Taken | None:
+        """Changes nothing: it may be done beside the loop."""
         layout = lay_out(api, doc, self._before.like(api, client, doc))
         if layout is None:
             return None
-        known = self._before.add(api, client, doc, layout, size)
+        known = seen(api, doc, layout)
         who = Who(client=client, name=named(headers, doc))
         match = _as_it_is(self.conversations.find(who, layout))
         modes = self._choice.for_client(headers.get("User-Agent", ""))
         outcome = canonical(
             doc, layout, match, rules=RULES, modes=modes, lay_out=lambda body: lay_out(api, body, known)
         )
-        taken = Taken(
+        return Taken(
             request_id=request_id,
             who=who,
             now=now,
@@ -112,8 +126,6 @@ class Rewriting:
             outcome=outcome,
             changed=None if outcome.edits else False,
         )
-        self._new.append(taken)
-        return taken
 
     def goes(self, taken: Taken, *, changed: bool) -> None:
         """In which form it goes out. Of two times that it is sent, the later one counts."""

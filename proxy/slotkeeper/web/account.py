@@ -23,6 +23,7 @@ from slotkeeper.core.types import RequestId
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.why.record import Record, Stage
 from slotkeeper.runtime import render
+from slotkeeper.runtime.aside import Runner, here
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting, Taken
@@ -32,10 +33,12 @@ from slotkeeper.web.learning import Heard, learn
 from slotkeeper.web.listener import Listener
 from slotkeeper.wire.answer import Answer, Figures
 from slotkeeper.wire.document import Doc
+from slotkeeper.wire.errors import Fault
 from slotkeeper.wire.progress import ProgressFilter
 from slotkeeper.wire.request import Ask, NotOurs, load, model_of, read
 from slotkeeper.wire.routes import Api
 from slotkeeper.wire.secrets import Secrets
+from slotkeeper.wire.weight import check_lists, check_values
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
@@ -104,24 +107,29 @@ class Account:
 
     # -- its prompt --------------------------------------------------------------------------------
 
-    def parse(self, body: bytes, rewriting: Rewriting | None = None) -> None:
-        """Read it, and find what rules would make of it. One that we cannot read goes through as it came."""
+    async def parse(self, body: bytes, rewriting: Rewriting | None = None, *, run: Runner = here) -> None:
+        """Read it, and find what rules would make of it. One that we cannot read goes through as it came.
+
+        `run` is where that is done. Raises ClientFault for what is too much.
+        """
         self.record.body_bytes, self._came = len(body), body
         self._name(None)
         try:
-            doc, taken = load(body), None
+            doc, taken = await run(_loaded, body), None
             model = model_of(doc)
             self.record.model = None if model and self._secrets.stand_in(model) else model
             if rewriting:
                 self._explaining = Explaining(rewriting, self._metrics, self.record)
-                taken = self._explaining.take(self._api, doc, headers=self._headers)
+                taken = await self._explaining.take(self._api, doc, headers=self._headers, run=run)
                 self._name(taken)
-            self.own = read(self._api, doc)
+            self.own = await run(read, self._api, doc)
             if taken and taken.rewritten is not None:
                 self._rewritten = taken.rewritten
-                self.rewritten = read(self._api, taken.rewritten)
+                self.rewritten = await run(read, self._api, taken.rewritten)
         except NotOurs as why:
             log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)
+        except Fault:
+            raise
         except Exception:
             log.exception("parse_failed", request_id=self.id)
             self._metrics.fallback("parse")
@@ -375,3 +383,11 @@ class Account:
             seconds=round(self._driver.now() - self.arrived, 4),
             first_token_seconds=None if first is None else round(first, 4),
         )
+
+
+def _loaded(body: bytes) -> Doc:
+    """Raises NotOurs, and ClientFault for what is too much."""
+    check_values(body)
+    doc = load(body)
+    check_lists(doc)
+    return doc

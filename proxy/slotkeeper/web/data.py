@@ -7,12 +7,12 @@ import uuid
 from typing import Any, Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.web.door import Refusal, Verdict
 from slotkeeper.web.exchange import Exchange, Gate
+from slotkeeper.web.intake import Body, Intake
 from slotkeeper.web.outlet import Outlet
 from slotkeeper.web.upstream import GONE, abort, copy, prepared
 from slotkeeper.wire import errors
@@ -38,16 +38,16 @@ def _known_as(request: web.Request) -> str:
 class DataPort:
     """Answers every request, by an exchange or by copying it through."""
 
-    def __init__(self, gate: Gate, *, max_body_bytes: int, api_prefix: str = "") -> None:
+    def __init__(self, gate: Gate, intake: Intake, *, api_prefix: str = "") -> None:
         self._gate = gate
-        self._max_body = max_body_bytes
+        self._intake = intake
         self._prefix = api_prefix
         self._running: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._seldom = Seldom(log)
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=self._max_body)
+        app = web.Application(client_max_size=self._intake.each)
         app.router.add_route("*", "/{path:.*}", self.handle)
         app.on_shutdown.append(self._shut)
         return app
@@ -58,7 +58,8 @@ class DataPort:
             raise AssertionError("a handler runs in a task")
         self._running.add(task)
         try:
-            return await self._handle(request)
+            with self._intake.body(request) as body:
+                return await self._handle(request, body)
         except asyncio.CancelledError:
             if request.writer.output_size:  # it is we who break it off, if the client is still there
                 abort(request)
@@ -73,7 +74,7 @@ class DataPort:
                 task.cancel()
         self._closing = True
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.Request, incoming: Body) -> web.StreamResponse:
         api = classify(request.method, request.rel_url.raw_path, self._prefix)
         known_as = _known_as(request)
         try:
@@ -81,7 +82,7 @@ class DataPort:
             judged = await self._gate.door.judge(request) if api in TAKES_SLOT else Verdict.LET_IN
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
-            body = await self._read(request)
+            body = await incoming.read()
             if api in TAKES_SLOT:
                 let_in = judged is Verdict.LET_IN
                 return await Exchange(self._gate, request, api, body or b"", known_as, let_in=let_in).run()
@@ -112,21 +113,6 @@ class DataPort:
                 "point it at llama-server itself",
                 status=LOOP_STATUS,
             )
-
-    async def _read(self, request: web.Request) -> bytes | None:
-        if not request.body_exists:
-            return None
-        too_large = ClientFault(
-            f"the body is larger than {self._max_body} bytes; raise --max-body-bytes", status=413
-        )
-        if (request.content_length or 0) > self._max_body:
-            raise too_large
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise too_large from error
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise ClientFault("the body is not framed as HTTP says") from error
 
     async def _through(
         self, request: web.Request, api: Api, body: bytes | None, known_as: str

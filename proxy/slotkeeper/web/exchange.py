@@ -16,6 +16,7 @@ from slotkeeper.core.types import ClientId, EngineId, Reason
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
+from slotkeeper.runtime.aside import Aside, here
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
@@ -26,12 +27,13 @@ from slotkeeper.web.upstream import GONE, NotSent, Upstream
 from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
-from slotkeeper.wire.errors import Fault, UpstreamFault
+from slotkeeper.wire.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.wire.headers import request_id as safe_id
 from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
 from slotkeeper.wire.request import pin
 from slotkeeper.wire.routes import Api
 from slotkeeper.wire.secrets import Secrets
+from slotkeeper.wire.weight import is_large
 
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans  # of an extra
@@ -56,6 +58,7 @@ class Gate:
     names: Naming
     keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
     ahead: ReadAhead
+    aside: Aside
     recorder: Recorder | None = None
     spans: Spans | None = None
 
@@ -95,9 +98,10 @@ class Exchange:
 
     async def run(self) -> web.StreamResponse:
         account = self._account
-        if self._api.generates and self._let_in:
-            account.parse(self._body, self._rewriting())
         try:
+            if self._api.generates and self._let_in:
+                run = self._gate.aside if is_large(self._body) else here
+                await account.parse(self._body, self._rewriting(), run=run)
             if self._hears_comments():
                 self._waiting.start()
             return await self._served()
@@ -105,8 +109,7 @@ class Exchange:
             account.outcome = "client_gone"
             raise
         except Fault as fault:
-            if isinstance(fault, UpstreamFault):
-                account.outcome = "upstream_error"
+            account.outcome = _outcome_of(fault)
             if self._waiting.opened is None:
                 raise
             account.gone()
@@ -250,6 +253,12 @@ class Exchange:
         if pending and pending.predicted is not None:
             labels[names.PREDICTED] = str(pending.predicted)
         return labels
+
+
+def _outcome_of(fault: Fault) -> str:
+    if isinstance(fault, UpstreamFault):
+        return "upstream_error"
+    return "client_error" if isinstance(fault, ClientFault) else "broken"
 
 
 def _digest(text: str) -> str:

@@ -8,6 +8,7 @@ from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.record import Record
+from slotkeeper.runtime.aside import Runner, here
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.wire.answer import Answer
 from slotkeeper.wire.document import Doc
@@ -26,13 +27,16 @@ class Explaining:
         self._record = record
         self.taken: Taken | None = None  # what it goes on as; None: it is no chat, or was not looked at
 
-    def take(self, api: Api, doc: Doc, *, headers: Mapping[str, str]) -> Taken | None:
+    async def take(
+        self, api: Api, doc: Doc, *, headers: Mapping[str, str], run: Runner = here
+    ) -> Taken | None:
         """The request, and how rules would have it; None for what is no chat, or what failed."""
         record = self._record
         try:
-            self.taken = self._rewriting.take(
+            self.taken = await self._rewriting.take(
                 api,
                 doc,
+                run=run,
                 request_id=record.request_id,
                 client=record.client,
                 headers=headers,

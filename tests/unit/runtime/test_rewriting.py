@@ -14,7 +14,7 @@ from slotkeeper.core.conversations.reasons import Cause
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.rewriting import Rewriting
+from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.routes import Api
 
@@ -31,6 +31,13 @@ def request(day: int, turns: int) -> dict[str, Any]:
 
 def prompt(day: int, turns: int) -> Tokens:
     return HEAD + Tokens([day]) + TAIL + Tokens(range(5000, 5000 + 100 * turns))
+
+
+def take(rewriting: Rewriting, *args: Any, **more: Any) -> Taken | None:
+    """Looked at on the spot, so that nothing is waited for."""
+    with pytest.raises(StopIteration) as done:
+        rewriting.take(*args, **more).send(None)
+    return done.value.value
 
 
 class Desk:
@@ -53,7 +60,8 @@ class Desk:
     ):
         """What went on, and where it parts. As rules would have it, unless `changed` says otherwise."""
         self._count += 1
-        taken = self.rewriting.take(
+        taken = take(
+            self.rewriting,
             Api.CHAT,
             doc,
             request_id=f"r{self._count}",
@@ -124,8 +132,15 @@ def test_where_nothing_parts_nothing_is_said():
 
 
 def test_what_is_no_chat_is_left_alone():
-    taken = Desk().rewriting.take(
-        Api.COMPLETION, {"prompt": "x"}, request_id="r", client="anna", headers={}, size=10, now=0.0
+    taken = take(
+        Desk().rewriting,
+        Api.COMPLETION,
+        {"prompt": "x"},
+        request_id="r",
+        client="anna",
+        headers={},
+        size=10,
+        now=0.0,
     )
     assert taken is None
 
@@ -189,8 +204,15 @@ def test_where_only_our_rule_made_prompts_part_its_name_is_said():
 def test_a_request_is_in_the_book_for_the_next_one_though_nobody_asked_what_it_is():
     desk = Desk()
     first, second = (
-        desk.rewriting.take(
-            Api.CHAT, request(1, turns), request_id="r", client="anna", headers={}, size=10, now=1.0
+        take(
+            desk.rewriting,
+            Api.CHAT,
+            request(1, turns),
+            request_id="r",
+            client="anna",
+            headers={},
+            size=10,
+            now=1.0,
         )
         for turns in (0, 1)
     )

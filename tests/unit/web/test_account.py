@@ -19,41 +19,41 @@ __all__ = ["driver", "link"]
 BODY = orjson.dumps({"messages": [{"role": "user", "content": "Which bolts are low?"}]})
 
 
-def account(driver) -> Account:
+async def account(driver) -> Account:
     made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation="t")
-    made.parse(BODY)
+    await made.parse(BODY)
     return made
 
 
 async def test_what_is_known_at_once_is_written_at_once(driver):
-    came = account(driver).record
+    came = (await account(driver)).record
     assert (came.request_id, came.route, came.client, came.named) == ("r-1", "chat", "anna", "t")
     assert came.body_bytes == len(BODY)
     (parsed,) = came.spans
     assert (parsed.stage, parsed.begin) == (Stage.PARSE, 0.0)
 
 
-def test_what_is_no_chat_is_called_by_its_program_and_names_its_model(driver):
+async def test_what_is_no_chat_is_called_by_its_program_and_names_its_model(driver):
     curl = {"User-Agent": "curl/8.5.0"}
     made = Account(driver, Api.COMPLETION, "r-1", {}, curl, client="anna", conversation=None)
-    made.parse(orjson.dumps({"prompt": "Once", "model": "gemma"}))
+    await made.parse(orjson.dumps({"prompt": "Once", "model": "gemma"}))
     assert (str(made.record.name), made.record.model) == ("curl", "gemma")
 
 
 @pytest.mark.parametrize("model", [None, 7, "", "x" * 200, "a\nb", "a\x1b[31m"])
-def test_a_model_that_cannot_be_shown_is_none(driver, model):
+async def test_a_model_that_cannot_be_shown_is_none(driver, model):
     made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None)
-    made.parse(orjson.dumps({"messages": [], "model": model}))
+    await made.parse(orjson.dumps({"messages": [], "model": model}))
     assert made.record.model is None
 
 
-def test_a_name_that_cannot_be_made_costs_a_request_nothing(driver):
+async def test_a_name_that_cannot_be_made_costs_a_request_nothing(driver):
     class Broken(Naming):
         def coming(self, *_: object, **__: object) -> Name:
             raise KeyError("n")
 
     made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None, names=Broken())
-    made.parse(BODY)
+    await made.parse(BODY)
     assert made.ask is not None
     assert fallbacks(driver, "explain") == 1
 
@@ -62,7 +62,7 @@ def test_a_name_that_cannot_be_made_costs_a_request_nothing(driver):
 async def test_rendering_is_told_from_when_it_began_and_not_from_when_the_request_came(driver, link, says):
     """A brief request is rendered only when its answer is over."""
     link.says = says
-    mine = account(driver)
+    mine = await account(driver)
     assert mine.open()
     began = driver.now()
     mine.render()
@@ -76,7 +76,7 @@ async def test_rendering_is_told_from_when_it_began_and_not_from_when_the_reques
 
 
 async def test_a_close_tells_how_it_ended_and_how_long_it_took(driver):
-    mine = account(driver)
+    mine = await account(driver)
     assert mine.record.outcome == "running"
     mine.outcome = "client_gone"
     mine.close()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 TELLING: Final = 12  # characters: shorter lines (braces) are found anywhere
+LOOKED_AT: Final = 2**22  # characters of either side whose lines are compared
 
 
 def found_again(old: Sequence[str], new: Sequence[str]) -> int:
@@ -23,11 +24,19 @@ def found_again(old: Sequence[str], new: Sequence[str]) -> int:
 
 
 def _lines_again(old: Iterable[str], new: Iterable[str]) -> int:
-    there = Counter(line for text in new for line in text.split("\n") if len(line) >= TELLING)
+    there = Counter(line for line in _lines(new) if len(line) >= TELLING)
     found = 0
-    for text in old:
-        for line in text.split("\n"):
-            if there[line]:
-                there[line] -= 1
-                found += len(line) + 1
+    for line in _lines(old):
+        if there[line]:
+            there[line] -= 1
+            found += len(line) + 1
     return found
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    left = LOOKED_AT
+    for text in texts:
+        yield from text[:left].split("\n")
+        left -= len(text)
+        if left <= 0:
+            return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -56,7 +57,8 @@ def digest(message: Message) -> bytes:
         known = message, _digest(message)
     _DIGESTS[id(message)] = known
     if len(_DIGESTS) > REMEMBERED:
-        del _DIGESTS[next(iter(_DIGESTS))]
+        with suppress(RuntimeError):  # large bodies are read in a thread: it has come in between
+            _DIGESTS.pop(next(iter(_DIGESTS)), None)
     return known[1]
 
 

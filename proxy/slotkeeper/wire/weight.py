@@ -1,0 +1,37 @@
+"""How much a body asks of whoever reads it: its bytes are counted before they are understood."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from slotkeeper.wire.document import Doc
+from slotkeeper.wire.errors import ClientFault
+
+LARGE: Final = 256 * 1024  # bytes of a body that is read beside the event loop
+BRACES: Final = 2_000  # objects in it, likewise
+MOST_VALUES: Final = 2_000_000  # more commas and brackets than a prompt of any model has
+MOST_MESSAGES: Final = 20_000
+_LISTS: Final = ("messages", "input", "tools", "system")
+
+
+def is_large(body: bytes) -> bool:
+    """Whether reading it takes so long that others would notice."""
+    return len(body) > LARGE or body.count(b"{") > BRACES
+
+
+def check_values(body: bytes) -> None:
+    """Raises ClientFault where reading it would take more memory than a request is worth."""
+    if len(body) <= MOST_VALUES:
+        return
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
+        raise ClientFault(f"the body has more than {MOST_VALUES:,} values; send a shorter prompt", status=413)
+
+
+def check_lists(doc: Doc) -> None:
+    """Raises ClientFault for more messages than a conversation has."""
+    for name in _LISTS:
+        listed = doc.get(name)
+        if isinstance(listed, list) and len(listed) > MOST_MESSAGES:
+            raise ClientFault(
+                f"`{name}` has {len(listed):,} elements; at most {MOST_MESSAGES:,} are taken", status=413
+            )

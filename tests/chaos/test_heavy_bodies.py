@@ -1,0 +1,143 @@
+"""Bodies that take long to read, or much memory: refused before that, or read beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import orjson
+import psutil
+import pytest
+
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, looks_whole, request_body
+from chaos.raw import dial, until
+from slotkeeper.app import running
+from slotkeeper.runtime.aside import Aside
+from slotkeeper.wire.routes import Api
+from slotkeeper.wire.weight import BRACES, LARGE, MOST_MESSAGES
+
+CHAT = PATHS[Api.CHAT]
+EMPTY_LISTS = b'{"messages":[' + b"[]," * 6_700_000 + b"[]]}"  # 20 MB
+MESSAGE = b'{"role":"user","content":"x"}'
+MILLION = b'{"messages":[' + (MESSAGE + b",") * 999_999 + MESSAGE + b"]}"
+ROOM = 2**20
+
+
+async def loop_seconds(do: Callable[[], Awaitable[object]]) -> float:
+    """What this thread, on which the event loop runs, works until it is done."""
+    begun = time.thread_time()
+    await do()
+    return time.thread_time() - begun
+
+
+async def refused(address: str, path: str, body: bytes) -> dict[str, object]:
+    async with dial(address) as wire:
+        await wire.post(path, body)
+        head = await wire.head()
+        assert head.status == 413
+        return orjson.loads(await wire.body(head))
+
+
+@pytest.mark.parametrize("body", [EMPTY_LISTS, MILLION], ids=["empty lists", "a million messages"])
+async def test_more_values_than_a_prompt_has_are_refused_and_never_read(sidecar, data, body):
+    """Not by the clock: reading such a body takes longer than all that the loop does about it."""
+    begun = time.thread_time()
+    orjson.loads(body)
+    reading = time.thread_time() - begun
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    assert await loop_seconds(lambda: refused(data, CHAT, body)) < reading
+    gc.collect()
+    await until(lambda: psutil.Process().memory_info().rss < before + 2 * len(body), "no lasting memory")
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES])
+async def test_more_messages_than_a_conversation_has_are_refused_in_the_shape_of_the_api(fake, data, api):
+    name = "input" if api is Api.RESPONSES else "messages"
+    body = orjson.dumps({name: [{"role": "user", "content": "x"}] * (MOST_MESSAGES + 1)})
+    error = (await refused(data, PATHS[api], body))["error"]
+    assert str(f"{MOST_MESSAGES:,}") in str(error["message"])
+    if api is Api.MESSAGES:
+        assert error["type"] == "request_too_large"
+    assert not fake.ran
+
+
+async def test_as_many_messages_as_are_allowed_are_served(fake, data):
+    body = {"messages": [{"role": "user", "content": "x"}] * MOST_MESSAGES, "stream": True}
+    async with dial(data) as wire:
+        await wire.post(CHAT, body)
+        head = await wire.head()
+        assert (head.status, looks_whole(Api.CHAT, await wire.body(head))) == (200, True)
+
+
+@pytest.mark.parametrize("text", ["x" * LARGE, "{" * (BRACES + 1)], ids=["large", "many objects"])
+async def test_a_large_body_is_read_beside_the_loop_and_a_small_one_on_it(
+    fake, sidecar, data, text, monkeypatch
+):
+    ran = []
+    original = Aside.__call__
+
+    async def noted(self, do, /, *args, **more):
+        ran.append(do.__name__)
+        return await original(self, do, *args, **more)
+
+    monkeypatch.setattr(Aside, "__call__", noted)
+    for said, aside in (("short", False), (text, True)):
+        async with dial(data) as wire:
+            await wire.post(CHAT, request_body(Api.CHAT, stream=True, text=said))
+            assert looks_whole(Api.CHAT, await wire.body(await wire.head()))
+        assert bool(ran) == aside
+
+
+async def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_behind(fake, sidecar, data):
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True, text="a b c " * 2**20))
+    await until(lambda: sidecar._intake.free == sidecar._intake.total, "its room was given back")
+    await until(lambda: "0 requests" in repr(sidecar.driver.placement))
+
+
+async def test_bodies_that_have_no_room_beside_the_others_are_refused_until_there_is_room(fake):
+    """Bytes count when they come: who only says that it will send much takes no room."""
+    small = settings(fake.base, all_bodies_bytes=ROOM, drain_timeout=1.0)
+    async with running(small) as sidecar, AsyncExitStack() as stack:
+        await ready(sidecar)
+        address, intake = sidecar.addresses[0], sidecar._intake
+        for _ in range(4):
+            wire = await stack.enter_async_context(dial(address))
+            await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {ROOM}\r\n\r\n".encode())
+        await wire.send(b" " * (ROOM - 100))
+        await until(lambda: intake.free == 100)
+        async with dial(address) as other:
+            await other.post(CHAT, request_body(Api.CHAT, stream=False, text="x" * 200))
+            head = await other.head()
+            assert head.status == 429
+            assert int(head["Retry-After"]) > 0
+            assert b"--all-bodies-bytes" in await other.body(head)
+        wire.leave()
+        await until(lambda: intake.free == ROOM, "who has left gives its room back")
+        async with dial(address) as other:
+            await other.post(CHAT, request_body(Api.CHAT, stream=False, text="x" * 200))
+            assert (await other.head()).status == 200
+        await until(lambda: intake.free == ROOM, "and so does who was answered")
+
+
+async def test_others_are_answered_while_a_large_body_is_read(fake, sidecar, data, monkeypatch):
+    """By the order of events: reading goes on only when somebody else was answered meanwhile."""
+    answered = asyncio.Event()
+    original = Aside.__call__
+
+    async def slow(self, do, /, *args, **more):
+        await answered.wait()
+        return await original(self, do, *args, **more)
+
+    monkeypatch.setattr(Aside, "__call__", slow)
+    async with dial(data) as large, dial(data) as small:
+        await large.post(CHAT, request_body(Api.CHAT, stream=False, text="x" * LARGE))
+        await small.post(CHAT, request_body(Api.CHAT, stream=False))
+        assert (await small.head()).status == 200
+        answered.set()
+        assert (await large.head()).status == 200
