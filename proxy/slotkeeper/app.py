@@ -38,6 +38,7 @@ from slotkeeper.web.door import Door
 from slotkeeper.web.exchange import Gate
 from slotkeeper.web.intake import Intake
 from slotkeeper.web.outlet import ReadAhead
+from slotkeeper.web.slot_actions import SlotActions
 from slotkeeper.web.upstream import Upstream
 
 BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
@@ -105,6 +106,12 @@ class Sidecar:
             self.driver,
             self._upstream,
             Door(self.driver, self._upstream, prefix=settings.api_prefix),
+            SlotActions(
+                self.driver,
+                self._upstream,
+                prefix=settings.api_prefix,
+                allowed=settings.slot_actions == "on",
+            ),
             self.metrics,
             self.rewriting,
             Naming(text=settings.why_text),

@@ -17,6 +17,7 @@ METAVARS: Final = {
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
     "admin_host": "NAME",
+    "slot_actions": "on|off",
     "otlp_endpoint": "URL",
     "why_requests": "N",
     "record": "DIR",

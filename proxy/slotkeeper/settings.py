@@ -125,6 +125,13 @@ class Settings(BaseSettings):
     admin_token: SecretStr | None = Field(
         default=None, description="bearer token of the admin port; needed unless it listens on loopback"
     )
+    slot_actions: Literal["on", "off"] = Field(
+        default="on",
+        description=(
+            "on: clients may save, restore and erase slots themselves (POST /slots/N?action=...), in files "
+            "that are not ours; off: that is refused with 403"
+        ),
+    )
     api_prefix: str = Field(default="", description="the engine's --api-prefix")
     max_body_bytes: ByteSize = Field(
         default=ByteSize(64 * 2**20), gt=0, description="larger request bodies are refused with 413"

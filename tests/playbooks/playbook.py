@@ -35,6 +35,7 @@ from slotkeeper.core.effects import (
     Wake,
 )
 from slotkeeper.core.events import (
+    Acted,
     Arrived,
     Closing,
     EngineLost,
@@ -177,6 +178,11 @@ def ends(request: str, tokens: int | None = 100, cached: int | None = 0, **more:
 def fails(request: str) -> Finished:
     """The engine answered with an error."""
     return ends(request, None, None, generated=None)
+
+
+def acts(request: str, left: int | None = None) -> Acted:
+    """A client's own slot action has ended."""
+    return Acted(at=0.0, request=RequestId(request), left=left)
 
 
 def leaves(request: str, **how_far: Any) -> Gone:

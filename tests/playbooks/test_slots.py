@@ -4,6 +4,7 @@ import pytest
 
 from playbooks.playbook import (
     Play,
+    acts,
     arrives,
     ends,
     fails,
@@ -17,6 +18,7 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
+from slotkeeper.core.events import Arrived
 from slotkeeper.core.table import LINGER
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
@@ -146,6 +148,55 @@ def test_a_clients_own_slot_wraps_and_waits():
     assert play << arrives("r3", id_slot=2, rendered=False) >> goes("r3", slot=0, reason=Reason.CLIENT_CHOSE)
     assert play << ends("r3") >> reports("r3")
     assert play << ends("r1") >> reports("r1") >> goes("r2", slot=1)
+
+
+def action(request: str, slot: int = 0) -> Arrived:
+    return arrives(request, id_slot=slot, rendered=False, action=True)
+
+
+def test_a_clients_own_slot_action_waits_for_the_slot_and_keeps_others_out():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << action("a")
+    assert play << ends("r1") >> reports("r1") >> goes("a", slot=0, pin=False)
+    assert play << arrives("r2") << knows("r2", A)
+    assert play << acts("a") >> goes("r2", slot=0)
+
+
+def test_what_a_clients_own_slot_action_leaves_is_known():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << ends("r1") >> reports("r1")
+    held = play.table.shadow.slots[0]
+    assert play << action("saves") >> goes("saves") << acts("saves", None)
+    assert play.table.shadow.slots[0] is held
+    assert play << action("restores") >> goes("restores") << acts("restores", 77)
+    assert play.table.shadow.slots[0].total == 77
+    assert not play.table.shadow.slots[0].tokens
+    assert play << action("erases") >> goes("erases") << acts("erases", 0)
+    assert play.table.shadow.slots[0] is None
+    assert play.rests()
+
+
+def test_a_slot_action_disturbs_no_other_slot():
+    play = Play(n_slots=2, ram_cache=True)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
+    before = play.table.shadow.slots[0], list(play.table.shadow.ram)
+    assert play << action("a", 1) >> goes("a", slot=1) << acts("a", 0)
+    assert (play.table.shadow.slots[0], list(play.table.shadow.ram)) == before
+
+
+def test_a_slot_action_whose_client_leaves_the_line_is_not_done():
+    play = Play(n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << action("a") << leaves("a")
+    assert play << ends("r1") >> reports("r1")
+
+
+def test_a_slot_action_while_no_engine_is_known_goes_as_it_came():
+    play = Play(up=False)
+    assert play << action("a") >> goes("a", slot=None, reason=Reason.FAIL_OPEN) << acts("a", 0)
+    assert play.rests()
 
 
 def test_a_resumable_stream_goes_on_without_its_client_and_its_slot_stays_taken():

@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "rules": ("date=fix", '["all=off"]', "git_status=fix@qwen*"),
     "probe": ("0", "false", "false"),
     "read_flags": ("0", "false", "false"),
+    "slot_actions": ("off", '"off"', "off"),
     "evacuate": ("1", "true", "true"),
     "why_requests": ("20", "21", "22"),
     "why_text": ("1", "true", "true"),

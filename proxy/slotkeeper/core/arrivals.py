@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -142,7 +142,8 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         tables = [t for t in state.up if len(t.idle) >= min(request.copies, len(t.states))]
         return _named(blind(tables, pinnable=False, now=now, shelf=state.shelf), Reason.UNPINNABLE)  # 1
     if request.id_slot is not None:
-        return _clients_own(state, request.id_slot, now)  # 2
+        tables = state.up[:1] if request.action else sorted(state.up, key=lambda t: t.load)
+        return _clients_own(tables, request.id_slot, now)  # 2
     if request.pinnable and (plan := continuing(state.up, request.outline, now)):
         return plan  # 3
     if request.pinnable and request.brief:
@@ -168,9 +169,9 @@ def _named(plan: Plan | None, reason: Reason) -> Plan | None:
     return replace(plan, reason=reason) if plan else None
 
 
-def _clients_own(state: State, id_slot: int, now: float) -> Plan | None:
+def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Plan | None:
     """Any integer is a slot, wrapped modulo their number (engine.md T8)."""
-    for table in sorted(state.up, key=lambda t: t.load):
+    for table in tables:
         slot = SlotId(id_slot % len(table.states))
         if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
             return Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE)
@@ -190,7 +191,7 @@ def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     pending.steps_left = len(plan.steps)
     found = _found(plan)
     pending.ahead_from = state.ahead.begins(found.tokens) if found else None
-    if plan.slot is not None:
+    if plan.slot is not None and not pending.arrived.action:
         plan.table.crowd(plan.slot, pending.arrived.outline, now)
     if not plan.steps:
         return forward(pending, now)
@@ -224,7 +225,7 @@ def forward(pending: Pending, now: float) -> Forward:
         raise AssertionError("only a planned request is forwarded")
     table = plan.table
     slot = plan.slot
-    if slot is not None:
+    if slot is not None and not pending.arrived.action:  # which begins no task: no other slot is copied
         others = [s for s in table.idle if s != slot]
         look = _look_now(table, slot, pending)
         table.shadow.launch(look, others)

@@ -31,6 +31,7 @@ class Arrived:
     brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
     adapted: bool = False  # LoRA scales of its own
     uncached: bool = False  # cache_prompt is false: the engine will compute all of it
+    action: bool = False  # no task, but a client's own save, restore or erasure of `id_slot`
     resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
     bypass: bool = False
 
@@ -164,6 +165,15 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Acted:
+    """A client's own slot action ended. `left`: tokens that the slot holds now; None: it is as it was."""
+
+    at: float
+    request: RequestId
+    left: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """The client left, or the answer broke off: the engine may still be at work on it.
 
@@ -249,6 +259,7 @@ Event = (
     | Closing
     | Started
     | Finished
+    | Acted
     | Gone
     | ReplyKnown
     | NextKnown

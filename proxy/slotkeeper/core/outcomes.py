@@ -9,6 +9,7 @@ from typing import Final
 from slotkeeper.core import keeping
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import (
+    Acted,
     Finished,
     Gone,
     NextKnown,
@@ -52,6 +53,27 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         pending.remember(state.tree, event.at)
         yield from _learn(state, pending, event)
     yield from close(state, pending)
+
+
+def acted(state: State, event: Acted) -> None:
+    """A client's own slot action is over: the slot is free at once, since no task ran there."""
+    pending = state.requests.pop(event.request, None)
+    if pending is None or pending.plan is None:
+        return
+    table = pending.plan.table
+    if owned := state.slot_of(pending):
+        _, slot = owned
+        if event.left is not None:
+            table.shadow.erase(slot)
+            table.loaded.discard(slot)
+            table.settled.pop(slot, None)
+        if event.left:  # GET /slots shows nothing of a file until a task has run
+            table.shadow.slots[slot] = Held(opaque=event.left, from_file=True, used=event.at)
+            table.loaded.add(slot)
+        table.move(slot, SlotState.IDLE, None, event.at)
+    else:  # it went where nobody had a slot for it
+        table.unsettled.pop(event.request, None)
+        table.look_again = True
 
 
 def close(state: State, pending: Pending) -> Iterator[Effect]:

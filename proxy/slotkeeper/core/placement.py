@@ -25,6 +25,7 @@ from typing import Final, assert_never
 from slotkeeper.core import arrivals, chores, engines, keeping, outcomes, preparing
 from slotkeeper.core.effects import Effect
 from slotkeeper.core.events import (
+    Acted,
     Arrived,
     Closing,
     EngineLost,
@@ -137,6 +138,8 @@ class Placement:
                     state.wakes_at = None  # else it answers one that was asked for earlier
             case Closing():
                 state.closing = True
+            case Acted():
+                outcomes.acted(state, event)
             case Started():
                 outcomes.started(state, event)
             case Finished():

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, ParamSpec
 
-from slotkeeper.core.effects import Effect, Forward, Learned, Observe, Report
+from slotkeeper.core.effects import Effect, Forward, Learned, Report
 from slotkeeper.core.events import (
     Arrived,
     Closing,
@@ -182,10 +182,6 @@ class Driver:
             self._busy = False
         if self._closing and not self.placement.unsaved(self.now()):
             self._saved.set()
-
-    def observe_soon(self, engine: EngineId) -> None:
-        """Somebody changed slots behind the core's back: a slot action passed through us."""
-        self.hands.perform(Observe(engine=engine, delay=0.0))
 
     def note(self, write: Callable[P, None], *what: P.args, **more: P.kwargs) -> None:
         """Write in the journal. Where that fails, nobody but whoever asks why shall notice."""

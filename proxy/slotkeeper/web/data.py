@@ -11,7 +11,7 @@ from aiohttp import web
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.web.door import Refusal, Verdict
-from slotkeeper.web.exchange import Exchange, Gate
+from slotkeeper.web.exchange import Exchange, Gate, client_of
 from slotkeeper.web.intake import Body, Intake
 from slotkeeper.web.outlet import Outlet
 from slotkeeper.web.upstream import GONE, abort, copy, prepared
@@ -23,6 +23,7 @@ from slotkeeper.wire.routes import Api, classify
 from slotkeeper.wire.secrets import Secrets
 
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
+JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # who asks for these must be known to the engine
 
 log = get_logger(__name__)
 
@@ -79,13 +80,15 @@ class DataPort:
         known_as = _known_as(request)
         try:
             self._not_again(request)
-            judged = await self._gate.door.judge(request) if api in TAKES_SLOT else Verdict.LET_IN
+            judged = await self._gate.door.judge(request) if api in JUDGED else Verdict.LET_IN
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
             body = await incoming.read()
             if api in TAKES_SLOT:
                 let_in = judged is Verdict.LET_IN
                 return await Exchange(self._gate, request, api, body or b"", known_as, let_in=let_in).run()
+            if api is Api.CONTROL:
+                return await self._acted(request, body or b"", known_as, let_in=judged is Verdict.LET_IN)
             return await self._through(request, api, body, known_as)
         except Fault as fault:
             return self._failed(api, fault, known_as)
@@ -136,10 +139,21 @@ class DataPort:
                 log.warning("answer_broke_off", request_id=known_as, error=fault.message)
                 abort(request)
                 outcome = "broken"
-            finally:
-                if api is Api.CONTROL:  # also when the client left: the engine has done it all the same
-                    self._gate.driver.observe_soon(link.engine)
         self._gate.metrics.requests.labels(route=api.value, outcome=outcome).inc()
+        return response
+
+    async def _acted(
+        self, request: web.Request, body: bytes, known_as: str, *, let_in: bool
+    ) -> web.StreamResponse:
+        if not let_in:
+            raise UpstreamFault(
+                "no engine says who may do this; when llama-server is up, try again",
+                status=503,
+                retry_after=1,
+            )
+        response = await self._gate.actions.answer(request, body, known_as, client_of(request))
+        outcome = "ok" if response.status < 400 else "client_error"
+        self._gate.metrics.requests.labels(route=Api.CONTROL.value, outcome=outcome).inc()
         return response
 
     def _failed(self, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:

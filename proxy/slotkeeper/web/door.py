@@ -11,7 +11,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Final, TypeVar
@@ -23,10 +22,8 @@ from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import Health
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.web.upstream import Upstream, outgoing, whole
-from slotkeeper.wire import headers as names
+from slotkeeper.web.upstream import Answer, Upstream, outgoing
 from slotkeeper.wire.errors import UpstreamFault
-from slotkeeper.wire.headers import forwardable
 
 AUTH: Final = ("Authorization", "X-Api-Key")  # what llama-server reads, in its order
 SHOWN: Final = (*AUTH, "Cookie")  # and what a gateway in front of it may
@@ -44,25 +41,7 @@ class Verdict(StrEnum):
     UNSURE = "unsure"  # nobody could say: the request goes straight through, and nothing is done for it
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The engine's own words."""
-
-    status: int
-    reason: str | None
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
-
-    def response(self, request_id: str) -> web.Response:
-        response = web.Response(status=self.status, reason=self.reason, body=self.body)
-        for name in {name for name, _ in self.headers}:
-            response.headers.popall(name, None)
-        for name, value in self.headers:
-            response.headers.add(name, value)
-        response.headers[names.REQUEST_ID] = request_id
-        return response
-
-
+Refusal = Answer  # the engine's own words
 Judged = Verdict | Refusal
 V = TypeVar("V")
 Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of what was shown
@@ -161,11 +140,9 @@ class Door:
             if answer.status not in REFUSES:
                 return Verdict.LET_IN
             try:
-                body = await whole(answer, lambda _: None)
+                return await Answer.of(answer)
             except UpstreamFault:
                 return Verdict.UNSURE
-            kept = tuple(forwardable(answer.headers.items(), drop=("Content-Length",)))
-            return Refusal(answer.status, answer.reason, kept, body)
 
     def _digest(self, request: web.BaseRequest, fields: tuple[str, ...]) -> bytes:
         digest = blake2b(key=self._salt, digest_size=16)

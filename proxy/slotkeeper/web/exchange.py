@@ -23,6 +23,7 @@ from slotkeeper.web.account import Account
 from slotkeeper.web.door import Door, credentials
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.relay import Relay
+from slotkeeper.web.slot_actions import SlotActions
 from slotkeeper.web.upstream import GONE, NotSent, Upstream
 from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
@@ -53,6 +54,7 @@ class Gate:
     driver: Driver
     upstream: Upstream
     door: Door
+    actions: SlotActions
     metrics: Metrics
     rewriting: Rewriting
     names: Naming
@@ -201,9 +203,7 @@ class Exchange:
         )
 
     def _client(self) -> ClientId:
-        """Who waits in line: an API key, else an address. Kept as a digest, never as it was sent."""
-        who = next(iter(self._auth.values()), None) or self._request.remote or "?"
-        return ClientId(_digest(who))
+        return client_of(self._request)
 
     async def _elsewhere(self, engine: EngineId) -> bool:
         """Whether the engine is really gone and another is there: then nobody has to hear of it."""
@@ -259,6 +259,12 @@ def _outcome_of(fault: Fault) -> str:
     if isinstance(fault, UpstreamFault):
         return "upstream_error"
     return "client_error" if isinstance(fault, ClientFault) else "broken"
+
+
+def client_of(request: web.Request) -> ClientId:
+    """Who waits in line: an API key, else an address. Kept as a digest, never as it was sent."""
+    who = next(iter(credentials(request.headers).values()), None) or request.remote or "?"
+    return ClientId(_digest(who))
 
 
 def _digest(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
 
@@ -76,6 +77,13 @@ class Upstream:
         if trace_parent is not None:
             headers[names.TRACE_PARENT] = trace_parent
         return await self._sent(base, url, headers, method=request.method, body=body)
+
+    async def post(
+        self, base: str, path: str, body: bytes, request: web.BaseRequest, request_id: str
+    ) -> aiohttp.ClientResponse:
+        """Send this in place of the request, with its headers. Raises as `send` does."""
+        headers = outgoing(request, body, request_id)
+        return await self._sent(base, URL(base + path, encoded=True), headers, method="POST", body=body)
 
     async def look(
         self, base: str, path: str, headers: CIMultiDict[str], *, seconds: float
@@ -190,6 +198,32 @@ async def whole(answer: aiohttp.ClientResponse, seen: Callable[[bytes], None]) -
         chunks.append(chunk)
         seen(chunk)
     return b"".join(chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A short one, whole, as it may be given to any number of clients."""
+
+    status: int
+    reason: str | None
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    @classmethod
+    async def of(cls, answer: aiohttp.ClientResponse) -> Answer:
+        """Raises UpstreamFault when the engine breaks off."""
+        body = await whole(answer, lambda _: None)
+        kept = tuple(forwardable(answer.headers.items(), drop=("Content-Length",)))
+        return cls(answer.status, answer.reason, kept, body)
+
+    def response(self, request_id: str) -> web.Response:
+        response = web.Response(status=self.status, reason=self.reason, body=self.body)
+        for name in {name for name, _ in self.headers}:
+            response.headers.popall(name, None)
+        for name, value in self.headers:
+            response.headers.add(name, value)
+        response.headers[names.REQUEST_ID] = request_id
+        return response
 
 
 async def _next(answer: aiohttp.ClientResponse) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.core.effects import Report
+from slotkeeper.core.effects import Observe, Report
 from slotkeeper.core.events import Arrived, EngineLost, EngineUp, Finished, Rendered
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.placement import Placement
@@ -119,7 +119,7 @@ async def test_an_engine_that_comes_back_gives_slots_again(driver):
 async def test_slots_that_cannot_be_seen_make_us_look_for_the_engine(driver, link):
     link.client.refuse = EngineGoneError("gone")
     kicks = link.kicks
-    driver.observe_soon(ENGINE)
+    driver.hands.perform(Observe(engine=ENGINE, delay=0.0))
     await settled()
     assert link.kicks > kicks
 
