@@ -17,7 +17,7 @@ from benchmarks.figures import console
 from slotkeeper.core.conversations.divergence import common_start
 from slotkeeper.core.conversations.titles import title_in
 from slotkeeper.core.conversations.values import value_cause
-from slotkeeper.core.requests.facts import bare, facts
+from slotkeeper.core.requests.facts import bare, found_in
 from slotkeeper.core.requests.layout import Section, Text
 from slotkeeper.vocab.bpe import too_blank
 from slotkeeper.wire.identity import named
@@ -71,10 +71,10 @@ TEXTS: Final[dict[str, Callable[[int], str]]] = {
 
 def all_matchers(text: str) -> None:
     """Everything that looks for something in a text of a client."""
-    facts.cache_clear()
+    found_in.cache_clear()
     for section in (Section.SYSTEM, Section.USER):
         bare(Text((), text, section))
-        facts.cache_clear()
+        found_in.cache_clear()
     other = text + "x"
     value_cause(text, other, common_start(text, other), Section.SYSTEM)
     title_in({"content": text})

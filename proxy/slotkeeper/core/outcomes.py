@@ -28,6 +28,7 @@ from slotkeeper.core.steps import Keep, Prefill, Step
 from slotkeeper.core.table import LINGER, EngineTable, Orphan, SlotState
 from slotkeeper.core.types import SlotId
 
+UNSEEN: Final = 64  # requests that ended before GET /slots showed their slots, while it does not answer
 SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
 
 
@@ -42,17 +43,19 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
     pending = state.requests.get(event.request)
     if pending is None:
         return
-    pending.finished = event
+    pending.finished, forgotten = event, False
     pending.stage = Stage.ENDED
     if owned := state.slot_of(pending):
         pinned = pending.plan is not None and pending.plan.pinned
         _release(pending, *owned, event, event.at, certain=pinned or event.slot == owned[1])
     elif pending.plan and event.request in pending.plan.table.unsettled:
-        _end_unseen(pending, pending.plan.table, event)
+        forgotten = _end_unseen(pending, pending.plan.table, event)
     if event.prompt_tokens is not None:
         pending.remember(state.tree, event.at)
         yield from _learn(state, pending, event)
     yield from close(state, pending)
+    if forgotten:
+        yield from close_ended(state)
 
 
 def acted(state: State, event: Acted) -> None:
@@ -121,8 +124,11 @@ def _release(
         table.look_again = True
 
 
-def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> None:
-    """It was unpinned and is over before GET /slots showed where it ran."""
+def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
+    """It was unpinned and is over before GET /slots showed where it ran.
+
+    Returns whether another one will not be looked for any more.
+    """
     sent = table.unsettled.pop(event.request)
     if event.slot is not None and event.slot < len(table.states):
         pending.slot = SlotId(event.slot)
@@ -133,6 +139,11 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> None:
         if event.prompt_tokens is not None:
             total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
         table.orphans.append(Orphan(event.request, total, event.at, sent.slots))
+        over = [orphan for orphan in table.orphans if orphan.total is not None][:-UNSEEN]
+        for orphan in over:  # others ran in its slot since: nobody will see any more where it was
+            table.orphans.remove(orphan)
+        return bool(over)
+    return False
 
 
 def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:

@@ -55,14 +55,14 @@ class Shelf:
 
     def order(self, tier: Tier, fingerprint: str) -> PrefixOrder:
         """Those of one tier and one kind of engine, sorted by their tokens."""
-        return self._orders.setdefault((tier, fingerprint), PrefixOrder())
+        return self._orders.get((tier, fingerprint)) or PrefixOrder()
 
     def put(self, snapshot: Snapshot) -> None:
         """Add it, or say something new of it."""
         before = self._all.get(snapshot.id)
         if before and before.tier is not snapshot.tier:
-            self.order(before.tier, before.fingerprint).drop(before)
-        self.order(snapshot.tier, snapshot.fingerprint).put(snapshot)
+            self._leaves_order(before)
+        self._orders.setdefault((snapshot.tier, snapshot.fingerprint), PrefixOrder()).put(snapshot)
         self._all[snapshot.id] = snapshot
         if before is None or before.checkpoints != snapshot.checkpoints:
             self._covered.clear()
@@ -71,9 +71,16 @@ class Shelf:
         """It is not to be offered any more."""
         taken = self._all.pop(snapshot, None)
         if taken:
-            self.order(taken.tier, taken.fingerprint).drop(taken)
+            self._leaves_order(taken)
             self._covered.clear()
         return taken
+
+    def _leaves_order(self, snapshot: Snapshot) -> None:
+        """With the last one the order goes, too: engines come with new fingerprints for ever."""
+        order = self._orders[snapshot.tier, snapshot.fingerprint]
+        order.drop(snapshot)
+        if not order.states:
+            del self._orders[snapshot.tier, snapshot.fingerprint]
 
     def best(
         self, prompt: Tokens, traits: EngineTraits, price: Callable[[Snapshot], float]

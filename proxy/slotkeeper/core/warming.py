@@ -33,6 +33,8 @@ def coldest(table: EngineTable, shelf: Shelf, now: float) -> Snapshot | None:
         if s.fingerprint == table.traits.fingerprint and now - s.used < RECENT and s.id not in table.warmed
     ]
     held = [h.tokens for h in table.shadow.slots if h]
+    if len(table.warmed) > len(shelf):  # files that are gone
+        table.warmed.intersection_update([s.id for s in shelf])
     for snapshot in sorted(fresh, key=lambda s: (s.used, len(s.tokens)), reverse=True):
         if not any(tokens.lcp(snapshot.tokens) * 2 > len(snapshot.tokens) for tokens in held):
             return _whole(snapshot, fresh)

@@ -25,7 +25,8 @@ from slotkeeper.wire import identity
 from slotkeeper.wire.secrets import NAMES, Secrets
 
 PREFIX: Final = "requests"
-WAITING_BYTES: Final = 64 << 20  # of bodies that may wait for a slow disk; what comes then is not recorded
+WAITING_BYTES: Final = 64 << 20  # of requests that may wait for a slow disk; what comes then is not recorded
+REQUEST_BYTES: Final = 4096  # that one weighs beside its body and headers: there are bodies without a byte
 CLOSE_SECONDS: Final = 5.0  # for what is still to be written
 
 # A list of what may be written, not of what may not: nobody knows all names of credentials.
@@ -51,6 +52,12 @@ class Heard:
     body: bytes
     client: str
     session: str | int | None
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, about."""
+        headers = sum(len(name) + len(value) for name, value in self.headers.items())
+        return REQUEST_BYTES + headers + len(self.body)
 
 
 class Recorder:
@@ -93,7 +100,7 @@ class Recorder:
         heard = Heard(at=at, path=path, headers=headers, body=body, client=client, session=session)
         with self._lock:
             fits = self._waiting < WAITING_BYTES  # one body may be larger than that
-            self._waiting += len(body) if fits else 0
+            self._waiting += heard.weight if fits else 0
         if fits:
             self._queue.put(heard)
         else:
@@ -111,7 +118,7 @@ class Recorder:
             except Exception as error:  # noqa: BLE001 - whatever it is, the request itself is well
                 self._lost(error)
             with self._lock:
-                self._waiting -= len(heard.body)
+                self._waiting -= heard.weight
         self._files.close()
 
     def _lost(self, error: Exception) -> None:

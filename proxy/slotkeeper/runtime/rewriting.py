@@ -169,7 +169,8 @@ class Rewriting:
             self.conversations.replied(line, reply)
         fixed = bool(taken.changed)
         cost = cost_of(judged, prompt, figures, planted)
-        line.tokens = prompt or line.tokens
+        if prompt:
+            self.conversations.rendered(line, prompt)
         if cost is None or cost.why.cause is None:
             return reply_parted(judged, decision, figures.cached)
         self._metrics.lost(cost.why.cause, cost.tokens)

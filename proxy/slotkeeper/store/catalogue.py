@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.store.health import INDEX, Health
@@ -29,7 +29,8 @@ class Catalogue:
         self._health = health
         self._lane = Lane("index")
         self._kept: dict[SnapshotId, Kept] = {}
-        self._locks: defaultdict[SnapshotId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # Those that somebody holds or waits for: asking for snapshots that are not there leaves nothing.
+        self._locks: WeakValueDictionary[SnapshotId, asyncio.Lock] = WeakValueDictionary()
 
     def __getitem__(self, snapshot: SnapshotId) -> Kept:
         if kept := self._kept.get(snapshot):
@@ -44,7 +45,7 @@ class Catalogue:
 
     def lock(self, snapshot: SnapshotId) -> asyncio.Lock:
         """For whoever works on its files: one at a time."""
-        return self._locks[snapshot]
+        return self._locks.setdefault(snapshot, asyncio.Lock())
 
     async def load(self, found: Iterable[Kept]) -> None:
         """Know these and no others, each with the use that the index remembers."""
@@ -77,7 +78,6 @@ class Catalogue:
             self._kept[snapshot] = replace(kept, tiers=tiers)
             return
         del self._kept[snapshot]
-        self._locks.pop(snapshot, None)
         await self._remember(lambda: self._index.drop([snapshot]))
 
     async def close(self) -> None:

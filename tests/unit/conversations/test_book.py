@@ -230,7 +230,7 @@ def test_a_forgotten_one_is_not_found_and_weighs_nothing():
     desk.book.forget(line)
     assert desk.book.find(ME, LATER) == Match(before=None)
     assert (len(desk.book), desk.book.characters) == (0, 0)
-    assert repr(desk.book) == "<Conversations 0 | 0 of 67108864 characters>"
+    assert repr(desk.book) == "<Conversations 0 | 0 of 134217728 characters>"
     assert desk.book._index == {}
 
 

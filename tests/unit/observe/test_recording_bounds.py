@@ -165,8 +165,9 @@ def test_after_a_violent_death_only_the_last_line_can_be_torn(room):
     assert [problem.split(":")[1] for problem in trace.problems] in ([], [str(len(lines))])
 
 
-async def test_a_slow_disk_holds_nothing_up_and_fills_no_memory(room, monkeypatch):
-    monkeypatch.setattr(recording, "WAITING_BYTES", 3 * len(BODY))
+@pytest.mark.parametrize("body", [BODY, b""])
+async def test_a_slow_disk_holds_nothing_up_and_fills_no_memory(room, monkeypatch, body):
+    monkeypatch.setattr(recording, "WAITING_BYTES", 3 * recording.REQUEST_BYTES)
     free, real = threading.Event(), RotatingFiles.append
 
     def slow(files: RotatingFiles, line: bytes) -> None:
@@ -175,9 +176,9 @@ async def test_a_slow_disk_holds_nothing_up_and_fills_no_memory(room, monkeypatc
 
     monkeypatch.setattr(RotatingFiles, "append", slow)
     recorder = room.recorder()
-    for _ in range(10):
-        write(recorder)
-    assert [type(error) for error in room.failed] == [TooSlowError] * 7
+    for _ in range(30):
+        write(recorder, body)
+    assert [type(error) for error in room.failed] == [TooSlowError] * 27
     free.set()
     await recorder.close()
     assert len(room.entries) == 3

@@ -30,10 +30,11 @@ from slotkeeper.core.conversations.likeness import (
 )
 from slotkeeper.core.conversations.record import Conversation, Match, Who
 from slotkeeper.core.requests.layout import Layout
+from slotkeeper.core.tokens import Tokens
 
 Doc = dict[str, Any]
 
-CHARACTERS: Final = 64 << 20
+CHARACTERS: Final = 128 << 20  # of text, with 4 for each token
 MOST: Final = 4096
 COMPARED: Final = 128  # the latest ones with the same first message or name; each costs microseconds
 REPLIES: Final = 256  # of one conversation
@@ -134,6 +135,13 @@ class Conversations:
         gone = [replies.pop(key) for key in tuple(islice(replies, max(0, len(replies) - REPLIES)))]
         if conversation.line in self._lines:
             self._weigh(conversation, reply_size(reply) - sum(map(reply_size, gone)))
+            self._evict()
+
+    def rendered(self, conversation: Conversation, prompt: Tokens) -> None:
+        """The tokens of its last request are known."""
+        before, conversation.tokens = conversation.tokens, prompt
+        if conversation.line in self._lines:
+            self._weigh(conversation, len(prompt.packed) - (len(before.packed) if before else 0))
             self._evict()
 
     def forget(self, conversation: Conversation) -> None:

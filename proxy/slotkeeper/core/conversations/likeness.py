@@ -18,6 +18,7 @@ from slotkeeper.core.requests.loose import common, digest, same
 
 DIGEST_BYTES: Final = 16
 SAID: Final = "said:"  # before the keys of replies without calls
+PART: Final = 300  # characters that a message, a text or a call weighs beside its own: about so many bytes
 FIRST_WORDS: Final = 512  # characters of a system text that tell which agent it is of
 _SILENT: Final = digest(Message(Role.USER, NOWHERE))  # of a message that says nothing but facts
 
@@ -211,7 +212,8 @@ def _size(layout: Layout) -> int:
         for message in layout.messages
         for call in message.calls
     )
-    return said + calls + len(json_text(layout.tools))
+    parts = sum(1 + len(message.texts) + len(message.calls) for message in layout.messages)
+    return said + calls + len(json_text(layout.tools)) + len(json_text(layout.options)) + PART * parts
 
 
 def _kept(conversation: Conversation) -> Iterator[str]:

@@ -23,6 +23,7 @@ WORDS: Final = 48  # characters of a task that are kept
 TELLING: Final = 12  # characters of a task from which on a text that holds them is about it
 TASKS: Final = 8  # messages of users in which the task is looked for: the first may be a program's
 TITLES: Final = 64  # answers that are kept for conversations which are still to come
+LOOKED_IN: Final = 16_384  # characters of what such a title was asked for with
 NOT_A_TASK: Final = (*FILES, *SUMMARIZED, *EXAMPLES)
 KEPT: Final = 4096  # names, as many as there are conversations
 
@@ -108,7 +109,7 @@ class Naming:
         title = title_in(reply)
         if title:
             what = squeezed(" ".join(_said(asked)))
-            self._titles.append((client, what, title))
+            self._titles.append((client, what[:LOOKED_IN], title))
             for whose, name in reversed(self._names.values()):
                 if whose == client and _about(what, name):
                     name.title = title

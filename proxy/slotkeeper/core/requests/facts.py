@@ -40,13 +40,16 @@ class Fact:
     label: str = ""  # which of its kind: the name of a file, the key of a line
 
 
-@lru_cache(maxsize=REMEMBERED)
 def facts(text: str, *, authored: bool = False) -> tuple[Fact, ...]:
     """In their order; they do not overlap. A reminder hides what stands in it.
 
     Authored: a person may have written it, so that only blocks that programs write are facts.
     """
-    text = text[:SEARCHED]
+    return found_in(text[:SEARCHED], authored)  # so much of a text is kept, and no more
+
+
+@lru_cache(maxsize=REMEMBERED)
+def found_in(text: str, authored: bool) -> tuple[Fact, ...]:
     found = [fact for form in (PROGRAMS if authored else FORMS) for fact in islice(_found(form, text), MOST)]
     found.sort(key=lambda fact: (fact.start, -fact.end))
     kept: list[Fact] = []

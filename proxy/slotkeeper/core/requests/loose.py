@@ -14,6 +14,7 @@ from slotkeeper.core.requests.layout import Call, Layout, Message, Role, Section
 
 DIGEST_BYTES: Final = 16
 REMEMBERED: Final = 64
+LARGEST: Final = 2**21  # characters of a message that is kept for that
 # By identity, since the very same messages come again (wire.layouts) and equal ones take as long to compare.
 _DIGESTS: Final[dict[int, tuple[Message, bytes]]] = {}
 _EXACT: Final = 2**53  # from here on not every whole number is a float
@@ -54,6 +55,8 @@ def digest(message: Message) -> bytes:
     """Equal for messages that are the same. Remembered for the last ones, as clients send them again."""
     known = _DIGESTS.pop(id(message), None)
     if known is None or known[0] is not message:
+        if _size(message) > LARGEST:
+            return _digest(message)
         known = message, _digest(message)
     _DIGESTS[id(message)] = known
     if len(_DIGESTS) > REMEMBERED:
@@ -72,6 +75,14 @@ def _digest(message: Message) -> bytes:
         hashed.update(b"%d:" % len(piece))
         hashed.update(piece)
     return hashed.digest()
+
+
+def _size(message: Message) -> int:
+    """Characters. Arguments that are objects are written out: they may be all of it."""
+    calls = sum(
+        len(c.arguments if isinstance(c.arguments, str) else _value(c.arguments)) for c in message.calls
+    )
+    return sum(len(text.text) for text in message.pieces()) + calls
 
 
 def _alike(one: Message, other: Message) -> bool:

@@ -1,0 +1,96 @@
+"""docs/reliability.md says of every collection that the code has what bounds it, and which test fills it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import slotkeeper
+from unit.test_bounds import FILLED
+
+PACKAGE: Final = Path(slotkeeper.__file__).parent
+ROOT: Final = PACKAGE.parents[1]
+PAGE: Final = ROOT / "docs" / "reliability.md"
+PARTS: Final = ("core", "wire", "vocab", "engine", "store", "observe", "runtime", "web")
+MAKERS: Final = frozenset(
+    {
+        *("dict", "list", "set", "deque", "OrderedDict", "defaultdict", "Counter", "bytearray"),
+        *("WeakValueDictionary", "SimpleQueue", "Queue", "Recent"),
+    }
+)
+DISPLAYS: Final = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
+
+
+def makes(value: ast.expr | None) -> bool:
+    """Whether an expression makes a collection that can grow."""
+    match value:
+        case ast.Call(func=ast.Name("field"), keywords=keywords):
+            made = [word.value for word in keywords if word.arg == "default_factory"]
+            return any(
+                one.id in MAKERS
+                if isinstance(one, ast.Name)
+                else isinstance(one, ast.Lambda) and makes(one.body)
+                for one in made
+            )
+        case ast.Call(func=func):
+            func = func.value if isinstance(func, ast.Subscript) else func
+            return ast.unparse(func).rpartition(".")[2] in MAKERS
+        case ast.BinOp(left=left, right=right):
+            return makes(left) or makes(right)
+        case _:
+            return isinstance(value, DISPLAYS)
+
+
+def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield node.target, node.value
+    elif isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+
+
+def collections() -> Iterator[str]:
+    """Every one that a module, a class or an object has, as FILE.NAME or FILE.CLASS.NAME."""
+    for part in PARTS:
+        for path in sorted((PACKAGE / part).rglob("*.py")):
+            module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+            for node in ast.parse(path.read_text("utf-8")).body:
+                yield from (f"{module}.{name}" for name in of_a(node))
+
+
+def of_a(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if any("cache" in ast.unparse(decorator) for decorator in node.decorator_list):
+            yield node.name
+    elif isinstance(node, ast.ClassDef):
+        for inner in ast.walk(node):
+            for target, value in assigned(inner):
+                own = isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
+                if makes(value) and (own or (isinstance(target, ast.Name) and inner in node.body)):
+                    yield f"{node.name}.{target.attr if isinstance(target, ast.Attribute) else target.id}"
+    else:
+        for target, value in assigned(node):
+            filled = getattr(value, "elts", None) or getattr(value, "keys", None)
+            if makes(value) and not filled and isinstance(value, ast.Call | ast.Dict | ast.List):
+                yield ast.unparse(target)
+
+
+def test_the_page_names_every_collection_and_no_other():
+    """Whoever adds one says there what bounds it."""
+    named = set(re.findall(rf"`((?:{'|'.join(PARTS)})\.[\w.]+)`", PAGE.read_text("utf-8")))
+    found = set(collections())
+    assert len(found) > 80, "the search finds nothing"
+    assert found - named == set(), "not on the page"
+    assert named - found == set(), "on the page, and nowhere else"
+
+
+def test_the_page_names_tests_that_there_are():
+    text = PAGE.read_text("utf-8")
+    named = re.findall(r"`(\w+\.py)::(\w+)`", text)
+    assert len(named) > 10
+    for file, test in named:
+        (path,) = (ROOT / "tests").rglob(file)
+        assert f"def {test}(" in path.read_text("utf-8"), f"{file}::{test}"
+    assert set(re.findall(r"`(\w+)\(\)`", text)) == {fill.__name__ for fill in FILLED}

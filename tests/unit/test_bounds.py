@@ -1,0 +1,431 @@
+"""Nothing that is kept over requests grows without bound: each is filled ten times over."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+from prometheus_client import generate_latest
+
+from playbooks.playbook import Play, arrives, ends
+from slotkeeper.core import outcomes
+from slotkeeper.core.ahead import MOST as AHEAD
+from slotkeeper.core.ahead import Ahead
+from slotkeeper.core.conversations import naming
+from slotkeeper.core.conversations.agents import Agents
+from slotkeeper.core.conversations.book import REPLIES, Conversations
+from slotkeeper.core.conversations.naming import Naming
+from slotkeeper.core.conversations.record import Who
+from slotkeeper.core.events import Shelved
+from slotkeeper.core.figures import Usage
+from slotkeeper.core.held import Held
+from slotkeeper.core.queue import FairQueue
+from slotkeeper.core.ram_cache import RAM_ENTRIES, publish
+from slotkeeper.core.rates import REMEMBERED as TIMES
+from slotkeeper.core.rates import FileTimes
+from slotkeeper.core.requests import facts, loose
+from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.core.table import EngineTable
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.core.tree import PromptTree
+from slotkeeper.core.types import ClientId, EngineId, Reason, RequestId
+from slotkeeper.core.warming import coldest
+from slotkeeper.engine.process import trim
+from slotkeeper.observe.clients import MOST as CLIENTS
+from slotkeeper.observe.clients import Clients
+from slotkeeper.observe.history import BUCKET, BUCKETS, History
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.why import owners
+from slotkeeper.observe.why.journal import FOLLOWED, Journal
+from slotkeeper.observe.why.owners import Owners
+from slotkeeper.runtime.next_turn import Recent
+from slotkeeper.runtime.remembered import MOST as ENGINES
+from slotkeeper.runtime.remembered import learnt
+from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.store.lanes import Lane
+from slotkeeper.vocab.segments import SegmentCache
+from slotkeeper.wire import layouts
+from slotkeeper.wire.layout import lay_out
+from slotkeeper.wire.routes import Api
+from slotkeeper.wire.sse import SseSplitter
+from unit.conversations.talks import chat, reply, system, user
+from unit.observe.why.watched import record
+from unit.store.saving import keep, names_in, opened
+
+TRAITS: Final = EngineTraits(
+    memory=Memory.DENSE, slot_files=True, state_version=4, files_carry=True, fingerprint="f", n_slots=2
+)
+
+
+def numbered(count: int) -> Iterator[Tokens]:
+    return (Tokens(range(n, n + 20)) for n in range(count))
+
+
+def snapshot(n: int, **more: object) -> Snapshot:
+    known = {"id": SnapshotId(f"s{n}"), "fingerprint": "f", "tokens": Tokens(range(n, n + 20)), "size": 20}
+    return Snapshot(**known | more)
+
+
+# -- what is filled: returns how much is kept, and how much may be -----------------------------------------
+
+
+def states_computed_ahead() -> tuple[int, int]:
+    ahead = Ahead()
+    for tokens in numbered(10 * AHEAD):
+        ahead.computed(tokens, 1)
+    return len(ahead._begins), AHEAD
+
+
+def agents() -> tuple[int, int]:
+    known, layout = Agents(most=5), chat(system("You are opencode, an agent."))
+    for n in range(50):
+        known.of(f"client {n}", {}, layout)
+    return len(known._known), 5
+
+
+def conversations_by_number() -> tuple[int, int]:
+    book = Conversations(most=10)
+    for n in range(100):
+        sends(book, chat(system(), user(f"Task {n}.")), f"{n}")
+    assert len(book._index) <= 6 * len(book)  # under a handful of keys each
+    return max(len(book._lines), len(book._keys)), 10
+
+
+def conversations_by_characters() -> tuple[int, int]:
+    book = Conversations(characters=100_000)
+    for n in range(100):
+        sends(book, chat(user(f"Task {n}. " + "more " * 2000)), f"{n}")
+    return len(book), 10
+
+
+def conversations_of_empty_messages() -> tuple[int, int]:
+    """A message without a character takes memory all the same."""
+    book = Conversations(characters=1000 * 600)
+    for n in range(100):
+        sends(book, chat(*[user("")] * 100), f"{n}")
+    return len(book), 10
+
+
+def conversations_with_options() -> tuple[int, int]:
+    book = Conversations(characters=100_000)
+    for n in range(100):
+        kwargs = {"messages": [user(f"Task {n}.")], "chat_template_kwargs": {"a": "x" * 10_000}}
+        sends(book, lay_out(Api.CHAT, kwargs), f"{n}")
+    return len(book), 10
+
+
+def conversations_with_tokens() -> tuple[int, int]:
+    book = Conversations(characters=100_000)
+    for n in range(100):
+        line = sends(book, chat(user(f"Task {n}.")), f"{n}")
+        book.rendered(line, Tokens(range(2500)))
+    return len(book), 10
+
+
+def replies_of_a_conversation() -> tuple[int, int]:
+    book = Conversations()
+    line = sends(book, chat(user("Task.")), "1")
+    for n in range(10 * REPLIES):
+        book.replied(line, reply(f"Answer {n}."))
+    return len(line.replies), REPLIES
+
+
+def sends(book: Conversations, layout, name: str):
+    who = Who("key", name)
+    return book.saw(book.find(who, layout), who, received=layout, sent=layout, notes={}, told={}, now=0.0)
+
+
+def names_of_conversations() -> tuple[int, int]:
+    book, known = Conversations(), Naming()
+    for n in range(100):
+        known.name("key", {}, sends(book, chat(user(f"Task {n}.")), f"{n}"))
+    return len(known._names), 10
+
+
+def titles() -> tuple[int, int]:
+    """Also in characters: they are kept with the text that they were asked for with."""
+    known, asked = Naming(text=True), "Generate a title for this conversation. " + "x" * 10 * naming.LOOKED_IN
+    for n in range(10 * naming.TITLES):
+        known.answered(f"{n}", chat(user(asked)), {"content": "A title"})
+    assert known._titles
+    return sum(len(what) for _, what, _ in known._titles), naming.TITLES * naming.LOOKED_IN
+
+
+def queue() -> tuple[int, int]:
+    line = FairQueue()
+    for n in range(1000):
+        line.add(RequestId(f"{n}"), ClientId(f"{n}"))
+        line.served(RequestId(f"{n}"))
+    return len(line._lines) + len(line._client), 0
+
+
+def file_times() -> tuple[int, int]:
+    times = FileTimes(1e9)
+    for n in range(10 * TIMES):
+        times.took(1 << 20, 1.0 + n)
+    return len(times._seen), TIMES
+
+
+def texts_with_facts() -> tuple[int, int]:
+    for n in range(10 * facts.REMEMBERED):
+        facts.facts(f"Text {n}.")
+    return facts.found_in.cache_info().currsize, facts.REMEMBERED
+
+
+def digests() -> tuple[int, int]:
+    for n in range(10 * loose.REMEMBERED):
+        loose.digest(chat(user(f"Text {n}.")).messages[0])
+    return len(loose._DIGESTS), loose.REMEMBERED
+
+
+def large_digests() -> tuple[int, int]:
+    """A few of the largest bodies must not stay for ever."""
+    loose._DIGESTS.clear()
+    for n in range(10):
+        loose.digest(chat(user(f"{n}" * 1001)).messages[0])
+        loose.digest(chat(reply("", f=f"{n}" * 1001)).messages[0])
+    return sum(loose._size(message) > 1000 for message, _ in loose._DIGESTS.values()), 0
+
+
+def ram_cache() -> tuple[int, int]:
+    shadow = EngineShadow(TRAITS)
+    for tokens in numbered(10 * RAM_ENTRIES):
+        publish(shadow.ram, Held(tokens=tokens), TRAITS)
+    return len(shadow.ram), RAM_ENTRIES
+
+
+def orders_of_files() -> tuple[int, int]:
+    """Each new model, or each flag that is changed, is a new fingerprint."""
+    shelf = Shelf()
+    for n in range(100):
+        shelf.put(snapshot(n, fingerprint=f"{n}"))
+        shelf.put(snapshot(n, fingerprint=f"{n}", tier=Tier.COLD))
+        assert shelf.order(Tier.HOT, f"{n}").states == []
+        shelf.take(SnapshotId(f"s{n}"))
+    return len(shelf._orders), 0
+
+
+def files() -> tuple[int, int]:
+    play = Play(memory="dense")
+    play.placement.on(Shelved(at=1.0, snapshots=tuple(snapshot(n) for n in range(80))))
+    return len(play.placement.shelf), 8
+
+
+def warmed_files() -> tuple[int, int]:
+    table, shelf = EngineTable(EngineId("e"), EngineShadow(TRAITS)), Shelf()
+    for n in range(100):
+        one = snapshot(n, used=1.0)
+        shelf.put(one)
+        table.shadow.slots[0] = Held(tokens=one.tokens)
+        coldest(table, shelf, 1.0)
+        table.warmed.add(one.id)
+        shelf.take(one.id)
+    return len(table.warmed), 2
+
+
+def requests_that_were_never_seen() -> tuple[int, int]:
+    """GET /slots does not answer, and everything else does."""
+    play = Play(memory="dense")
+    for n in range(10 * outcomes.UNSEEN):
+        _ = play << arrives(f"r{n}", bypass=True, rendered=False) << ends(f"r{n}", 40)
+    table = play.placement.tables[play.names[0]]
+    assert len(play.placement._state.requests) <= outcomes.UNSEEN
+    return len(table.orphans), outcomes.UNSEEN
+
+
+def prompt_tree() -> tuple[int, int]:
+    tree = PromptTree(warm=1000, budget=50_000)
+    for n in range(500):
+        tree.add(Tokens(range(10_000 * n, 10_000 * n + 300)), n)
+    assert tree.warm <= 1000
+    return tree.size, 50_000
+
+
+def layouts_of_requests() -> tuple[int, int]:
+    recent = layouts.Recent()
+    for n in range(10 * layouts.RECENT):
+        doc = {"messages": [user(f"{n}")]}
+        recent.add(Api.CHAT, "key", doc, lay_out(Api.CHAT, doc), 100)
+    return len(recent._kept), layouts.RECENT
+
+
+def pieces_of_text() -> tuple[int, int]:
+    cache = SegmentCache(budget=10_000)
+    for n in range(1000):
+        cache.put(f"piece {n}", Tokens(range(100)))
+    return cache.size_bytes, 10_000
+
+
+def rows_of_clients() -> tuple[int, int]:
+    clients = Clients()
+    for n in range(10 * CLIENTS):
+        clients.add(counted(f"{n:08}"))
+    return len(clients._clients), CLIENTS + 1
+
+
+def counted(client: str):
+    return record(client=client, usage=Usage(prompt=1000, cached=900))
+
+
+def history() -> tuple[int, int]:
+    now = iter(range(10**6, 10**9, int(BUCKET)))
+    kept = History(clock=lambda: float(next(now)))
+    for _ in range(10 * BUCKETS):
+        kept.add(requests=1)
+    return len(kept._buckets), BUCKETS
+
+
+def journal() -> tuple[int, int]:
+    kept = Journal(5)
+    for n in range(50):
+        kept.came(record(f"r{n}"))
+    for n in range(10 * FOLLOWED):
+        kept.follow(RequestId(f"{n}"), record())
+    assert len(kept._live) <= FOLLOWED
+    return len(kept._records), 5
+
+
+def owners_of_files() -> tuple[int, int]:
+    known, one = Owners(), record()
+    for n in range(10 * owners.MOST):
+        known.restored(SnapshotId(f"s{n}"), one)
+        known.saving(RequestId(f"{n}"), one)
+    assert len(known._saving) <= owners.UNDER_WAY
+    return len(known._names), owners.MOST
+
+
+def newest_entries() -> tuple[int, int]:
+    recent: Recent[int, int] = Recent(10)
+    for n in range(100):
+        recent.put(n, n)
+    return len(recent), 10
+
+
+def engines_in_memory() -> tuple[int, int]:
+    known = {}
+    for n in range(10 * ENGINES):
+        known = learnt(known, f"{n}", carry=True)
+    return len(known), ENGINES
+
+
+def events_of_a_stream() -> tuple[int, int]:
+    splitter = SseSplitter(limit=1000)
+    for _ in range(100):
+        splitter.feed(b"data: " + b"x" * 94)  # one line without an end
+    for _ in range(100):
+        splitter.feed(b"\ndata: " + b"x" * 93)  # lines of one event without an end
+    return sum(map(len, (*splitter._partial, *splitter._data))), 1000
+
+
+def series_of_metrics() -> tuple[int, int]:
+    """No label has a value of a client's, but for the first clients' own rows."""
+    metrics, clients = Metrics(), Clients()
+    metrics.watch(lambda: Play(memory="dense").placement, clients)
+
+    def count() -> int:
+        for reason in Reason:
+            metrics.decision(reason)
+        return generate_latest(metrics.registry).count(b"\n")
+
+    for n in range(CLIENTS + 1):
+        clients.add(counted(f"{n:08}"))
+    metrics.waited(0.1, "first")
+    before = count()
+    for n in range(10 * CLIENTS):
+        clients.add(counted(f"{n:08}"))
+        metrics.waited(0.1, f"request-{n}")
+        metrics.first_token_after(0.1, f"request-{n}")
+    return count(), before
+
+
+FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
+    states_computed_ahead,
+    agents,
+    conversations_by_number,
+    conversations_by_characters,
+    conversations_of_empty_messages,
+    conversations_with_options,
+    conversations_with_tokens,
+    replies_of_a_conversation,
+    names_of_conversations,
+    titles,
+    queue,
+    file_times,
+    texts_with_facts,
+    digests,
+    large_digests,
+    ram_cache,
+    orders_of_files,
+    files,
+    warmed_files,
+    requests_that_were_never_seen,
+    prompt_tree,
+    layouts_of_requests,
+    pieces_of_text,
+    rows_of_clients,
+    history,
+    journal,
+    owners_of_files,
+    newest_entries,
+    engines_in_memory,
+    events_of_a_stream,
+    series_of_metrics,
+)
+
+
+@pytest.mark.parametrize("fill", FILLED, ids=lambda fill: fill.__name__)
+def test_ten_times_as_much_as_may_be_kept(fill, monkeypatch):
+    monkeypatch.setattr("slotkeeper.core.conversations.naming.KEPT", 10)
+    monkeypatch.setattr("slotkeeper.core.keeping.MOST", 8)
+    if fill is large_digests:
+        monkeypatch.setattr(loose, "LARGEST", 1000)
+    kept, bound = fill()
+    assert kept <= bound
+    assert kept > 0 or bound == 0, "nothing was filled"
+
+
+async def test_snapshots_that_are_gone_leave_nothing_and_those_that_never_were_neither(tmp_path):
+    async with opened(tmp_path) as store:
+        for n in range(20):
+            kept = await keep(store, tmp_path)
+            await store.offer(kept.id, kept.manifest.fingerprint)
+            await store.forget(kept.id)
+            await store.forget(SnapshotId(f"never-{n}"))
+        gc.collect()
+        catalogue, hot = store._catalogue, store._tiers.hot
+        assert (len(catalogue._kept), len(catalogue._locks), len(hot._proved), len(store._saving)) == (
+            0,
+            0,
+            0,
+            0,
+        )
+        assert catalogue._index._rows is not None
+        rows = await catalogue._lane.do(lambda _: catalogue._index.open({}))
+        assert rows == {}
+    assert names_in(tmp_path) == set()
+
+
+async def test_what_has_ended_is_kept_by_nobody():
+    async def nothing() -> None:
+        pass
+
+    tasks, lane = Tasks(lambda _: None), Lane("test")
+    for _ in range(100):
+        await tasks.start(nothing())
+        await lane.do(lambda _: None)
+    assert (len(tasks), len(lane._halts)) == (0, 0)
+    await lane.close()
+
+
+def test_the_log_of_an_engine_is_cut(tmp_path):
+    log = tmp_path / "llama-server.log"
+    for _ in range(100):
+        with log.open("ab") as file:
+            file.write(b"x" * 100)
+        trim(log, limit=1000)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * 1000 + 100
