@@ -115,7 +115,8 @@ def session() -> Iterator[tuple[str, Any]]:
     yield CHAT, {"messages": [history[0], {"role": "assistant", "tool_calls": [{"function": said(23)}]}]}
     yield CHAT, {"messages": history, "tools": [{"type": said(24)}]}
     yield CHAT, {"messages": history, "response_format": {"type": said(25)}}
-    yield CHAT, b'{"messages": [{"role": "user", "content": "' + said(26).encode()
+    yield CHAT, {"messages": [said(26)]}
+    yield CHAT, b'{"messages": [{"role": "user", "content": "' + said(27).encode()
 
 
 async def test_no_word_of_a_session_is_logged_at_any_level(engine_factory, build, capsys):
@@ -133,5 +134,6 @@ async def test_no_word_of_a_session_is_logged_at_any_level(engine_factory, build
     heard = capsys.readouterr().err
     assert '"not_rendered"' in heard
     assert '"unreadable_request"' in heard
+    assert '"request_refused"' in heard
     assert heard.count('"event":"request"') > 5
     assert [one for one in heard.splitlines() if WORD in one] == []

@@ -9,7 +9,7 @@ import pytest
 import recorded
 from patience import PATIENCE
 from slotkeeper.wire.answer import AnswerReader
-from slotkeeper.wire.request import NotOurs, parse, pin
+from slotkeeper.wire.request import NotOurs, parse
 from slotkeeper.wire.routes import Api, classify
 
 COUNT = {
@@ -257,26 +257,6 @@ def test_the_engine_refuses_what_is_not_ours(engine, api, body):
     with pytest.raises(NotOurs):
         parse(api, json.dumps(body).encode())
     assert counted(engine, api, body) is None
-
-
-@pytest.mark.parametrize(
-    "own",
-    ["", '"id_slot":0,', '"id_slot":-1,', '"id_slot":null,', '"id_slot":"0",'],
-)
-@pytest.mark.parametrize("slot", [0, 1])
-def test_a_pin_decides_the_slot_whatever_the_body_says(engine, own, slot):
-    body = ("{" + own + '"prompt":"one two three","n_predict":1}').encode()
-    assert json.loads(post(engine, PATH[Api.COMPLETION], pin(body, slot)).text)["id_slot"] == slot
-
-
-@pytest.mark.parametrize(("value", "taken"), [(1.7, 1), (True, 1), (-1, None), ("1", None), (None, None)])
-def test_a_slot_is_read_as_the_engine_reads_it(engine, value, taken):
-    body = {"prompt": "four five six", "n_predict": 1, "id_slot": value}
-    assert parse(Api.COMPLETION, json.dumps(body).encode()).id_slot == taken
-    # Slot 0 holds this prompt, so an engine that is free to choose takes it.
-    post(engine, PATH[Api.COMPLETION], json.dumps({**body, "id_slot": 0}))
-    answer = post(engine, PATH[Api.COMPLETION], json.dumps(body)).json()
-    assert answer["id_slot"] == (0 if taken is None else taken)
 
 
 ANSWERS = [

@@ -344,7 +344,7 @@ def plants(request: str, slot: int, purpose: Purpose, **wanted: Any) -> Expected
 
 
 def unpinned(request: str, reason: Reason, **wanted: Any) -> Expected:
-    return Expected(Forward, {"request": request, "slot": None, "pin": False, "reason": reason, **wanted})
+    return Expected(Forward, {"request": request, "slot": None, "reason": reason, **wanted})
 
 
 def saves(slot: int, moment: Moment = Moment.PAUSE, **wanted: Any) -> Expected:

@@ -29,7 +29,7 @@ MORE = Tokens(range(50))
 
 def test_a_slot_takes_one_request_at_a_time():
     play = Play(n_slots=1)
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD, pin=True)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD)
     assert play << arrives("r2") << knows("r2", B)
     assert play << starts("r1")
     assert play << ends("r1") >> reports("r1", slot=0) >> goes("r2", slot=0)
@@ -143,7 +143,7 @@ def test_a_reply_is_known_only_as_far_as_the_slot_goes():
 
 def test_a_clients_own_slot_wraps_and_waits():
     play = Play()
-    assert play << arrives("r1", id_slot=99, rendered=False) >> goes("r1", slot=1, pin=False)
+    assert play << arrives("r1", id_slot=99, rendered=False) >> goes("r1", slot=1)
     assert play << arrives("r2", id_slot=-5, rendered=False)  # slot 1 again (T8)
     assert play << arrives("r3", id_slot=2, rendered=False) >> goes("r3", slot=0, reason=Reason.CLIENT_CHOSE)
     assert play << ends("r3") >> reports("r3")
@@ -158,7 +158,7 @@ def test_a_clients_own_slot_action_waits_for_the_slot_and_keeps_others_out():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << action("a")
-    assert play << ends("r1") >> reports("r1") >> goes("a", slot=0, pin=False)
+    assert play << ends("r1") >> reports("r1") >> goes("a", slot=0)
     assert play << arrives("r2") << knows("r2", A)
     assert play << acts("a") >> goes("r2", slot=0)
 

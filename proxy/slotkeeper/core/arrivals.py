@@ -170,9 +170,9 @@ def _named(plan: Plan | None, reason: Reason) -> Plan | None:
 
 
 def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Plan | None:
-    """Any integer is a slot, wrapped modulo their number (engine.md T8)."""
+    """Any integer is a slot, wrapped modulo their number: an unsigned one of 64 bits (engine.md T8)."""
     for table in tables:
-        slot = SlotId(id_slot % len(table.states))
+        slot = SlotId(id_slot % 2**64 % len(table.states))
         if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
             return Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE)
     return None
@@ -247,7 +247,6 @@ def forward(pending: Pending, now: float) -> Forward:
         engine=table.engine,
         slot=slot if plan.pinned else None,
         reason=plan.reason,
-        pin=plan.pinned and pending.arrived.id_slot is None,
         changed=_is_changed(pending),
     )
 
@@ -294,7 +293,7 @@ def _unplanned(
         table.send(request, pending.arrived.copies, now)
     engine = table.engine if table else state.engines[0]
     changed = _is_changed(pending)
-    yield Forward(request=request, engine=engine, slot=None, reason=reason, pin=False, changed=changed)
+    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=changed)
 
 
 def _is_changed(pending: Pending) -> bool:

@@ -116,9 +116,8 @@ class Forward:
 
     request: RequestId
     engine: EngineId
-    slot: int | None
+    slot: int | None  # written into the body; None: any that the body names is taken out
     reason: Reason
-    pin: bool  # whether id_slot must be written into the body
     changed: bool = False  # whether it goes as rules would have it; else as its client wrote it
 
 

@@ -33,6 +33,7 @@ from slotkeeper.observe.history import History
 from slotkeeper.observe.log import id_of
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.store.trouble import Trouble
+from slotkeeper.wire.claim import Doubt
 from slotkeeper.wire.routes import Api
 
 Fallback = Literal[
@@ -114,6 +115,11 @@ class Metrics:
         self.fallbacks = counter("fallbacks_total", "Times that something of ours failed open.", "reason")
         self.cuts = counter(
             "connections_cut_total", "Connections of clients that were refused or broken off.", "reason"
+        )
+        self.refusals = counter(
+            "refused_requests_total",
+            "Requests answered 400, because the engine might have read them otherwise than Slotkeeper.",
+            "reason",
         )
         self.inexact = counter("inexact_prompts_total", "Prompts whose length we had counted wrongly.")
         self.flags_learned = counter(
@@ -208,6 +214,9 @@ class Metrics:
     def cut(self, reason: Cut) -> None:
         self.cuts.labels(reason=reason.value).inc()
 
+    def refused(self, doubt: Doubt) -> None:
+        self.refusals.labels(reason=doubt.value).inc()
+
     def rewritten(self, rule: RuleName, action: Action) -> None:
         self.rewrites.labels(rule=rule.value, action=action).inc()
 
@@ -248,6 +257,7 @@ class Metrics:
             (self.lost_tokens, Loss),
             (self.repeated, Cause),
             (self.fallbacks, get_args(Fallback)),
+            (self.refusals, Doubt),
             (self.overhead, get_args(Stage)),
             (self.cuts, Cut),
             (self.operation_seconds, ("save", "restore")),

@@ -264,7 +264,7 @@ class Driver:
         engine, released = self.front.engine, list[Effect]()
         for request, grant in waiting.items():
             if not grant.done():
-                go = Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN, pin=False)
+                go = Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
                 grant.set_result(go)
                 released.append(go)
                 self.metrics.decision(Reason.FAIL_OPEN)

@@ -32,10 +32,11 @@ from slotkeeper.web.explaining import Explaining
 from slotkeeper.web.learning import Heard, learn
 from slotkeeper.web.listener import Listener
 from slotkeeper.wire.answer import Answer, Figures
+from slotkeeper.wire.claim import UNNAMED, Claim, claim, load
 from slotkeeper.wire.document import Doc
 from slotkeeper.wire.errors import Fault
 from slotkeeper.wire.progress import ProgressFilter
-from slotkeeper.wire.request import Ask, NotOurs, load, model_of, read
+from slotkeeper.wire.request import Ask, NotOurs, model_of, read
 from slotkeeper.wire.routes import Api
 from slotkeeper.wire.secrets import Secrets
 from slotkeeper.wire.weight import check_lists, check_values
@@ -84,7 +85,8 @@ class Account:
         self._given = conversation
         self.id = request_id
         self.key = RequestId("")
-        self.own: Ask | None = None  # as its client wrote it
+        self.claim: Claim = UNNAMED
+        self.own: Ask | None = None  # as its client wrote it; None: the engine must make out what it asks
         self.rewritten: Ask | None = None  # as rules would have it; None: they change nothing
         self._came = b""
         self._rewritten: Doc = {}
@@ -107,15 +109,27 @@ class Account:
 
     # -- its prompt --------------------------------------------------------------------------------
 
-    async def parse(self, body: bytes, rewriting: Rewriting | None = None, *, run: Runner = here) -> None:
-        """Read it, and find what rules would make of it. One that we cannot read goes through as it came.
+    async def understand(self, body: bytes, encoding: str = "", *, run: Runner = here) -> Doc:
+        """Load it, and read what it takes of the engine; `run` is where that is done.
 
-        `run` is where that is done. Raises ClientFault for what is too much.
+        Raises NotPlain for what must not be sent on, and ClientFault for what is too much.
         """
         self.record.body_bytes, self._came = len(body), body
+        doc = await run(_loaded, body, encoding)
+        self.claim = claim(self._api, doc)
+        return doc
+
+    async def parse(
+        self, body: bytes, rewriting: Rewriting | None = None, *, encoding: str = "", run: Runner = here
+    ) -> None:
+        """Understand it, and find what rules would make of it. Raises what `understand` does.
+
+        One of which we can make no prompt goes on: the engine says better what is wrong with it.
+        """
         self._name(None)
+        doc, taken = await self.understand(body, encoding, run=run), None
         try:
-            doc, taken = await run(_loaded, body), None
+            check_lists(doc)
             model = model_of(doc)
             self.record.model = None if model and self._secrets.stand_in(model) else model
             if rewriting:
@@ -385,9 +399,7 @@ class Account:
         )
 
 
-def _loaded(body: bytes) -> Doc:
-    """Raises NotOurs, and ClientFault for what is too much."""
+def _loaded(body: bytes, encoding: str) -> Doc:
+    """Raises NotPlain, and ClientFault for what is too much."""
     check_values(body)
-    doc = load(body)
-    check_lists(doc)
-    return doc
+    return load(body, encoding)

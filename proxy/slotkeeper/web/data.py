@@ -14,14 +14,16 @@ from slotkeeper.web.door import Refusal, Verdict
 from slotkeeper.web.exchange import Exchange, Gate, client_of
 from slotkeeper.web.intake import Body, Intake
 from slotkeeper.web.outlet import Outlet
-from slotkeeper.web.upstream import GONE, abort, copy, prepared
+from slotkeeper.web.upstream import GONE, abort, copy, prepared, target
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
+from slotkeeper.wire.claim import NotPlain, plain
 from slotkeeper.wire.errors import ClientFault, Fault, OurFault, UpstreamFault
 from slotkeeper.wire.headers import request_id
-from slotkeeper.wire.routes import Api, classify
+from slotkeeper.wire.routes import Api, classify, takes_form
 from slotkeeper.wire.secrets import Secrets
 
+READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # nothing in the engine begins by one of these
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
 JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # who asks for these must be known to the engine
 
@@ -76,17 +78,21 @@ class DataPort:
         self._closing = True
 
     async def _handle(self, request: web.Request, incoming: Body) -> web.StreamResponse:
-        api = classify(request.method, request.rel_url.raw_path, self._prefix)
+        api = Api.OTHER
         known_as = _known_as(request)
         try:
+            path = self._path(request)
+            api = classify(request.method, path, self._prefix)
             self._not_again(request)
             judged = await self._gate.door.judge(request) if api in JUDGED else Verdict.LET_IN
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
             body = await incoming.read()
             if api in TAKES_SLOT:
-                let_in = judged is Verdict.LET_IN
-                return await Exchange(self._gate, request, api, body or b"", known_as, let_in=let_in).run()
+                let_in, form = judged is Verdict.LET_IN, takes_form(path)
+                return await Exchange(
+                    self._gate, request, api, body or b"", known_as, let_in=let_in, form=form
+                ).run()
             if api is Api.CONTROL:
                 return await self._acted(request, body or b"", known_as, let_in=judged is Verdict.LET_IN)
             return await self._through(request, api, body, known_as)
@@ -107,6 +113,18 @@ class DataPort:
         log.info("request_refused", request_id=known_as, status=refusal.status, error="by the engine")
         self._gate.metrics.requests.labels(route=api.value, outcome="client_error").inc()
         return refusal.response(known_as)
+
+    def _path(self, request: web.Request) -> str:
+        """Its path as it is sent on. Raises ClientFault where the engine might look up another one."""
+        path = target(request).partition("#")[0].partition("?")[0]
+        if request.method in READS:
+            return path
+        try:
+            return plain(path)
+        except NotPlain as why:
+            self._gate.metrics.refused(why.doubt)
+            self._gate.metrics.requests.labels(route=Api.OTHER.value, outcome="client_error").inc()
+            raise ClientFault(why.message) from why
 
     def _not_again(self, request: web.Request) -> None:
         """Sidecars that point at each other would send a request round for ever."""

@@ -28,10 +28,10 @@ from slotkeeper.web.upstream import GONE, NotSent, Upstream
 from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
+from slotkeeper.wire.claim import NotPlain, placed
 from slotkeeper.wire.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.wire.headers import request_id as safe_id
 from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
-from slotkeeper.wire.request import pin
 from slotkeeper.wire.routes import Api
 from slotkeeper.wire.secrets import Secrets
 from slotkeeper.wire.weight import is_large
@@ -69,14 +69,26 @@ class Exchange:
     """Asks the driver for a place, forwards the bytes, and tells the driver how it ended."""
 
     def __init__(
-        self, gate: Gate, request: web.Request, api: Api, body: bytes, request_id: str, *, let_in: bool
+        self,
+        gate: Gate,
+        request: web.Request,
+        api: Api,
+        body: bytes,
+        request_id: str,
+        *,
+        let_in: bool,
+        form: bool = False,
     ) -> None:
-        """Unless the engine has `let_in` its client, it goes straight through: nothing is done for it."""
+        """Unless the engine has `let_in` its client, it goes straight through: nothing is done for it.
+
+        `form`: the body is a form with a file, and no JSON.
+        """
         self._gate = gate
         self._let_in = let_in
         self._request = request
         self._api = api
         self._body = body
+        self._form = form
         self._auth = credentials(request.headers)
         secrets = Secrets.of(request.headers, request.query_string)
         known = secrets.without(request.headers)  # as they may be kept
@@ -101,9 +113,8 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         account = self._account
         try:
-            if self._api.generates and self._let_in:
-                run = self._gate.aside if is_large(self._body) else here
-                await account.parse(self._body, self._rewriting(), run=run)
+            if not self._form:
+                await self._understand()
             if self._hears_comments():
                 self._waiting.start()
             return await self._served()
@@ -123,6 +134,19 @@ class Exchange:
             self._settle()
             if self._trace:
                 self._trace.end(account.record)
+
+    async def _understand(self) -> None:
+        """Raises ClientFault for what the engine might read otherwise than we do, or is too much."""
+        run = self._gate.aside if is_large(self._body) else here
+        encoding = ",".join(self._request.headers.getall("Content-Encoding", []))
+        try:
+            if self._api.generates and self._let_in:
+                await self._account.parse(self._body, self._rewriting(), encoding=encoding, run=run)
+            else:
+                await self._account.understand(self._body, encoding, run=run)
+        except NotPlain as why:
+            self._gate.metrics.refused(why.doubt)
+            raise ClientFault(why.message) from why
 
     async def _served(self) -> web.StreamResponse:
         while True:
@@ -191,8 +215,8 @@ class Exchange:
             client=self._client(),
             pinnable=ask is not None and self._api.pinnable,
             rendered=renders,
-            id_slot=ask.id_slot if ask else None,
-            copies=ask.copies if ask else 1,
+            id_slot=self._account.claim.id_slot,
+            copies=self._account.claim.copies,
             outline=ask.outline if ask and ask.cache_prompt else (),
             rewritten=other.outline if other else None,
             brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and other is None,
@@ -215,9 +239,8 @@ class Exchange:
     # -- the answer --------------------------------------------------------------------------------
 
     async def _answer(self, forward: Forward) -> web.StreamResponse:
-        body, driver = self._body_out, self._gate.driver
-        if forward.pin and forward.slot is not None:
-            body = pin(body, forward.slot)
+        driver = self._gate.driver
+        body = placed(self._body_out, self._account.claim, forward.slot)
         ask, progress = self._account.ask, None
         if ask is not None and forward.reason not in AS_IT_IS and can_ask(ask, body):
             body, progress = ask_for(body), ProgressFilter()

@@ -17,8 +17,8 @@ Prompt = str | list[Any]  # text, token ids, or strings and ids mixed
 _COMPACT: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
-class NotOurs(Exception):  # noqa: N818 (not an error: the request goes through as it came)
-    """A body that we cannot read. The engine may still answer it, or say better than we what is wrong."""
+class NotOurs(Exception):  # noqa: N818 (not an error: the engine may answer it all the same)
+    """What we cannot make out. The engine may still answer it, or say better than we what is wrong."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -32,7 +32,6 @@ class Shape:
     chat: Doc | None = None  # for /apply-template
     lead: int = 0  # how many of the first messages stand outside the client's own list (system, instructions)
     prompt: Prompt | None = None
-    prompts: int = 1  # a list of prompts takes a slot for each
     media: bool = False
 
 

@@ -11,9 +11,9 @@ def shape(doc: Doc) -> Shape:
     """A /completion, /completions or /v1/completions body: `prompt` in one of the engine's six forms."""
     if "prompt" not in doc:
         raise NotOurs("prompt")
-    prompts = _split(doc["prompt"])
+    prompts = split(doc["prompt"])
     if len(prompts) != 1:
-        return Shape(prompts=max(1, len(prompts)))
+        return Shape()
     prompt, media = _single(prompts[0])
     return Shape(prompt=prompt, media=media)
 
@@ -25,9 +25,9 @@ def infill(doc: Doc) -> Shape:
     return Shape()
 
 
-def _split(prompt: Any) -> list[Any]:
-    """One prompt or several: a list that holds a number is one prompt, any other list is a list of them."""
-    if not isinstance(prompt, list) or any(isinstance(part, int | float) for part in prompt):
+def split(prompt: Any) -> list[Any]:
+    """One prompt or several: a list that holds a token id is one prompt, any other list is a list of them."""
+    if not isinstance(prompt, list) or any(type(part) is int for part in prompt):
         return [prompt]
     return prompt
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from slotkeeper.wire import anthropic, llama, openai, responses
-from slotkeeper.wire.document import Doc, NotOurs, Prompt, Shape, integer
+from slotkeeper.wire.claim import claim, load
+from slotkeeper.wire.document import Doc, NotOurs, Prompt, Shape
 from slotkeeper.wire.identity import offered
 from slotkeeper.wire.outline import outline
 from slotkeeper.wire.routes import Api
 
-__all__ = ["Ask", "NotOurs", "Prompt", "load", "model_of", "parse", "pin", "read"]
+__all__ = ["Ask", "NotOurs", "Prompt", "model_of", "parse", "read"]
 
-_BOM: Final = b"\xef\xbb\xbf"  # the engine skips one
-_SLOT_KEY: Final = b'"id_slot"'
-_INT32: Final = 2**31
 _LONGEST_MODEL: Final = 128  # characters
 
 
@@ -48,27 +43,16 @@ def parse(api: Api, body: bytes) -> Ask:
     return read(api, load(body))
 
 
-def load(body: bytes) -> Doc:
-    """The object in `body`. Raises NotOurs."""
-    try:
-        doc = orjson.loads(body.removeprefix(_BOM))
-    except orjson.JSONDecodeError as error:
-        raise NotOurs("json") from error
-    if not isinstance(doc, dict):
-        raise NotOurs("object")
-    return doc
-
-
 def read(api: Api, doc: Doc) -> Ask:
     """The same of a body that was loaded. Raises NotOurs."""
     shape = _shape(api, doc)
+    taken = claim(api, doc)
     pinned = api.pinnable  # /v1/messages drops everything that it does not know (T5)
-    count = (integer(doc.get("n_cmpl")) or integer(doc.get("n")) or 1) if pinned else 1
     return Ask(
         api=api,
         stream=doc.get("stream") is True,
-        id_slot=_slot(doc.get("id_slot")) if pinned else None,
-        copies=max(1, count) * shape.prompts,
+        id_slot=taken.id_slot,
+        copies=taken.copies,
         cache_prompt=not (pinned and doc.get("cache_prompt") is False),
         chat=None if shape.media else shape.chat,
         prompt=shape.prompt,
@@ -86,21 +70,6 @@ def model_of(doc: Doc) -> str | None:
     return model if told else None
 
 
-def pin(body: bytes, slot: int) -> bytes:
-    """The bytes of `body` with `"id_slot":slot` spliced in, and nothing else changed.
-
-    It stands first; where the body names a slot itself (null, -1, a string: "any"), it stands last,
-    because of two equal keys the engine takes the last.
-    """
-    start = body.index(b"{") + 1
-    field = b'"id_slot":%d' % slot
-    if _SLOT_KEY in body:
-        end = body.rindex(b"}")
-        return body[:end] + b"," + field + body[end:]
-    empty = body[start:].lstrip().startswith(b"}")
-    return body[:start] + field + (b"" if empty else b",") + body[start:]
-
-
 def _shape(api: Api, doc: Doc) -> Shape:
     match api:
         case Api.CHAT:
@@ -115,11 +84,3 @@ def _shape(api: Api, doc: Doc) -> Shape:
             return llama.infill(doc)
         case _:
             raise NotOurs("route")
-
-
-def _slot(value: Any) -> int | None:
-    """The slot that the engine would read: any number, also 1.7 and true. -1 means "any"."""
-    if not isinstance(value, int | float) or not isfinite(value):
-        return None
-    slot = int(value)
-    return slot if slot != -1 and abs(slot) < _INT32 else None

@@ -63,7 +63,7 @@ def classify(method: str, path: str, prefix: str = "") -> Api:
     """The meaning of `path` (without its query); `prefix` is the engine's --api-prefix.
 
     A trailing slash is another route to the engine (404), so it is to us. Percent escapes are not:
-    the engine decodes a path before it looks it up.
+    the engine decodes a path before it looks it up. It decodes more than we do; see `claim.plain`.
     """
     if method != "POST":
         return Api.OTHER
@@ -76,6 +76,11 @@ def classify(method: str, path: str, prefix: str = "") -> Api:
     if head == "/slots" and "/" not in slot:
         return Api.CONTROL
     return _ROUTES.get(path, Api.OTHER)
+
+
+def takes_form(path: str) -> bool:
+    """Whether this route of `Api.TASK` reads a form with a file: its fields are text, which names no slot."""
+    return unquote(path).endswith("/audio/transcriptions")
 
 
 def route_label(api: Api) -> str:

@@ -20,6 +20,7 @@ from slotkeeper.observe.log import SELDOM_SECONDS, Seldom, configure, get_logger
 from slotkeeper.runtime import render
 from slotkeeper.store.trouble import UnfitError
 from slotkeeper.wire.answer import AnswerReader
+from slotkeeper.wire.routes import Api
 
 WORD = "Xylophonkonzert"  # stands in every prompt below, and in no code
 STYLES = pytest.mark.parametrize("style", ["json", "console"])
@@ -185,10 +186,12 @@ async def test_no_word_of_a_prompt_or_an_answer_is_ever_logged(style, breaks, ca
                         async with client.post(path, json=body) as answer:
                             await answer.read()
             broken = b'{"messages": [{"role": "user", "content": "' + WORD.encode()
-            async with client.post(PATHS[next(iter(PATHS))], data=broken) as answer:
-                await answer.read()
+            for body in (broken, b'{"messages": ["' + WORD.encode() + b'"]}'):
+                async with client.post(PATHS[Api.CHAT], data=body) as answer:
+                    await answer.read()
     said = capsys.readouterr().err
     assert "answer_broke_off" in said
+    assert "request_refused" in said
     assert "unreadable_request" in said
     assert not breaks or "a bug" in said
     assert WORD not in said

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.wire.claim import UNNAMED, placed
 from slotkeeper.wire.progress import Progress, ProgressFilter, ask_for, can_ask
-from slotkeeper.wire.request import parse, pin
+from slotkeeper.wire.request import parse
 from slotkeeper.wire.routes import Api
 
 PING = b":\n\n"
@@ -65,7 +66,7 @@ def test_progress_is_asked_for_only_where_nobody_notices(api, fields, expected):
 def test_asking_changes_nothing_else():
     body = b' {"stream": true, "messages": [{"role":"user","content":"x"}]}'
     assert orjson.loads(ask_for(body)) == {**orjson.loads(body), "return_progress": True}
-    assert orjson.loads(pin(ask_for(body), 1))["id_slot"] == 1
+    assert orjson.loads(placed(ask_for(body), UNNAMED, 1))["id_slot"] == 1
 
 
 def test_what_is_taken_out_is_read():

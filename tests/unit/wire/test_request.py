@@ -1,4 +1,3 @@
-import json
 from contextlib import suppress
 
 import orjson
@@ -6,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.wire.request import Ask, NotOurs, parse, pin
+from slotkeeper.wire.request import Ask, NotOurs, parse
 from slotkeeper.wire.routes import Api
 
 GENERATING = [api for api in Api if api.generates]
@@ -112,30 +111,9 @@ def test_a_chat_body_for_rendering_has_no_sampling():
     assert got.prompt is None
 
 
-def test_a_byte_order_mark_is_skipped_as_the_engine_skips_it():
-    assert parse(Api.CHAT, b"\xef\xbb\xbf" + orjson.dumps({"messages": HELLO})).chat == {"messages": HELLO}
-
-
-@pytest.mark.parametrize(
-    ("given_slot", "read"),
-    [(0, 0), (3, 3), (1.7, 1), (True, 1), (-5, -5), (-1, None), ("1", None), (None, None), (1e300, None)],
-)
-def test_a_slot_is_read_as_the_engine_reads_it(given_slot, read):
-    assert ask(messages=HELLO, id_slot=given_slot).id_slot == read
-
-
 def test_messages_drop_what_the_engine_drops():
     got = ask(Api.MESSAGES, messages=HELLO, id_slot=1, n=3, cache_prompt=False, stream=True)
     assert (got.id_slot, got.copies, got.cache_prompt, got.stream) == (None, 1, True, True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "copies"),
-    [({}, 1), ({"n": 3}, 3), ({"n_cmpl": 2}, 2), ({"n": "3"}, 1), ({"n": -2}, 1), ({"n": True}, 1)],
-)
-def test_copies_count_the_slots_that_are_taken(fields, copies):
-    assert ask(messages=HELLO, **fields).copies == copies
-    assert ask(Api.COMPLETION, prompt=["a", "b"], **fields).copies == 2 * copies
 
 
 def test_caching_is_on_unless_it_is_switched_off():
@@ -202,29 +180,6 @@ def test_an_infill_prompt_is_the_engines_own():
 )
 def test_a_conversation_has_the_name_that_the_body_gives(fields, name):
     assert ask(messages=HELLO, **fields).conversation == name
-
-
-@given(
-    body=st.dictionaries(st.text(), json_values, max_size=5), slot=st.integers(0, 99), spaces=st.booleans()
-)
-def test_a_pin_is_the_last_word_on_the_slot_and_changes_nothing_else(body, slot, spaces):
-    raw = json.dumps(body, indent=2 if spaces else None).encode()
-    if spaces:
-        raw = b" \r\n\t" + raw + b"\n"
-    pinned = pin(raw, slot)
-    assert json.loads(pinned) == {**body, "id_slot": slot}
-    field = b'"id_slot":%d' % slot
-    assert len(pinned) == len(raw) + len(field) + (1 if body else 0)
-
-
-def test_a_pin_is_spliced_in_front():
-    assert pin(b' {"a":1}', 3) == b' {"id_slot":3,"a":1}'
-    assert pin(b"{ }", 3) == b'{"id_slot":3 }'
-
-
-@pytest.mark.parametrize("own", [b"-1", b"null", b'"1"'])
-def test_a_pin_stands_last_where_the_body_says_any(own):
-    assert pin(b'{"id_slot":' + own + b',"a":{}}\n', 3) == b'{"id_slot":' + own + b',"a":{},"id_slot":3}\n'
 
 
 @pytest.mark.parametrize(

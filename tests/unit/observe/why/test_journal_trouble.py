@@ -54,9 +54,7 @@ def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
     assert play << shelved(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> restores(0, "a")
-    through = Forward(
-        request=RequestId("r1"), engine=EngineId("e0"), slot=None, reason=Reason.FAIL_OPEN, pin=False
-    )
+    through = Forward(request=RequestId("r1"), engine=EngineId("e0"), slot=None, reason=Reason.FAIL_OPEN)
     play.journal.saw(arrives("r2"), [through], play.clock + 1, play.clock + 1, lambda _: None)
     assert came.decision.chosen.reason is Reason.FAIL_OPEN
     assert stages(came) == [Stage.QUEUE, Stage.DECIDE, Stage.RESTORE]
