@@ -43,6 +43,13 @@ class Settings(BaseSettings):
             "outlives a tmpfs; only Slotkeeper needs to see it"
         ),
     )
+    shared_slot_dir: bool = Field(
+        default=False,
+        description=(
+            "the slot folder and the cold one may be writable for a group or for all, as volumes of a pod "
+            "are: whoever can write there can have the engine load files of their own"
+        ),
+    )
     hot_bytes: ByteSize = Field(
         default=ByteSize(16 * 2**30),
         ge=0,

@@ -8,6 +8,7 @@ import getpass
 import os
 import shlex
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -23,6 +24,7 @@ from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble, trouble_in
 
 FOLDERS: Final = ("slot_dir", "cold_dir", "record")
+BELIEVED: Final = FOLDERS[:2]  # what lies there is given to the engine
 LOOK_SECONDS: Final = 3.0  # an engine that is silent for longer is waited for later, as one that is down
 USUAL_PORTS: Final = {"http": 80, "https": 443}
 
@@ -40,8 +42,29 @@ def try_folders(settings: Settings) -> None:
     """Make those that are not there, and write to each. Raises UsageError, with the command that mends it."""
     for name in FOLDERS:
         folder = getattr(settings, name)
-        if folder is not None and (wrong := trouble_with(folder)):
+        if folder is None:
+            continue
+        wrong = trouble_with(folder)
+        if not wrong and name in BELIEVED and not settings.shared_slot_dir:
+            wrong = strangers_in(folder)
+        if wrong:
             raise UsageError(f"--{name.replace('_', '-')}: {wrong}")
+
+
+def strangers_in(folder: Path) -> str:
+    """Who else could put files there, for us to give to the engine, and what to do; "" if nobody.
+
+    Not root, and where we are root not the folder's owner, who is the engine's user then.
+    """
+    found, us, word = folder.stat(), os.geteuid(), shlex.quote(str(folder))
+    unless = f"; or, if whoever can reach {folder} may be trusted (a volume of one pod), --shared-slot-dir"
+    if us != 0 and found.st_uid not in {0, us}:
+        user = shlex.quote(_user())
+        return f"{folder} belongs to another user. Mend it: sudo chown {user} {word}{unless}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        who = "everybody" if found.st_mode & stat.S_IWOTH else "its group"
+        return f"{who} may write to {folder}. Mend it: chmod go-w {word}{unless}"
+    return ""
 
 
 def trouble_with(folder: Path) -> str:

@@ -43,6 +43,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "probe": ("0", "false", "false"),
     "read_flags": ("0", "false", "false"),
     "slot_actions": ("off", '"off"', "off"),
+    "shared_slot_dir": ("1", "true", "true"),
     "evacuate": ("1", "true", "true"),
     "why_requests": ("20", "21", "22"),
     "why_text": ("1", "true", "true"),
