@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from patience import PATIENCE
@@ -125,6 +125,12 @@ def admit(driver: Driver, name: str, prompt: Tokens = PROMPT, **more) -> asyncio
 
 
 def finish(driver: Driver, name: str, prompt: Tokens = PROMPT, cached: int = 0) -> None:
+    """It ends as on an engine, whose slot then shows that it holds the prompt and one token of the reply."""
+    for link in driver.links.values():
+        table = driver.placement.tables.get(link.engine)
+        for slot, owner in enumerate(table.owners if table else ()):
+            if owner == RequestId(name) and isinstance(link.client, StubClient):
+                link.client.views[slot] = replace(link.client.views[slot], held=len(prompt) + 1)
     figures = {"prompt_tokens": len(prompt), "cached": cached, "generated": 2}
     driver.post(Finished(at=driver.now(), request=RequestId(name), **figures))
 
