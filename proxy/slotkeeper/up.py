@@ -28,7 +28,7 @@ from slotkeeper.settings import Settings
 from slotkeeper.terminal.greeting import greeter
 from slotkeeper.terminal.out import complain
 from slotkeeper.vocab.gguf import GgufError, read_header
-from slotkeeper.wire.secrets import MASK, NAMES, masked
+from slotkeeper.wire.secrets import MASK, masked, tells_secret
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
 LOG_NAME: Final = "llama-server.log"
@@ -162,7 +162,7 @@ def _hidden(before: str, word: str) -> str:
 
 
 def _tells_secret(flag: str) -> bool:
-    return flag == "-hft" or NAMES.search(flag) is not None
+    return flag == "-hft" or tells_secret(flag)
 
 
 async def _supervise(plan: Plan) -> None:

@@ -22,7 +22,7 @@ import orjson
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 from slotkeeper.observe.rotating import RotatingFiles, moment
 from slotkeeper.wire import identity
-from slotkeeper.wire.secrets import NAMES, Secrets
+from slotkeeper.wire.secrets import Secrets, tells_secret
 
 PREFIX: Final = "requests"
 WAITING_BYTES: Final = 64 << 20  # of requests that may wait for a slow disk; what comes then is not recorded
@@ -150,7 +150,7 @@ def line(heard: Heard, run: str) -> bytes:
 def harmless(headers: Mapping[str, str], secrets: Secrets) -> Iterator[tuple[str, str]]:
     """Those that may be written: some clients send their key as the name of a session, too."""
     for name, value in ((name.lower(), value) for name, value in headers.items()):
-        known = name in HARMLESS or (name.startswith(FAMILIES) and not NAMES.search(name))
+        known = name in HARMLESS or (name.startswith(FAMILIES) and not tells_secret(name))
         if known and not secrets.stand_in(value):
             yield name, _clean(value)
 

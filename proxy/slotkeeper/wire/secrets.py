@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 from multidict import CIMultiDict
 
-NAMES: Final = re.compile(r"auth|cookie|key|secret|token|password", re.IGNORECASE)  # of what holds one
+NAMES: Final = ("auth", "cookie", "key", "secret", "token", "password")  # in the name of what holds one
 LEAST: Final = 12  # characters; what is shorter may be a part of any word, and is sought as a whole word only
 MASK: Final = "***"
 # Keys of OpenAI, Anthropic, Hugging Face, GitHub, Slack; and signed tokens.
@@ -35,9 +35,9 @@ class Secrets:
     @classmethod
     def of(cls, headers: Mapping[str, str], query: str = "") -> Self:
         """Every value of a header, or of a field of the query, whose name sounds like a credential's."""
-        found = [word for name, value in headers.items() if NAMES.search(name) for word in _words(value)]
-        if query and NAMES.search(query):
-            found += [value for name, value in parse_qsl(query) if NAMES.search(name)]
+        found = [word for name, value in headers.items() if tells_secret(name) for word in _words(value)]
+        if query and tells_secret(query):
+            found += [value for name, value in parse_qsl(query) if tells_secret(name)]
         return cls(frozenset(found))
 
     def stand_in(self, text: str) -> bool:
@@ -48,12 +48,12 @@ class Secrets:
 
     def without(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """The headers less those in which a secret stands under a name that does not say so."""
-        told = [n for n, value in headers.items() if not NAMES.search(n) and self.stand_in(value)]
-        if not told:
+        open_ = [(name, value) for name, value in headers.items() if not tells_secret(name)]
+        if not self.stand_in("\n".join([value for _, value in open_])):  # of nearly every request, at once
             return headers
         left = CIMultiDict(headers)
-        for name in told:
-            left.popall(name, None)
+        for name in {name for name, value in open_ if self.stand_in(value)}:
+            left.popall(name)
         return left
 
     def masked(self, data: bytes) -> bytes:
@@ -62,6 +62,12 @@ class Secrets:
             if len(word) >= LEAST:
                 data = data.replace(word.encode(errors="replace"), MASK.encode())
         return data
+
+
+def tells_secret(name: str) -> bool:
+    """Whether something that is called so holds a credential. Quicker than a regular expression."""
+    lower = name.lower()
+    return any([part in lower for part in NAMES])  # noqa: C419 - a generator takes twice the time
 
 
 def masked(text: str) -> str:
