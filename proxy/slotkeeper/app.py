@@ -7,6 +7,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,7 @@ from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
 from slotkeeper.web.complaints import Complaints
+from slotkeeper.web.connections import Connections, Site, raise_descriptors, room_for
 from slotkeeper.web.data import DataPort
 from slotkeeper.web.door import Door
 from slotkeeper.web.exchange import Gate
@@ -42,6 +44,8 @@ from slotkeeper.web.slot_actions import SlotActions
 from slotkeeper.web.upstream import Upstream
 
 BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
+BACKLOG: Final = 1024
+ADMIN_CONNECTIONS: Final = 128
 OTHER_PORT: Final = "choose another --listen or --admin-listen, or end what has that port"
 KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (nginx: 60 s towards upstreams)
 
@@ -85,7 +89,13 @@ class Sidecar:
         self._spans = spans_to(settings.otlp_endpoint)
         self._ahead = read_ahead_in(settings, self.metrics)
         self._aside = Aside()
-        self._intake = Intake(each=int(settings.max_body_bytes), total=int(settings.all_bodies_bytes))
+        self._intake = Intake(
+            each=int(settings.max_body_bytes),
+            total=int(settings.all_bodies_bytes),
+            seconds=settings.body_timeout,
+            metrics=self.metrics,
+        )
+        self._connections = connections_of(settings, self.metrics)
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
@@ -121,7 +131,7 @@ class Sidecar:
             recorder=self._recorder,
             spans=self._spans,
         )
-        data = DataPort(gate, self._intake, api_prefix=settings.api_prefix)
+        data = DataPort(gate, self._intake, self._connections[0], api_prefix=settings.api_prefix)
         complaints = Complaints(self.metrics)
         # Without handler_cancellation a client that leaves during prefill is not noticed.
         self._data = web.AppRunner(
@@ -137,14 +147,16 @@ class Sidecar:
             self.admin.app(),
             access_log=None,
             shutdown_timeout=1.0,
+            keepalive_timeout=KEEPALIVE_SECONDS,
             auto_decompress=False,
             logger=complaints,
         )
         self._runners = [self._data, admin]
-        for runner, listen in zip(self._runners, (settings.listen, settings.admin_listen), strict=True):
+        ports = zip(self._runners, (settings.listen, settings.admin_listen), self._connections, strict=True)
+        for runner, listen, connections in ports:
             await runner.setup()
             address = Address.parse(listen)
-            await web.TCPSite(runner, address.host, address.port, backlog=1024).start()
+            await Site(runner, address.host, address.port, connections=connections, backlog=BACKLOG).start()
         self.driver.start()
         data_port, admin_port = self.addresses
         port = int(data_port.rpartition(":")[2])
@@ -196,6 +208,22 @@ def limits_in(settings: Settings) -> Limits:
         pause=settings.save_pause,
         idle_tokens=settings.idle_tokens,
     )
+
+
+def connections_of(settings: Settings, metrics: Metrics) -> tuple[Connections, Connections]:
+    """Of the data port and of the admin port."""
+    most = room_for(settings.max_connections, raise_descriptors())
+    data = Connections(
+        metrics,
+        most=most,
+        of_one=settings.max_connections_per_address,
+        head_seconds=settings.head_timeout,
+        trusted=[ip_network(text, strict=False) for text in settings.trusted_proxies],
+    )
+    admin = Connections(
+        metrics, most=ADMIN_CONNECTIONS, of_one=ADMIN_CONNECTIONS, head_seconds=KEEPALIVE_SECONDS
+    )
+    return data, admin
 
 
 def read_ahead_in(settings: Settings, metrics: Metrics) -> ReadAhead:

@@ -19,12 +19,13 @@ METAVARS: Final = {
     "admin_host": "NAME",
     "slot_actions": "on|off",
     "otlp_endpoint": "URL",
-    "why_requests": "N",
+    "trusted_proxies": "NETWORK",
+    **dict.fromkeys(("why_requests", "max_connections", "max_connections_per_address"), "N"),
     "record": "DIR",
     **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "record_bytes", "max_body_bytes"), "SIZE"),
     **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),
     **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
-    **dict.fromkeys(("write_timeout",), "SECONDS"),
+    **dict.fromkeys(("write_timeout", "body_timeout", "head_timeout"), "SECONDS"),
 }
 ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)"
 ADMIN_TOKEN: Final = "of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help

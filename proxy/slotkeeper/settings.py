@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -164,6 +165,35 @@ class Settings(BaseSettings):
     read_ahead_total: ByteSize = Field(
         default=ByteSize(256 * 2**20), ge=0, description="of all answers together, the same"
     )
+    body_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        description=(
+            "seconds that a request's body may take to come, and another one for each 16 KiB of it; else 408"
+        ),
+    )
+    head_timeout: float = Field(
+        default=20.0,
+        gt=0,
+        description="seconds in which a new connection must have said what it wants, or it is cut off",
+    )
+    max_connections: int = Field(
+        default=8192,
+        ge=1,
+        description=(
+            "connections of clients on the data port; fewer where the system grants fewer file descriptors"
+        ),
+    )
+    max_connections_per_address: int = Field(
+        default=4096, ge=1, description="of them, those of one address (of one /64 of IPv6)"
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description=(
+            "proxies in front, ADDRESS or NETWORK/BITS, whose X-Forwarded-For is believed: without keys, "
+            "clients are told apart by it"
+        ),
+    )
     drain_delay: float = Field(
         default=2.0,
         ge=0,
@@ -208,7 +238,7 @@ class Settings(BaseSettings):
         default="auto", description="json, console, or auto: console on a terminal"
     )
 
-    @field_validator("upstream", "rules", "admin_host", mode="before")
+    @field_validator("upstream", "rules", "admin_host", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -234,6 +264,16 @@ class Settings(BaseSettings):
         for host in value:
             if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
                 raise ValueError(f"{host!r} is no host name; write it without scheme and port")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            try:
+                ip_network(text, strict=False)
+            except ValueError:
+                raise ValueError(f"{text!r} is no address; write such as 10.0.0.7 or 10.0.0.0/8") from None
         return value
 
     @field_validator("listen", "admin_listen")

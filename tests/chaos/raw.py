@@ -81,12 +81,14 @@ class Wire:
 
 
 @asynccontextmanager
-async def dial(address: str, *, window: int | None = None) -> AsyncIterator[Wire]:
-    """A connection to host:port; `window` makes the receive buffer small."""
+async def dial(address: str, *, window: int | None = None, source: str | None = None) -> AsyncIterator[Wire]:
+    """A connection to host:port, from `source`; `window` makes the receive buffer small."""
     host, _, port = address.removeprefix("http://").rpartition(":")
     plug = socket.socket()
     if window is not None:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    if source is not None:
+        plug.bind((source, 0))
     plug.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(plug, (host, int(port)))

@@ -57,6 +57,11 @@ class Cut(StrEnum):
     """Why a client's connection was broken off or refused."""
 
     STALLED = "stalled"  # it did not read its answer
+    FULL = "full"  # there were as many connections as there may be
+    ADDRESS = "address"  # there were as many of its address
+    HEAD = "head"  # it did not say in time what it wants
+    BODY = "body"  # it did not send in time what it had promised
+    CLOSING = "closing"  # it did not read the end of its answer
     MALFORMED = "malformed"  # what it sent is no HTTP
 
 

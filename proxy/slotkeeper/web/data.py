@@ -10,6 +10,7 @@ from aiohttp import web
 
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.web.connections import Connections
 from slotkeeper.web.door import Refusal, Verdict
 from slotkeeper.web.exchange import Exchange, Gate, client_of
 from slotkeeper.web.intake import Body, Intake
@@ -24,6 +25,7 @@ from slotkeeper.wire.routes import Api, classify, takes_form
 from slotkeeper.wire.secrets import Secrets
 
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # nothing in the engine begins by one of these
+BODY_LEFT: Final = frozenset({408, 413, 429})  # there may be more of the body on its way
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
 JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # who asks for these must be known to the engine
 
@@ -41,8 +43,9 @@ def _known_as(request: web.Request) -> str:
 class DataPort:
     """Answers every request, by an exchange or by copying it through."""
 
-    def __init__(self, gate: Gate, intake: Intake, *, api_prefix: str = "") -> None:
+    def __init__(self, gate: Gate, intake: Intake, connections: Connections, *, api_prefix: str = "") -> None:
         self._gate = gate
+        self._connections = connections
         self._intake = intake
         self._prefix = api_prefix
         self._running: set[asyncio.Task[Any]] = set()
@@ -60,6 +63,7 @@ class DataPort:
         if task is None:
             raise AssertionError("a handler runs in a task")
         self._running.add(task)
+        self._connections.begun(request.protocol)
         try:
             with self._intake.body(request) as body:
                 return await self._handle(request, body)
@@ -189,6 +193,6 @@ class DataPort:
             content_type="application/json",
             headers=headers,
         )
-        if fault.status == 413:
+        if fault.status in BODY_LEFT:
             response.force_close()  # the rest of the body is not worth reading
         return response

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from slotkeeper.observe.metrics import Cut, Metrics
 from slotkeeper.wire.errors import ClientFault
 
 RETRY_AFTER: Final = 5  # seconds
+SLOWEST: Final = 16 * 1024  # bytes a second of a body that takes longer than that
 
 
 class Intake:
     """Room for the bodies of requests, from their first byte to the end of their answers."""
 
-    def __init__(self, *, each: int, total: int) -> None:
+    def __init__(self, *, each: int, total: int, seconds: float, metrics: Metrics) -> None:
+        """Bytes; `seconds` for a body to come, and more for a large one."""
         self.each = each
         self.total = total
         self.free = total
+        self.seconds = seconds
+        self.metrics = metrics
 
     def body(self, request: web.BaseRequest) -> Body:
         return Body(self, request)
@@ -51,10 +57,20 @@ class Body:
         if self._intake.free <= 0:
             raise self._full()
         whole = bytearray()
+        until = asyncio.get_running_loop().time() + self._intake.seconds
         try:
-            while piece := await request.content.readany():
-                self._take(len(piece))
-                whole += piece
+            async with asyncio.timeout_at(until) as limit:
+                while piece := await request.content.readany():
+                    self._take(len(piece))
+                    whole += piece
+                    limit.reschedule(until + self._taken / SLOWEST)
+        except TimeoutError as error:
+            self._intake.metrics.cut(Cut.BODY)
+            raise ClientFault(
+                f"the body did not come in time: {self._taken} bytes of it; send it at once, or raise "
+                "--body-timeout",
+                status=408,
+            ) from error
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise ClientFault("the body is not framed as HTTP says") from error
         return bytes(whole)

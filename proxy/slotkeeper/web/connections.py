@@ -1,0 +1,223 @@
+"""Connections of clients: how many there may be, in all and of one address, and how long a head may take.
+
+Whoever opens connections and says nothing, or says it a byte at a time, must not take them from the others,
+nor the descriptors that the admin port, the engines and the slot files need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import Counter
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, cast
+
+from aiohttp import web
+
+from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.observe.metrics import Cut, Metrics
+
+DESCRIPTORS: Final = 65_536  # as many as anybody needs
+RESERVE: Final = 256  # descriptors for everything that is no client: engines, files, the admin port
+LEAST: Final = 16  # clients, however few descriptors there are
+SITE_BITS: Final = 64  # of an IPv6 address: whoever has one has all behind these
+CLOSING_SECONDS: Final = 30.0  # to read the last 64 KiB of an answer
+LOOKS: Final = 4  # times within the shortest deadline that connections are looked at
+
+Network = IPv4Network | IPv6Network
+
+log = get_logger(__name__)
+
+
+class Connections:
+    """Those of one port. A factory of protocols for `loop.create_server`."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        most: int,
+        of_one: int,
+        head_seconds: float,
+        trusted: Sequence[Network] = (),
+    ) -> None:
+        """`trusted` proxies speak for many clients: any number of connections may come from them."""
+        self._metrics = metrics
+        self._most = most
+        self._of_one = of_one
+        self._head_seconds = head_seconds
+        self._trusted = tuple(trusted)
+        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+        self._by_address: Counter[str] = Counter()
+        self._seldom = Seldom(log)
+        self._handlers: Callable[[], web.RequestHandler] | None = None
+        self._next_look: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __call__(self) -> asyncio.Protocol:
+        return _Connection(self)
+
+    def open(self, handlers: Callable[[], web.RequestHandler]) -> None:
+        """From here on these speak with clients."""
+        self._handlers = handlers
+        self._look()
+
+    def close(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+
+    def begun(self, handler: asyncio.BaseProtocol) -> None:
+        """The first head has come: from here on the keep-alive timeout of the server is enough."""
+        connection = self._open.get(handler)
+        if connection is not None:
+            connection.begun = True
+
+    def admit(self, connection: _Connection) -> None:
+        """Let it in, or cut it off."""
+        refused = self._refused(connection.address)
+        if refused is not None or self._handlers is None:
+            self.cut(connection, refused or Cut.FULL)
+            return
+        handler = self._handlers()
+        self._by_address[connection.address] += 1
+        self._open[handler] = connection
+        connection.let_in(handler)
+
+    def _refused(self, address: str) -> Cut | None:
+        """Why there is no room for it; None if there is."""
+        if len(self._open) >= self._most:
+            return Cut.FULL
+        if self._by_address[address] >= self._of_one and not is_in(address, self._trusted):
+            return Cut.ADDRESS
+        return None
+
+    def left(self, connection: _Connection, handler: asyncio.BaseProtocol) -> None:
+        if self._open.pop(handler, None) is not None:
+            self._by_address[connection.address] -= 1
+            if self._by_address[connection.address] <= 0:
+                del self._by_address[connection.address]
+
+    def cut(self, connection: _Connection, why: Cut) -> None:
+        if connection.transport is not None:
+            connection.transport.abort()
+        self._metrics.cut(why)
+        self._seldom.warning("connection_refused", why=why.value, client=connection.address)
+
+    def _look(self) -> None:
+        """Who has not said what it wants in time, and who does not read the end of what it was told."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in tuple(self._open.values()):
+            if connection.closing is not None:
+                if now - connection.closing > CLOSING_SECONDS:
+                    self.cut(connection, Cut.CLOSING)
+            elif connection.transport is not None and connection.transport.is_closing():
+                connection.closing = now
+            elif not connection.begun and now - connection.since > self._head_seconds:
+                self.cut(connection, Cut.HEAD)
+        self._next_look = loop.call_later(self._head_seconds / LOOKS, self._look)
+
+
+class _Connection(asyncio.Protocol):
+    """Between a transport and its handler, which there is once it was let in."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self.handler: web.RequestHandler | None = None
+        self.transport: asyncio.Transport | None = None
+        self.address = "?"
+        self.since = 0.0
+        self.begun = False
+        self.closing: float | None = None  # since when
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.address = site_of(transport.get_extra_info("peername"))
+        self.since = asyncio.get_running_loop().time()
+        self._connections.admit(self)
+
+    def let_in(self, handler: web.RequestHandler) -> None:
+        if self.transport is None:
+            raise AssertionError("only who is there can be let in")
+        self.handler = handler
+        self.data_received = handler.data_received  # type: ignore[method-assign]  # of every chunk
+        self.eof_received = handler.eof_received  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+        self.transport.set_protocol(self)  # uvloop keeps the methods that it saw first
+        handler.connection_made(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.handler is not None:
+            self._connections.left(self, self.handler)
+            self.handler.connection_lost(exc)
+
+
+class Site(web.TCPSite):
+    """A port whose connections are counted."""
+
+    def __init__(
+        self, runner: web.AppRunner, host: str, port: int, *, connections: Connections, backlog: int
+    ) -> None:
+        super().__init__(runner, host, port, backlog=backlog)
+        self._connections = connections
+
+    async def start(self) -> None:
+        """Raises OSError when the port is taken."""
+        server = self._runner.server
+        if server is None:
+            raise AssertionError("a runner is set up before its sites start")
+        await web.BaseSite.start(self)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connections, self._host, self._port, backlog=self._backlog
+        )
+        self._connections.open(server)
+
+    async def stop(self) -> None:
+        self._connections.close()
+        await super().stop()
+
+
+def site_of(peer: object) -> str:
+    """Whose connection it is, as far as an address tells: of IPv6 the network, as one host has all of it."""
+    host = str(peer[0]) if isinstance(peer, tuple) and peer else "?"
+    if ":" not in host:
+        return host
+    address = ip_address(host.partition("%")[0])
+    if not isinstance(address, IPv6Address):
+        return host
+    if address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(ip_network((int(address), SITE_BITS), strict=False).network_address)
+
+
+def is_in(address: str, networks: Sequence[Network]) -> bool:
+    """Whether it is of any of these."""
+    if not networks:
+        return False
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return any(found in network for network in networks)
+
+
+def raise_descriptors() -> int:
+    """Let this process have as many descriptors as it may have; how many these are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # some systems allow less than they say
+        return soft
+    return wanted
+
+
+def room_for(most: int, descriptors: int) -> int:
+    """How many clients there may be beside everything else that needs a descriptor."""
+    return min(most, max(LEAST, descriptors - RESERVE))

@@ -1,0 +1,116 @@
+"""Connections that say nothing, or say it slowly, take nothing from the others."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+
+import pytest
+from structlog.testing import capture_logs
+
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, request_body
+from chaos.raw import Wire, dial, until
+from slotkeeper.app import Sidecar, running
+from slotkeeper.wire.routes import Api
+
+CHAT = PATHS[Api.CHAT]
+MOST = 8
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+
+few = partial(settings, max_connections=MOST, drain_timeout=1.0)
+
+
+def cut(sidecar: Sidecar, reason: str) -> float:
+    name = "slotkeeper_connections_cut_total"
+    return sidecar.metrics.registry.get_sample_value(name, {"reason": reason}) or 0
+
+
+async def fill(stack: AsyncExitStack, sidecar: Sidecar, count: int, source: str | None = None) -> list[Wire]:
+    """So many connections that say nothing."""
+    before = len(sidecar._connections[0])
+    address = sidecar.addresses[0]
+    wires = [await stack.enter_async_context(dial(address, source=source)) for _ in range(count)]
+    await until(lambda: len(sidecar._connections[0]) == before + count)
+    return wires
+
+
+async def served(wire: Wire) -> bool:
+    await wire.post(CHAT, request_body(Api.CHAT, stream=False))
+    head = await wire.head()
+    await wire.body(head)
+    return head.status == 200
+
+
+async def test_who_finds_no_room_is_refused_until_somebody_leaves(fake):
+    async with running(few(fake.base)) as sidecar, AsyncExitStack() as stack:
+        await ready(sidecar)
+        silent = await fill(stack, sidecar, MOST)
+        async with dial(sidecar.addresses[0]) as refused:
+            assert (await refused.rest())[0] == b""
+        assert cut(sidecar, "full") == 1
+        async with dial(sidecar.addresses[1]) as admin:
+            await admin.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await admin.head()).status == 200, "the admin port has room of its own"
+        silent[0].leave()
+        await until(lambda: len(sidecar._connections[0]) == MOST - 1)
+        async with dial(sidecar.addresses[0]) as wire:
+            assert await served(wire)
+        assert await served(silent[1]), "who was let in is served"
+
+
+async def test_one_address_cannot_take_all_the_room(fake):
+    async with running(few(fake.base, max_connections_per_address=3)) as sidecar, AsyncExitStack() as stack:
+        await ready(sidecar)
+        await fill(stack, sidecar, 3, "127.0.0.2")
+        async with dial(sidecar.addresses[0], source="127.0.0.2") as refused:
+            assert (await refused.rest())[0] == b""
+        assert cut(sidecar, "address") == 1
+        async with dial(sidecar.addresses[0], source="127.0.0.3") as wire:
+            assert await served(wire)
+
+
+async def test_a_trusted_proxy_speaks_for_many(fake):
+    trusting = few(fake.base, max_connections_per_address=3, trusted_proxies=("127.0.0.2",))
+    async with running(trusting) as sidecar, AsyncExitStack() as stack:
+        await ready(sidecar)
+        assert await served((await fill(stack, sidecar, MOST, "127.0.0.2"))[-1])
+
+
+@pytest.mark.parametrize("said", [b"", b"G", HEAD.encode()], ids=["nothing", "a letter", "half a head"])
+async def test_who_does_not_say_in_time_what_it_wants_is_cut_off(fake, said):
+    async with running(settings(fake.base, head_timeout=0.2, drain_timeout=1.0)) as sidecar:
+        await ready(sidecar)
+        async with dial(sidecar.addresses[0]) as wire, dial(sidecar.addresses[0]) as known:
+            assert await served(known)
+            await wire.send(said)
+            await wire.rest()
+            assert cut(sidecar, "head") == 1
+            assert await served(known), "who has once said what it wants may take its time"
+
+
+async def test_a_body_that_does_not_come_in_time_is_refused_in_the_shape_of_the_api(fake):
+    async with running(settings(fake.base, body_timeout=0.2, drain_timeout=1.0)) as sidecar:
+        await ready(sidecar)
+        async with dial(sidecar.addresses[0]) as wire:
+            await wire.send(HEAD.encode() + b"\r\n{")
+            head = await wire.head()
+            assert head.status == 408
+            assert b"--body-timeout" in await wire.body(head)
+            assert cut(sidecar, "body") == 1
+            assert sidecar._intake.free == sidecar._intake.total
+        assert not fake.ran
+
+
+async def test_refusals_are_said_once_a_minute(fake):
+    async with running(few(fake.base, max_connections=1)) as sidecar, AsyncExitStack() as stack:
+        await ready(sidecar)
+        await fill(stack, sidecar, 1)
+        with capture_logs() as lines:
+            for _ in range(20):
+                async with dial(sidecar.addresses[0]) as refused:
+                    await refused.rest()
+        assert cut(sidecar, "full") == 20
+        said = [line for line in lines if line["event"] == "connection_refused"]
+        assert len(said) == 1
+        assert said[0]["why"] == "full"
