@@ -162,7 +162,7 @@ def _hidden(before: str, word: str) -> str:
 
 
 def _tells_secret(flag: str) -> bool:
-    return flag == "-hft" or tells_secret(flag)
+    return flag == "-hft" or (tells_secret(flag) and not flag.endswith("tokens"))  # --image-max-tokens 512
 
 
 async def _supervise(plan: Plan) -> None:

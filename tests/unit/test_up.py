@@ -45,7 +45,7 @@ def test_what_is_no_secret_is_said_as_it_is():
         "q8_0",
         "-c",
         "4096",
-        "--keep",
+        "--image-max-tokens",
         "5",
     ]
     assert _without_keys(words) == words
