@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
@@ -49,6 +51,7 @@ from slotkeeper.runtime.remembered import learnt
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.store.lanes import Lane
 from slotkeeper.vocab.segments import SegmentCache
+from slotkeeper.web.connections import Connections
 from slotkeeper.wire import layouts
 from slotkeeper.wire.layout import lay_out
 from slotkeeper.wire.routes import Api
@@ -272,6 +275,20 @@ def counted(client: str):
     return record(client=client, usage=Usage(prompt=1000, cached=900))
 
 
+def connections() -> tuple[int, int]:
+    """Of clients that come and go, each from an address of its own."""
+    handlers = (asyncio.BaseProtocol() for _ in range(100))
+    port = Connections(Metrics(), most=5, of_one=5, head_seconds=1.0)
+    port._handlers = lambda: next(handlers)
+    for n in range(100):
+        let_in: list[asyncio.BaseProtocol] = []
+        one = SimpleNamespace(address=f"10.0.0.{n}", let_in=let_in.append, transport=None)
+        port.admit(one)
+        assert len(port._by_address) == len(port) == 1
+        port.left(one, *let_in)
+    return len(port._by_address) + len(port), 0
+
+
 def history() -> tuple[int, int]:
     now = iter(range(10**6, 10**9, int(BUCKET)))
     kept = History(clock=lambda: float(next(now)))
@@ -368,6 +385,7 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     layouts_of_requests,
     pieces_of_text,
     rows_of_clients,
+    connections,
     history,
     journal,
     owners_of_files,
