@@ -34,7 +34,7 @@ from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
 from slotkeeper.web.complaints import Complaints
-from slotkeeper.web.connections import Connections, Site, raise_descriptors, room_for
+from slotkeeper.web.connections import Connections, Network, Site, raise_descriptors, room_for
 from slotkeeper.web.data import DataPort
 from slotkeeper.web.door import Door
 from slotkeeper.web.exchange import Gate
@@ -128,6 +128,7 @@ class Sidecar:
             settings.keep_alive,
             self._ahead,
             self._aside,
+            trusted_in(settings),
             recorder=self._recorder,
             spans=self._spans,
         )
@@ -207,7 +208,13 @@ def limits_in(settings: Settings) -> Limits:
         hourly_bytes=int(settings.hourly_bytes),
         pause=settings.save_pause,
         idle_tokens=settings.idle_tokens,
+        waiting=settings.max_waiting,
+        waiting_of_one=settings.max_waiting_per_client,
     )
+
+
+def trusted_in(settings: Settings) -> tuple[Network, ...]:
+    return tuple(ip_network(text, strict=False) for text in settings.trusted_proxies)
 
 
 def connections_of(settings: Settings, metrics: Metrics) -> tuple[Connections, Connections]:
@@ -218,7 +225,7 @@ def connections_of(settings: Settings, metrics: Metrics) -> tuple[Connections, C
         most=most,
         of_one=settings.max_connections_per_address,
         head_seconds=settings.head_timeout,
-        trusted=[ip_network(text, strict=False) for text in settings.trusted_proxies],
+        trusted=trusted_in(settings),
     )
     admin = Connections(
         metrics, most=ADMIN_CONNECTIONS, of_one=ADMIN_CONNECTIONS, head_seconds=KEEPALIVE_SECONDS

@@ -20,7 +20,16 @@ METAVARS: Final = {
     "slot_actions": "on|off",
     "otlp_endpoint": "URL",
     "trusted_proxies": "NETWORK",
-    **dict.fromkeys(("why_requests", "max_connections", "max_connections_per_address"), "N"),
+    **dict.fromkeys(
+        (
+            "why_requests",
+            "max_connections",
+            "max_connections_per_address",
+            "max_waiting",
+            "max_waiting_per_client",
+        ),
+        "N",
+    ),
     "record": "DIR",
     **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "record_bytes", "max_body_bytes"), "SIZE"),
     **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),

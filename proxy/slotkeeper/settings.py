@@ -187,6 +187,10 @@ class Settings(BaseSettings):
     max_connections_per_address: int = Field(
         default=4096, ge=1, description="of them, those of one address (of one /64 of IPv6)"
     )
+    max_waiting: int = Field(default=4000, ge=1, description="requests that may wait for a slot; else 429")
+    max_waiting_per_client: int = Field(
+        default=1000, ge=1, description="of them, those of one client: one key, else one address"
+    )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(

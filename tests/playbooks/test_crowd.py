@@ -28,10 +28,13 @@ from playbooks.playbook import (
     sees,
     shelved,
     snapshot,
+    starts,
     written,
 )
+from slotkeeper.core import arrivals
 from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.limits import Limits
+from slotkeeper.core.state import State
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
 
@@ -305,3 +308,19 @@ def test_a_conversation_that_was_restored_has_not_just_begun():
     play << restored() >> goes("a5", slot=0) << ends("a5", len(A), 2800)
     assert play >> proves("s1", paid=True) >> reports("a5")
     assert play.table.shadow.slots[0].turns == 5
+
+
+def test_a_line_of_thousands_is_not_decided_on_again_while_nothing_has_changed(monkeypatch):
+    """Steps are counted, not time: each event would cost milliseconds, and streams bring many."""
+    play = Play(n_slots=2)
+    assert play << arrives("r1", id_slot=0) >> goes("r1", slot=0, reason=Reason.CLIENT_CHOSE)
+    for number in range(200):
+        assert play << arrives(f"w{number}", id_slot=0, rendered=False)
+    for _ in range(200 // arrivals.LOOKAHEAD + 2):  # until everybody knows that it must wait
+        assert play << starts("r1")
+    asked: list[str] = []
+    scene, decide = State.scene, arrivals._decide
+    monkeypatch.setattr(arrivals, "_decide", lambda *args: asked.append("decide") or decide(*args))
+    monkeypatch.setattr(State, "scene", lambda *args: asked.append("scene") or scene(*args))
+    assert play << starts("r1")
+    assert asked == ["scene"]

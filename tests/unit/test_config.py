@@ -39,6 +39,8 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "read_ahead_bytes": ("1KiB", '"2MiB"', "3GiB"),
     "body_timeout": ("23", "24", "25"),
     "head_timeout": ("23", "24", "25"),
+    "max_waiting": ("23", "24", "25"),
+    "max_waiting_per_client": ("23", "24", "25"),
     "max_connections": ("23", "24", "25"),
     "max_connections_per_address": ("23", "24", "25"),
     "trusted_proxies": ("10.0.0.1", '["10.0.0.0/8"]', "::1"),

@@ -84,18 +84,19 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from _send_steered(state, now)
     if state.queue and not state.up:
         yield from _fail_open(state, now)
-    left_waiting = 0
-    for request in tuple(state.queue):
-        if left_waiting == LOOKAHEAD or not any(table.idle for table in state.up):
-            break
-        pending, scene = state.requests[request], state.scene(now)
+    left_waiting, scene = 0, state.scene(now)
+    for request in tuple(state.queue) if any(table.idle for table in state.up) else ():
+        pending = state.requests[request]
         if pending.waits_in == scene:
             continue
+        if left_waiting == LOOKAHEAD or not any(table.idle for table in state.up):
+            break
         plan = _decide(state, pending, now)
         if plan and not plan.wait:
             plan = en_route.planted(state, pending, plan, now)
             state.queue.served(request)
             yield _begin(state, pending, plan, now)
+            scene = state.scene(now)
         else:
             pending.waits_in = scene
             left_waiting += pending.rendered

@@ -1,4 +1,4 @@
-"""What files may cost: room, and writing."""
+"""What files may cost, room and writing; how long the line may be."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Limits:
     hourly_bytes: int = 64 * GIB  # that may be written while conversations pause
     pause: float = 0.25  # seconds without a request until a conversation is saved
     idle_tokens: int = 1_000_000  # that may be computed in an hour while nobody waits
+    waiting: int = 4000  # requests in line
+    waiting_of_one: int = 1000  # of one client
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.state import State
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tree import PromptTree
-from slotkeeper.core.types import EngineId, RequestId
+from slotkeeper.core.types import ClientId, Crowded, EngineId, RequestId
 
 EARLY: Final = 0.01  # seconds by which a clock may wake us too soon
 
@@ -90,6 +90,13 @@ class Placement:
     def line(self) -> Sequence[RequestId]:
         """Who waits for a slot, the next one first, as far as that can be said by now."""
         return (*self._state.bypassing, *self._state.queue)
+
+    def no_room_for(self, client: ClientId) -> Crowded | None:
+        """Why another request of this client may not stand in line; None if it may."""
+        state, limits = self._state, self._state.limits
+        if len(state.queue) + len(state.bypassing) >= limits.waiting:
+            return Crowded.ALL
+        return Crowded.CLIENT if state.queue.of(client) >= limits.waiting_of_one else None
 
     @property
     def shelf(self) -> Shelf:

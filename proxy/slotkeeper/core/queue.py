@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import chain, zip_longest
 
 from slotkeeper.core.types import ClientId, RequestId
 
@@ -29,8 +28,19 @@ class FairQueue:
 
     def __iter__(self) -> Iterator[RequestId]:
         """One request of each client in turn, then the second of each, and so on."""
-        rounds = zip_longest(*(tuple(line) for line in self._lines.values()))
-        return (request for request in chain.from_iterable(rounds) if request is not None)
+        turns = [iter(line) for line in self._lines.values()]
+        while turns:
+            still = []
+            for line in turns:
+                for request in line:
+                    yield request
+                    still.append(line)
+                    break
+            turns = still
+
+    def of(self, client: ClientId) -> int:
+        """How many of its requests wait."""
+        return len(self._lines.get(client, ()))
 
     def add(self, request: RequestId, client: ClientId) -> None:
         self._lines.setdefault(client, OrderedDict())[request] = None

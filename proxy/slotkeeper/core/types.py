@@ -23,6 +23,13 @@ class Place:
         return f"{self.engine}#{self.slot}"
 
 
+class Crowded(StrEnum):
+    """Why a request may not stand in line."""
+
+    ALL = "all"  # the line is as long as it may be
+    CLIENT = "client"  # so many of this client's wait already
+
+
 class Reason(StrEnum):
     """Why a request went where it went: in logs, metrics, headers and tests alike."""
 

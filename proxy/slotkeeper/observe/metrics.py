@@ -27,7 +27,7 @@ from slotkeeper.core.placement import Placement
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import SlotState
 from slotkeeper.core.traits import FLAGS, Known
-from slotkeeper.core.types import EngineId, Reason
+from slotkeeper.core.types import Crowded, EngineId, Reason
 from slotkeeper.observe.clients import Client, ClientFigures
 from slotkeeper.observe.history import History
 from slotkeeper.observe.log import id_of
@@ -125,6 +125,9 @@ class Metrics:
             "refused_requests_total",
             "Requests answered 400, because the engine might have read them otherwise than Slotkeeper.",
             "reason",
+        )
+        self.crowded = counter(
+            "crowded_requests_total", "Requests answered 429, as too many waited for a slot.", "reason"
         )
         self.inexact = counter("inexact_prompts_total", "Prompts whose length we had counted wrongly.")
         self.flags_learned = counter(
@@ -265,6 +268,7 @@ class Metrics:
             (self.refusals, Doubt),
             (self.overhead, get_args(Stage)),
             (self.cuts, Cut),
+            (self.crowded, Crowded),
             (self.operation_seconds, ("save", "restore")),
         )
         for metric, values in known:

@@ -186,7 +186,10 @@ def site_of(peer: object) -> str:
     host = str(peer[0]) if isinstance(peer, tuple) and peer else "?"
     if ":" not in host:
         return host
-    address = ip_address(host.partition("%")[0])
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:  # in a header stands what somebody wrote
+        return host
     if not isinstance(address, IPv6Address):
         return host
     if address.ipv4_mapped:
@@ -203,6 +206,16 @@ def is_in(address: str, networks: Sequence[Network]) -> bool:
     except ValueError:
         return False
     return any(found in network for network in networks)
+
+
+def asker(request: web.BaseRequest, trusted: Sequence[Network]) -> str:
+    """Whose request it is: the last address in its way that is of no trusted proxy."""
+    way = [request.remote or "?"]
+    if is_in(way[0], trusted):
+        named = ",".join(request.headers.getall("X-Forwarded-For", [])).split(",")
+        way = [*filter(None, map(str.strip, named)), way[0]]
+    who = next((address for address in reversed(way) if not is_in(address, trusted)), way[0])
+    return site_of((who,))
 
 
 def raise_descriptors() -> int:

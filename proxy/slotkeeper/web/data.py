@@ -173,7 +173,9 @@ class DataPort:
                 status=503,
                 retry_after=1,
             )
-        response = await self._gate.actions.answer(request, body, known_as, client_of(request))
+        response = await self._gate.actions.answer(
+            request, body, known_as, client_of(request, self._gate.trusted)
+        )
         outcome = "ok" if response.status < 400 else "client_error"
         self._gate.metrics.requests.labels(route=Api.CONTROL.value, outcome=outcome).inc()
         return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ from aiohttp import web
 from slotkeeper.core.conversations.naming import Naming
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Arrived, Started
-from slotkeeper.core.types import ClientId, EngineId, Reason
+from slotkeeper.core.types import ClientId, Crowded, EngineId, Reason
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
@@ -20,6 +21,7 @@ from slotkeeper.runtime.aside import Aside, here
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
+from slotkeeper.web.connections import Network, asker
 from slotkeeper.web.door import Door, credentials
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.relay import Relay
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
 
 # Straight through, or over before its client could tire of it: no progress is asked for.
 AS_IT_IS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
+CROWDED: Final = {
+    Crowded.ALL: "as many requests wait for a slot as may; come again, or raise --max-waiting",
+    Crowded.CLIENT: "so many of your requests wait already; come again, or raise --max-waiting-per-client",
+}
+RETRY_AFTER: Final = 5  # seconds
 AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
 BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
 
@@ -61,6 +68,7 @@ class Gate:
     keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
     ahead: ReadAhead
     aside: Aside
+    trusted: tuple[Network, ...]  # proxies in front
     recorder: Recorder | None = None
     spans: Spans | None = None
 
@@ -195,6 +203,7 @@ class Exchange:
     async def _place(self) -> Forward:
         account, driver = self._account, self._gate.driver
         await driver.awake()
+        self._check_line()
         renders = account.open()
         arrival = self._arrival(renders=renders)
         if not arrival.brief:
@@ -206,6 +215,13 @@ class Exchange:
             account.render()
         self._gate.metrics.waited(driver.now() - account.arrived, account.id)
         return forward
+
+    def _check_line(self) -> None:
+        """Raises ClientFault where too many wait."""
+        crowded = self._gate.driver.placement.no_room_for(self._client())
+        if crowded is not None:
+            self._gate.metrics.crowded.labels(reason=crowded.value).inc()
+            raise ClientFault(CROWDED[crowded], status=429, retry_after=RETRY_AFTER)
 
     def _arrival(self, *, renders: bool) -> Arrived:
         ask, other, headers = self._account.own, self._account.rewritten, self._request.headers
@@ -227,7 +243,7 @@ class Exchange:
         )
 
     def _client(self) -> ClientId:
-        return client_of(self._request)
+        return client_of(self._request, self._gate.trusted)
 
     async def _elsewhere(self, engine: EngineId) -> bool:
         """Whether the engine is really gone and another is there: then nobody has to hear of it."""
@@ -284,10 +300,10 @@ def _outcome_of(fault: Fault) -> str:
     return "client_error" if isinstance(fault, ClientFault) else "broken"
 
 
-def client_of(request: web.Request) -> ClientId:
+def client_of(request: web.BaseRequest, trusted: Sequence[Network] = ()) -> ClientId:
     """Who waits in line: an API key, else an address. Kept as a digest, never as it was sent."""
-    who = next(iter(credentials(request.headers).values()), None) or request.remote or "?"
-    return ClientId(_digest(who))
+    who = next(iter(credentials(request.headers).values()), None)
+    return ClientId(_digest(who or asker(request, trusted)))
 
 
 def _digest(text: str) -> str:

@@ -60,6 +60,7 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_lost_tokens_total": {"reason"},
     "slotkeeper_prefill_saved_seconds_total": set(),
     "slotkeeper_connections_cut_total": {"reason"},
+    "slotkeeper_crowded_requests_total": {"reason"},
 }
 UNITS: Final = ("_seconds", "_bytes", "_tokens")
 ABBREVIATED: Final = re.compile(

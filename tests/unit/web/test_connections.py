@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import resource
+from ipaddress import ip_network
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
-from slotkeeper.web.connections import DESCRIPTORS, LEAST, RESERVE, raise_descriptors, room_for, site_of
+from slotkeeper.web.connections import (
+    DESCRIPTORS,
+    LEAST,
+    RESERVE,
+    asker,
+    raise_descriptors,
+    room_for,
+    site_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +67,21 @@ def test_where_it_cannot_be_raised_the_old_limit_is_what_there_is(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     monkeypatch.setattr(resource, "setrlimit", refuse)
     assert raise_descriptors() == 256
+
+
+@pytest.mark.parametrize(
+    ("remote", "forwarded", "who"),
+    [
+        ("192.0.2.1", None, "192.0.2.1"),
+        ("192.0.2.1", "198.51.100.1", "192.0.2.1"),  # not trusted: it may say what it likes
+        ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
+        ("10.0.0.1", "203.0.113.9, 198.51.100.1, 10.0.0.2", "198.51.100.1"),  # what stands before is a claim
+        ("10.0.0.1", None, "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.3", "10.0.0.3"),
+        ("10.0.0.1", "no: address", "no: address"),
+    ],
+)
+def test_only_trusted_proxies_say_who_asks(remote, forwarded, who):
+    headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
+    request = make_mocked_request("GET", "/", headers=headers).clone(remote=remote)
+    assert asker(request, [ip_network("10.0.0.0/8")]) == who
