@@ -4,7 +4,7 @@ VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
 
-.PHONY: help demo test rehearse test-image test-real lint audit bench lock clean
+.PHONY: help demo test rehearse fuzz test-image test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -18,6 +18,9 @@ test: $(VENVS)/dev/ready lint  ## all checks and tests, on both real engines
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
 	$(PYTHON) tests/rehearse.py $(ARGS)
+
+fuzz: $(VENVS)/dev/ready  ## bodies and paths against both engines: make fuzz ARGS="--count 100000" (tests/engine/fuzz_bodies.py)
+	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m engine.fuzz_bodies $(ARGS)
 
 test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image

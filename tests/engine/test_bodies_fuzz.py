@@ -1,0 +1,14 @@
+"""A few of the bodies that `make fuzz` sends by the thousand; its seed is in the message of what differs."""
+
+from engine.fuzz_bodies import SLOTS, Fuzz
+
+SEED = 20261122
+COUNT = 300
+
+
+def test_we_make_of_a_body_what_the_engine_makes_of_it(engine_factory, build):
+    engine = engine_factory("tiny-dense", build, args=["-np", str(SLOTS), "-c", "4096"])
+    fuzz = Fuzz(engine.base, SEED)
+    assert list(fuzz.run(COUNT)) == []
+    assert fuzz.tally["taken"] > COUNT / 10
+    assert fuzz.tally["path found"] > 0
