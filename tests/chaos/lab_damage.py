@@ -17,6 +17,7 @@ from chaos.lab_snapshots import Talk, bench, said
 from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.store import names
 from slotkeeper.store.manifest import Flaw, decode, encode
 
 
@@ -116,9 +117,10 @@ def manifest_of_another(victim: Victim) -> None:
 
 def manifest_of_another_engine(victim: Victim) -> None:
     """All is well with it, but it is not for this engine."""
-    manifest = decode(victim.manifest.read_bytes(), victim.id)
+    secret = (victim.folder / names.SEAL).read_bytes()
+    manifest = decode(victim.manifest.read_bytes(), victim.id, secret)
     assert not isinstance(manifest, Flaw)
-    victim.manifest.write_bytes(encode(replace(manifest, fingerprint=manifest.fingerprint[::-1])))
+    victim.manifest.write_bytes(encode(replace(manifest, fingerprint=manifest.fingerprint[::-1]), secret))
 
 
 def the_manifest_of_a_stranger(victim: Victim) -> None:

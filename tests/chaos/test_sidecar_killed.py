@@ -26,6 +26,7 @@ from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.engine.launch import free_port
 from slotkeeper.store.manifest import Flaw, decode
 from slotkeeper.store.names import ours
+from slotkeeper.store.seal import seal_of
 from slotkeeper.store.store import Store
 
 DEATHS = 10  # on each build
@@ -116,7 +117,7 @@ def whole_in(folder: Path) -> set[SnapshotId]:
         id_ = SnapshotId(path.stem)
         if not ours(path.name):
             continue
-        manifest, slot = decode(path.read_bytes(), id_), path.with_suffix(".slot")
+        manifest, slot = decode(path.read_bytes(), id_, seal_of(folder).secret), path.with_suffix(".slot")
         assert not isinstance(manifest, Flaw), f"{path.name}: {manifest}"
         if slot.exists() and digest(slot) == manifest.sha256:
             found.add(id_)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import os
 import random
 from collections.abc import Callable
@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.store import names
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError
 from unit.store.saving import file_of, keep, offered, opened
@@ -120,7 +121,8 @@ def of_another_engine(folder: Path, one: SnapshotId, _: SnapshotId, __: random.R
 
 def reseal(folder: Path, snapshot: SnapshotId, body: dict[str, object]) -> None:
     del body["seal"]
-    seal = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    secret = (folder / names.SEAL).read_bytes()
+    seal = hmac.digest(secret, orjson.dumps(body, option=orjson.OPT_SORT_KEYS), "sha256").hex()
     manifest(folder, snapshot).write_bytes(orjson.dumps(body | {"seal": seal}))
 
 

@@ -7,6 +7,7 @@ clear twice: the slot file's header has them, and the chain here says whether th
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +21,8 @@ from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.core.tokens import WIDTH, Tokens
 from slotkeeper.store.names import MANIFEST, ours
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+UNKEYED: Final = 1  # sealed by a digest that needs no secret
 BLOCK: Final = 256  # tokens for each digest of the chain
 LINK_BYTES: Final = 8  # of each; what guards against tampering is the file's own hash
 LARGEST: Final = 4 << 20  # bytes: a million tokens make 80 kB
@@ -59,7 +61,7 @@ class Flaw(StrEnum):
     NEWER = "a later release wrote it"
     FIELDS = "fields are missing, unknown or of the wrong kind"
     VALUES = "a value is impossible"
-    SEAL = "it was changed after it was written"
+    SEAL = "it was changed after it was written, or written elsewhere"
     FOREIGN = "it is the manifest of another file"
 
 
@@ -76,13 +78,19 @@ def chain(tokens: Tokens) -> tuple[str, ...]:
     return tuple(links())
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: Manifest, secret: bytes) -> bytes:
+    """`secret` is the folder's (`seal`)."""
     body = {"format": FORMAT} | asdict(manifest)
-    return orjson.dumps(body | {"seal": _seal(body)}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    return orjson.dumps(
+        body | {"seal": _seal(body, secret)}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
+    )
 
 
-def decode(data: bytes, expected: SnapshotId) -> Manifest | Flaw:
-    """Read what `encode` wrote for this id. Anything else is a flaw, never an exception."""
+def decode(data: bytes, expected: SnapshotId, secret: bytes, *, unkeyed: bool = False) -> Manifest | Flaw:
+    """Read what `encode` wrote for this id. Anything else is a flaw, never an exception.
+
+    With `unkeyed` also what a release wrote that had no secret.
+    """
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -92,9 +100,12 @@ def decode(data: bytes, expected: SnapshotId) -> Manifest | Flaw:
     written = body.get("format")
     if type(written) is int and written > FORMAT:
         return Flaw.NEWER
-    if body.pop("seal", None) != _seal(body):
+    old = unkeyed and written == UNKEYED
+    seal = body.pop("seal", None)
+    fitting = _digest_of(body) if old else _seal(body, secret)
+    if not isinstance(seal, str) or not hmac.compare_digest(seal.encode(errors="replace"), fitting.encode()):
         return Flaw.SEAL
-    if type(written) is not int or body.pop("format") != FORMAT or not _shaped(body):
+    if type(written) is not int or body.pop("format") != (UNKEYED if old else FORMAT) or not _shaped(body):
         return Flaw.FIELDS
     lists = {name: tuple(body[name]) for name in ("chain", "checkpoints")}
     manifest = Manifest(**(body | lists))
@@ -103,8 +114,12 @@ def decode(data: bytes, expected: SnapshotId) -> Manifest | Flaw:
     return manifest if _possible(manifest) else Flaw.VALUES
 
 
-def _seal(body: dict[str, Any]) -> str:
-    """A digest of all the other fields: a changed fingerprint would load a file into the wrong engine."""
+def _seal(body: dict[str, Any], secret: bytes) -> str:
+    """Over all the other fields: a changed fingerprint would load a file into the wrong engine."""
+    return hmac.digest(secret, orjson.dumps(body, option=orjson.OPT_SORT_KEYS), "sha256").hex()
+
+
+def _digest_of(body: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 

@@ -10,6 +10,8 @@ from slotkeeper.core.snapshots import SnapshotId
 
 LOCK: Final = "slotkeeper.lock"
 INDEX: Final = "slotkeeper.sqlite"
+SEAL: Final = "slotkeeper.seal"
+FIRST_SEAL: Final = "slotkeeper.seal.first"  # while manifests without one are taken over
 QUARANTINE: Final = "slotkeeper-quarantine"
 SLOT: Final = ".slot"  # the engine's file
 MANIFEST: Final = ".json"

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -20,6 +20,7 @@ from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.store import files, names
 from slotkeeper.store.files import Halt, Stamp
 from slotkeeper.store.manifest import LARGEST, Flaw, Manifest, decode, encode
+from slotkeeper.store.seal import Seal, seal_of, taken_over
 from slotkeeper.store.trouble import MissingError, StoreError, Trouble, UnfitError, troubles
 
 RESERVE: Final = 64 << 20  # bytes left free: the folder may share its disk with the engine's log, and ours
@@ -35,6 +36,7 @@ class Shelf:
         self.tier = tier
         self._reserve = reserve
         self._lock: FileIO | None = None
+        self._seal: Seal | None = None  # once it is claimed
         self._proved: dict[SnapshotId, Stamp] = {}  # files that this process has itself hashed
 
     def __repr__(self) -> str:
@@ -49,6 +51,7 @@ class Shelf:
         with troubles(f"use {self.folder} for snapshots"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
+            self._seal = seal_of(self.folder)
 
     def probe(self, now: float) -> None:
         """Write a byte, and see that there is room for more. Raises StoreError."""
@@ -97,8 +100,7 @@ class Shelf:
                 after = files.stamp(file)
             if (after.inode, after.size, after.mtime_ns) != (before.inode, before.size, before.mtime_ns):
                 raise UnfitError(f"{final.name} was changed while it was taken in")  # noqa: TRY301
-            place = self.folder / names.new_temporary(manifest.created)
-            files.write_small(self.manifest(manifest.id), place, encode(manifest))
+            self._write(manifest)
         except BaseException:
             self.drop(manifest.id)  # a disk that is full for a manifest must not keep gigabytes for nothing
             raise
@@ -141,11 +143,28 @@ class Shelf:
     def read_manifest(self, snapshot: SnapshotId) -> Manifest | Flaw:
         try:
             with files.open_ours(self.manifest(snapshot)) as file:
-                return decode(file.read(LARGEST), snapshot)
+                return decode(file.read(LARGEST), snapshot, self.seal.secret, unkeyed=self.seal.takes_over)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return Flaw.FOREIGN
             raise
+
+    @property
+    def seal(self) -> Seal:
+        if self._seal is None:
+            raise AssertionError("a shelf is claimed before it is used")
+        return self._seal
+
+    def take_over(self, found: Iterable[Manifest]) -> None:
+        """All that was found has our seal after this; once, for folders of releases that had none."""
+        if self.seal.takes_over:
+            for manifest in found:
+                self._write(manifest)
+            self._seal = taken_over(self.folder, self.seal)
+
+    def _write(self, manifest: Manifest) -> None:
+        place = self.folder / names.new_temporary(manifest.created)
+        files.write_small(self.manifest(manifest.id), place, encode(manifest, self.seal.secret))
 
     def drop(self, snapshot: SnapshotId) -> None:
         self._proved.pop(snapshot, None)

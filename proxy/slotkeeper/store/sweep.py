@@ -46,6 +46,7 @@ def sweep(shelf: Shelf, spare: Collection[str] = ()) -> Swept:
         else:  # (2)
             shelf.drop(snapshot)
             swept.notes.append(f"{snapshot}: unfinished, removed")
+    shelf.take_over(manifest for manifest, _ in swept.found.values())
     return swept
 
 

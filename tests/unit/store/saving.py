@@ -55,12 +55,13 @@ async def offered(store: Store, hot: Path, snapshot: SnapshotId) -> bytes:
 
 
 def names_in(folder: Path) -> set[str]:
-    """All files there and below, but for the lock and the index.
+    """All files there and below, but for the lock, the seal and the index.
 
     SQLite that was killed before it had written its journal's head leaves the journal, and minds it no more.
     """
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return found - {"slotkeeper.lock", "slotkeeper.sqlite", "slotkeeper.sqlite-journal"}
+    own = {"slotkeeper.lock", "slotkeeper.seal", "slotkeeper.seal.first"}
+    return found - own - {"slotkeeper.sqlite", "slotkeeper.sqlite-journal"}
 
 
 def mode(path: Path) -> int:

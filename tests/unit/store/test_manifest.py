@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from slotkeeper.store.manifest import BLOCK, Flaw, Manifest, chain, decode, enco
 
 ID = SnapshotId("slotkeeper-0123456789ab-01234567")
 TOKENS = Tokens(range(600))
+SECRET = bytes(range(32))
 MANIFEST = Manifest(
     id=ID,
     fingerprint="f00d",
@@ -37,30 +39,52 @@ MANIFEST = Manifest(
 
 
 def resealed(**changes: Any) -> bytes:
-    """A manifest with other fields and a seal that fits, as a careful forger writes it."""
-    body = orjson.loads(encode(MANIFEST)) | changes
+    """A manifest with other fields and a seal that fits, as one writes it who knows the secret."""
+    body = orjson.loads(encode(MANIFEST, SECRET)) | changes
     body = {name: value for name, value in body.items() if value is not None and name != "seal"}
+    seal = hmac.digest(SECRET, orjson.dumps(body, option=orjson.OPT_SORT_KEYS), "sha256").hex()
+    return orjson.dumps(body | {"seal": seal})
+
+
+def of_before(**changes: Any) -> bytes:
+    """As releases wrote it that had no secret."""
+    body = orjson.loads(encode(MANIFEST, SECRET)) | {"format": 1} | changes
+    del body["seal"]
     seal = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return orjson.dumps(body | {"seal": seal})
 
 
 def test_it_comes_back_as_it_was():
-    assert decode(encode(MANIFEST), ID) == MANIFEST
-    assert decode(resealed(), ID) == MANIFEST
+    assert decode(encode(MANIFEST, SECRET), ID, SECRET) == MANIFEST
+    assert decode(resealed(), ID, SECRET) == MANIFEST
+
+
+def test_a_seal_without_the_secret_is_believed_only_where_there_was_none():
+    assert decode(of_before(), ID, SECRET) is Flaw.SEAL
+    assert decode(of_before(), ID, SECRET, unkeyed=True) == MANIFEST
+    assert decode(of_before(format=2), ID, SECRET, unkeyed=True) is Flaw.SEAL
+    assert decode(encode(MANIFEST, SECRET), ID, SECRET, unkeyed=True) == MANIFEST
+    assert decode(encode(MANIFEST, SECRET), ID, bytes(32)) is Flaw.SEAL
+
+
+@pytest.mark.parametrize("seal", [None, 1, [], {}, "", "\ud800", "ü"])
+def test_a_seal_may_be_anything(seal: object):
+    body = orjson.loads(encode(MANIFEST, SECRET)) | {"seal": seal}
+    assert decode(json.dumps(body).encode(), ID, SECRET) in {Flaw.SEAL, Flaw.NOT_JSON}
 
 
 def test_prompts_are_not_in_it():
     """Ids that occur in no other field: the manifest must not be a second copy of the prompt."""
     tokens = Tokens(range(777_000_000, 777_000_300))
-    written = encode(replace(MANIFEST, tokens=300, chain=chain(tokens), checkpoints=()))
+    written = encode(replace(MANIFEST, tokens=300, chain=chain(tokens), checkpoints=()), SECRET)
     assert b"777000" not in written
 
 
-@given(place=st.integers(0, len(encode(MANIFEST)) - 1), bit=st.integers(0, 7))
+@given(place=st.integers(0, len(encode(MANIFEST, SECRET)) - 1), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_always_found(place: int, bit: int):
-    data = bytearray(encode(MANIFEST))
+    data = bytearray(encode(MANIFEST, SECRET))
     data[place] ^= 1 << bit
-    assert isinstance(decode(bytes(data), ID), Flaw)
+    assert isinstance(decode(bytes(data), ID, SECRET), Flaw)
 
 
 ANY = st.recursive(
@@ -71,13 +95,13 @@ ANY = st.recursive(
 
 @given(st.binary(max_size=300) | ANY.map(lambda value: json.dumps(value).encode()))
 def test_anything_else_is_a_verdict(data: bytes):
-    assert isinstance(decode(data, ID), Flaw)
+    assert isinstance(decode(data, ID, SECRET), Flaw)
 
 
-@pytest.mark.parametrize("name", sorted(orjson.loads(encode(MANIFEST)).keys() - {"seal"}))
+@pytest.mark.parametrize("name", sorted(orjson.loads(encode(MANIFEST, SECRET)).keys() - {"seal"}))
 @pytest.mark.parametrize("value", [None, "", [], {}, -1, 1.5, True, ["x"], [-1], [600, 84], "x" * 16])
 def test_no_field_takes_any_other_kind_of_value(name: str, value: object):
-    found = decode(resealed(**{name: value}), ID)
+    found = decode(resealed(**{name: value}), ID, SECRET)
     if isinstance(found, Manifest):  # a value of the right kind, that may be
         assert getattr(found, name) == (tuple(value) if isinstance(value, list) else value)
         allowed = {"layout", "build", "draft", "repaired", "golden", "created", "fingerprint", "checkpoints"}
@@ -85,13 +109,16 @@ def test_no_field_takes_any_other_kind_of_value(name: str, value: object):
 
 
 def test_later_releases_are_told_from_damage():
-    assert decode(resealed(format=2, more="yes"), ID) is Flaw.NEWER
-    assert decode(resealed(more="yes"), ID) is Flaw.FIELDS
-    assert decode(b"[]", ID) is Flaw.NOT_JSON
-    assert decode(encode(MANIFEST)[:-1], ID) is Flaw.NOT_JSON
-    assert decode(encode(MANIFEST).replace(b"f00d", b"f00e"), ID) is Flaw.SEAL
-    assert decode(encode(MANIFEST), SnapshotId("slotkeeper-0123456789ab-01234568")) is Flaw.FOREIGN
-    assert decode(resealed(tokens=BLOCK), ID) is Flaw.VALUES
+    assert decode(resealed(format=3, more="yes"), ID, SECRET) is Flaw.NEWER
+    assert decode(resealed(more="yes"), ID, SECRET) is Flaw.FIELDS
+    assert decode(b"[]", ID, SECRET) is Flaw.NOT_JSON
+    assert decode(encode(MANIFEST, SECRET)[:-1], ID, SECRET) is Flaw.NOT_JSON
+    assert decode(encode(MANIFEST, SECRET).replace(b"f00d", b"f00e"), ID, SECRET) is Flaw.SEAL
+    assert (
+        decode(encode(MANIFEST, SECRET), SnapshotId("slotkeeper-0123456789ab-01234568"), SECRET)
+        is Flaw.FOREIGN
+    )
+    assert decode(resealed(tokens=BLOCK), ID, SECRET) is Flaw.VALUES
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3 * BLOCK), st.data())

@@ -70,7 +70,7 @@ async def test_what_a_kill_left_is_swept(hot: Path):
 async def test_what_a_later_release_wrote_is_left_alone(hot: Path):
     async with opened(hot) as store:
         kept = await keep(store, hot)
-    (hot / f"{kept.id}.json").write_bytes(b'{"format": 2}')
+    (hot / f"{kept.id}.json").write_bytes(b'{"format": 3}')
     async with opened(hot) as store:
         assert store.listing() == []
     assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}

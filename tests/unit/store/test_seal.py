@@ -1,0 +1,100 @@
+"""Manifests that somebody else wrote are not believed; those of earlier releases are taken over once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import orjson
+import pytest
+
+from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.store import names
+from slotkeeper.store.trouble import StoreError, Trouble
+from unit.store.saving import ENGINE, keep, mode, offered, opened
+
+
+@pytest.fixture
+def hot(tmp_path: Path) -> Path:
+    return tmp_path / "hot"
+
+
+def unkeyed(folder: Path, snapshot: SnapshotId, **changes: object) -> None:
+    """Write its manifest anew as releases did that had no secret, which anybody can."""
+    path = folder / (snapshot + names.MANIFEST)
+    body = orjson.loads(path.read_bytes()) | {"format": 1} | changes
+    del body["seal"]
+    digest = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    path.write_bytes(orjson.dumps(body | {"seal": digest}))
+
+
+async def test_the_secret_is_for_its_owner_and_stays(hot: Path):
+    async with opened(hot):
+        first = (hot / names.SEAL).read_bytes()
+    assert mode(hot / names.SEAL) == 0o600
+    assert not (hot / names.FIRST_SEAL).exists()
+    (hot / names.SEAL).chmod(0o660)  # as fsGroup leaves it
+    async with opened(hot):
+        assert (hot / names.SEAL).read_bytes() == first
+    assert mode(hot / names.SEAL) == 0o600
+
+
+async def test_a_forged_manifest_is_not_believed(hot: Path):
+    """One could give a file to the wrong engine, or have any bytes loaded."""
+    async with opened(hot) as store:
+        one, two = await keep(store, hot), await keep(store, hot)
+    unkeyed(hot, one.id, fingerprint="of another engine")
+    async with opened(hot) as store:
+        assert [kept.id for kept in store.listing()] == [two.id]
+    assert (hot / names.QUARANTINE / f"{one.id}.slot").exists()
+
+
+async def test_manifests_of_earlier_releases_are_taken_over_once(hot: Path):
+    async with opened(hot) as store:
+        kept = [await keep(store, hot) for _ in range(3)]
+    (hot / names.SEAL).unlink()
+    for one in kept:
+        unkeyed(hot, one.id)
+    async with opened(hot) as store:
+        assert {found.id for found in store.listing()} == {one.id for one in kept}
+        assert await offered(store, hot, kept[0].id)
+    assert [orjson.loads((hot / f"{one.id}.json").read_bytes())["format"] for one in kept] == [2, 2, 2]
+    unkeyed(hot, kept[0].id)
+    async with opened(hot) as store:
+        assert len(store.listing()) == 2
+
+
+async def test_whoever_is_killed_while_they_are_taken_over_goes_on(hot: Path):
+    async with opened(hot) as store:
+        kept = [await keep(store, hot) for _ in range(3)]
+    (hot / names.SEAL).rename(hot / names.FIRST_SEAL)
+    unkeyed(hot, kept[0].id)  # the others have the seal already
+    async with opened(hot) as store:
+        assert len(store.listing()) == 3
+    assert not (hot / names.FIRST_SEAL).exists()
+    async with opened(hot) as store:
+        assert len(store.listing()) == 3
+
+
+async def test_each_tier_has_its_own(hot: Path, tmp_path: Path):
+    cold = tmp_path / "cold"
+    async with opened(hot, cold) as store:
+        kept = await keep(store, hot)
+        await store.demote(kept.id)
+    assert (hot / names.SEAL).read_bytes() != (cold / names.SEAL).read_bytes()
+    shutil.rmtree(hot)  # a tmpfs, after the machine was started again
+    async with opened(hot, cold) as store:
+        assert await store.offer(kept.id, ENGINE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+async def test_the_secret_of_somebody_else_is_not_taken(hot: Path):
+    async with opened(hot):
+        pass
+    os.chown(hot / names.SEAL, 4321, -1)
+    with pytest.raises(StoreError) as caught:
+        async with opened(hot):
+            pass
+    assert caught.value.trouble is Trouble.NOT_OURS
