@@ -207,6 +207,7 @@ def limits_in(settings: Settings) -> Limits:
         cold_bytes=int(settings.cold_bytes) if settings.cold_dir else 0,
         hourly_bytes=int(settings.hourly_bytes),
         pause=settings.save_pause,
+        engine_wait=settings.engine_wait,
         idle_tokens=settings.idle_tokens,
         waiting=settings.max_waiting,
         waiting_of_one=settings.max_waiting_per_client,

@@ -90,6 +90,14 @@ class Settings(BaseSettings):
             "its prefix ready; 0 turns that off"
         ),
     )
+    engine_wait: float = Field(
+        default=60.0,
+        ge=0,
+        description=(
+            "seconds for which requests wait for an engine that has ended, and are sent (again) when it is "
+            "back, unless their answer had begun; 0 answers them with an error at once"
+        ),
+    )
     keep_alive: float = Field(
         default=10.0,
         gt=0,

@@ -352,6 +352,21 @@ def test_copies_whose_client_left_are_not_taken_for_another():
     assert "idle" not in play.states
 
 
+def test_a_look_from_before_it_was_sent_does_not_show_copies_whose_client_left():
+    """What is busy there is another's, which left as well: the copies are on their way to slots 0 and 2."""
+    play = Play(n_slots=3)
+    assert play << bypass("r0") >> unpinned("r0", Reason.BYPASS) << leaves("r0")
+    assert play.later(LINGER) << sees() << sees()
+    before = play.clock
+    twice = arrives("r1", copies=2, bypass=True, rendered=False)
+    assert play << twice >> unpinned("r1", Reason.BYPASS) << leaves("r1")
+    assert play << sees(1, asked=before)
+    assert play << arrives("r2") << knows("r2", A)
+    assert play.placement.queued == 1
+    assert play.later(LINGER) << sees(0, 1, 2)
+    assert "idle" not in play.states
+
+
 def test_one_that_left_is_not_taken_for_one_that_is_on_its_way():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")

@@ -472,8 +472,8 @@ class Quiet(RuleBasedStateMachine):
         if data.draw(st.booleans()):  # else it is found only when it is wanted
             self.post(Shelved(at=self.clock, gone=(gone,)))
 
-    @rule(which=st.integers(0, 7))
-    def engine_dies(self, which: int) -> None:
+    @rule(which=st.integers(0, 7), returns=st.booleans())
+    def engine_dies(self, which: int, returns: bool) -> None:
         name = dict(enumerate(self.engines)).get(which)  # seldom
         if name and self.up[name]:
             engine = self.engines[name]
@@ -486,7 +486,7 @@ class Quiet(RuleBasedStateMachine):
             self.up[name] = False
             for action in [action for action in self.actions if action.place.engine == name]:
                 self.act(action)
-            self.post(EngineLost(at=self.clock, engine=name))
+            self.post(EngineLost(at=self.clock, engine=name, returns=returns))
 
     @precondition(lambda self: not all(self.up.values()))
     @rule()

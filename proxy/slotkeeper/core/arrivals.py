@@ -82,7 +82,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     chores.release(state, now)
     yield from _bypass(state, now)
     yield from _send_steered(state, now)
-    if state.queue and not state.up:
+    if state.queue and not state.up and state.back_by(now) is None:
         yield from _fail_open(state, now)
     left_waiting, scene = 0, state.scene(now)
     for request in tuple(state.queue) if any(table.idle for table in state.up) else ():
@@ -270,14 +270,14 @@ def _bypass(state: State, now: float) -> Iterator[Effect]:
     for request in tuple(state.bypassing):
         tables = state.up
         ready = [table for table in tables if table.open_for_bypass(now)]
-        if tables and not ready:
+        if (tables or state.back_by(now) is not None) and not ready:
             continue
         state.bypassing.remove(request)
         yield from _unplanned(state, state.requests[request], ready, Reason.BYPASS, now)
 
 
 def _fail_open(state: State, now: float) -> Iterator[Effect]:
-    """No engine is known to be up: let the first one speak for itself."""
+    """No engine is up, and none is expected back: let the first one speak for itself."""
     for request in tuple(state.queue):
         state.queue.served(request)
         yield from _unplanned(state, state.requests[request], [], Reason.FAIL_OPEN, now)

@@ -62,7 +62,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         else:
             yield from _warm(state, table, now)
         due_at = min(table.put_off_until, due_at)
-    due_at = min(due_at, _decides_anew(state, now))
+    due_at = min(due_at, _decides_anew(state, now), _gives_up(state, now))
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at
         yield Wake(delay=max(EARLIEST, due_at - now))
@@ -71,6 +71,12 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 def _decides_anew(state: State, now: float) -> float:
     """When whoever waits for a slot that is tended may think better of it; infinite where nobody does."""
     return min((table.overdue_at(now) for table in state.up), default=inf) if state.waiting else inf
+
+
+def _gives_up(state: State, now: float) -> float:
+    """When whoever waits for an engine to come back is sent on all the same; infinite where nobody does."""
+    until = state.back_by(now) if state.waiting else None
+    return inf if until is None else until
 
 
 def release(state: State, now: float) -> None:

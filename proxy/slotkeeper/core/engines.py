@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import inf
 
 from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Effect, Learned
@@ -71,5 +72,6 @@ def learned(state: State, before: Mapping[EngineId, EngineTraits]) -> Iterator[E
 def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
     if table := state.tables.get(event.engine):
         table.up = False
+        table.back_by = event.at + state.limits.engine_wait if event.returns else -inf
         table.reset(table.traits, event.at)
     yield from close_ended(state)

@@ -242,8 +242,11 @@ class FilesFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLost:
+    """An engine is not there any more. `returns`: it has ended, or is being started again."""
+
     at: float
     engine: EngineId
+    returns: bool = False
 
 
 Event = (

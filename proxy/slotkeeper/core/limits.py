@@ -19,6 +19,7 @@ class Limits:
     cold_bytes: int = 0  # 0 = there is no cold tier
     hourly_bytes: int = 64 * GIB  # that may be written while conversations pause
     pause: float = 0.25  # seconds without a request until a conversation is saved
+    engine_wait: float = 60.0  # seconds for which requests wait for an engine that has ended
     idle_tokens: int = 1_000_000  # that may be computed in an hour while nobody waits
     waiting: int = 4000  # requests in line
     waiting_of_one: int = 1000  # of one client

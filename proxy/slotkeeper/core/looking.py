@@ -5,14 +5,14 @@ Believed over our own account where they differ, but only where the look is newe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core.events import Observed
 from slotkeeper.core.held import Held
 from slotkeeper.core.observed import SlotView
-from slotkeeper.core.table import SHARED_FOR, EngineTable, SlotState
+from slotkeeper.core.table import SHARED_FOR, EngineTable, Orphan, SlotState
 from slotkeeper.core.types import RequestId, SlotId
 
 DRAFTED: Final = 64  # tokens of one draft at most: what was accepted behind a reply's end stays in the slot
@@ -63,7 +63,7 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
     ]
     left = [orphan for orphan in table.orphans if orphan.total is None]
     late = [o for o in table.orphans if o.since > seen.asked or (full and o.total is None)]
-    unseen = any(sent.at > seen.asked for sent in table.unsettled.values())
+    unseen = any(sent > seen.asked for sent in _sent_at(table, left))
     ended = any(orphan.total is not None for orphan in late)
     ours = [sent.slots for sent in table.unsettled.values()] + [orphan.slots for orphan in late]
     if unseen or ended or len(busy) < (sum(ours) if full or len(ours) > 1 else len(ours)):
@@ -89,6 +89,12 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
             table.shared_until = seen.at + SHARED_FOR
             table.shadow.slots[slot] = None
             table.move(slot, SlotState.FOREIGN, None, seen.at)
+
+
+def _sent_at(table: EngineTable, left: Iterable[Orphan]) -> Iterator[float]:
+    """When those were sent that may still be at work and were not seen yet."""
+    yield from (sent.at for sent in table.unsettled.values())
+    yield from (orphan.sent for orphan in left)
 
 
 def _tells(table: EngineTable, view: SlotView, seen: Observed) -> bool:

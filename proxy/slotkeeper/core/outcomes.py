@@ -138,7 +138,7 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
         total = 0
         if event.prompt_tokens is not None:
             total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
-        table.orphans.append(Orphan(event.request, total, event.at, sent.slots))
+        table.orphans.append(Orphan(event.request, total, event.at, sent.slots, sent.at))
         over = [orphan for orphan in table.orphans if orphan.total is not None][:-UNSEEN]
         for orphan in over:  # others ran in its slot since: nobody will see any more where it was
             table.orphans.remove(orphan)
@@ -189,7 +189,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
         table.leave(slot, event.at, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
     elif pending.plan and event.request in pending.plan.table.unsettled:
         sent = pending.plan.table.unsettled.pop(event.request)
-        left = Orphan(event.request, None, event.at + LINGER, sent.slots)
+        left = Orphan(event.request, None, event.at + LINGER, sent.slots, sent.at)
         pending.plan.table.orphans.append(left)
 
 

@@ -116,6 +116,10 @@ class Placement:
         tables = self._state.tables.values()
         return any(held is not None and held.request == request for t in tables for held in t.shadow.slots)
 
+    def back_by(self, now: float) -> float | None:
+        """Until when to wait for an engine, since none is there; None where none is expected."""
+        return self._state.back_by(now)
+
     def unsaved(self, now: float) -> bool:
         """Whether anything is still to be saved before we go."""
         return chores.left(self._state, now)

@@ -48,6 +48,11 @@ class State:
     def up(self) -> list[EngineTable]:
         return [table for table in self.tables.values() if table.up]
 
+    def back_by(self, now: float) -> float | None:
+        """Until when to wait for an engine, since none is there; None where none is expected."""
+        until = max((table.back_by for table in self.tables.values()), default=now)
+        return until if until > now and not self.up else None
+
     @property
     def waiting(self) -> bool:
         return bool(len(self.queue) or self.bypassing or self.steered)

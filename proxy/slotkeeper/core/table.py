@@ -49,6 +49,7 @@ class Orphan:
     total: int | None  # tokens its slot holds now; 0: it failed; None: its client left, it may be running
     since: float  # a look that was asked for earlier says nothing about it
     slots: int = 1  # that it may hold
+    sent: float = -inf  # when it was: a look that was asked for before cannot show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class EngineTable:
     shadow: EngineShadow
     rates: Rates = field(default_factory=Rates)
     up: bool = True
+    back_by: float = -inf  # until when it is waited for, once it is lost
     states: list[SlotState] = field(init=False)
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock

@@ -129,6 +129,10 @@ class Metrics:
         self.crowded = counter(
             "crowded_requests_total", "Requests answered 429, as too many waited for a slot.", "reason"
         )
+        self.sent_again = counter(
+            "requests_sent_again_total",
+            "Times that a request was sent again, since its engine had ended before the answer began.",
+        )
         self.inexact = counter("inexact_prompts_total", "Prompts whose length we had counted wrongly.")
         self.flags_learned = counter(
             "engine_flags_learned_total", "Engines' flags that were found out, and how.", "flag", "how"

@@ -87,6 +87,7 @@ class Driver:
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
         self._closing = False
         self._saved = asyncio.Event()
+        self._came_or_went = asyncio.Event()  # the next engine that does
 
     @property
     def front(self) -> EngineLink:
@@ -161,6 +162,25 @@ class Driver:
                 await asyncio.gather(*(link.settle() for link in doubtful))
                 if not self.front.ready:
                     await asyncio.gather(*(link.wake() for link in self.links.values()))
+        await self.returned()
+
+    async def returned(self) -> None:
+        """Wait until some engine is ready, but only as long as one that has ended is expected back."""
+        while not self.front.ready and (until := self.placement.back_by(self.now())) is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until - self.now()):
+                    await self._came_or_went.wait()
+
+    async def comes_back(self, link: EngineLink) -> bool:
+        """After a call that it did not answer: whether it had ended, and some engine is ready now."""
+        if not await link.was_lost(link.losses):
+            return False
+        await self.returned()
+        return self.front.ready
+
+    def _say_it_came_or_went(self) -> None:
+        self._came_or_went.set()
+        self._came_or_went = asyncio.Event()
 
     def admit(self, arrived: Arrived) -> asyncio.Future[Forward]:
         """A request enters; the future says where it goes. Cancel with `post(Gone(...))`."""
@@ -277,6 +297,7 @@ class Driver:
             self.metrics.engine_up(link.engine, up=True)
             up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=link.fresh)
             self.post(up)
+            self._say_it_came_or_went()
             if link.lacks_files:
                 self.tasks.start(link.look_for_files(self._files_found))
 
@@ -287,7 +308,8 @@ class Driver:
 
     def _engine_lost(self, link: EngineLink) -> None:
         self.metrics.engine_up(link.engine, up=False)
-        self.post(EngineLost(at=self.now(), engine=link.engine))
+        self.post(EngineLost(at=self.now(), engine=link.engine, returns=link.returns))
+        self._say_it_came_or_went()
 
     def _task_failed(self, error: BaseException) -> None:
         log.error("task_failed", exc_info=error)

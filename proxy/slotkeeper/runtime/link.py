@@ -70,6 +70,8 @@ class EngineLink:
         self.auth: dict[str, str] = {}  # of the last client whom the engine let in, for our own calls
         self._own_key = api_key is not None
         self.process = ""  # changes with every start of the engine
+        self.losses = 0  # how often it was lost
+        self.returns = False  # whether it was lost because it ended, so that it may be back soon
         self._kick = asyncio.Event()
         self._looked = asyncio.Event()  # the look that is under way, or comes next
         self._refusals = 0
@@ -90,18 +92,18 @@ class EngineLink:
 
     async def wake(self) -> None:
         """Look at once: an engine that has just come up is not to serve its first requests unpinned."""
-        await self._turns_out(ready=True)
+        await self._turns_out(lambda: self.ready)
 
-    async def is_gone(self) -> bool:
-        """Look at once, after a connection has failed."""
-        return await self._turns_out(ready=False)
+    async def was_lost(self, losses: int) -> bool:
+        """Look at once, after a connection has failed: whether it is gone, or was since it had `losses`."""
+        return self.losses != losses or await self._turns_out(lambda: not self.ready or self.losses != losses)
 
-    async def _turns_out(self, *, ready: bool) -> bool:
+    async def _turns_out(self, so: Callable[[], bool]) -> bool:
         """The look that is under way may have begun too early, so the next counts as well."""
         for _ in range(2):
             self.kick()
             await self._looked.wait()
-            if self.ready is ready:
+            if so():
                 return True
         return False
 
@@ -154,7 +156,7 @@ class EngineLink:
         process = await self._identity() if self.health is Health.OK else ""
         if self.up and (self.health is not Health.OK or process != self.process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
-            self._lost()
+            self._lost(returns=self.health in {Health.OK, Health.DOWN, Health.LOADING})
             on_lost(self)
         self.process = process
         if self.health.wrong:
@@ -164,6 +166,9 @@ class EngineLink:
                 await self._probe()
             except (EngineError, EngineGoneError) as error:
                 self._not_probed(str(error))
+                if self.returns and isinstance(error, EngineError):  # it is back, but not as it was
+                    self.returns = False
+                    on_lost(self)
                 return
             self.up, self._refusals, self._trouble = True, 0, ""
             on_up(self)
@@ -178,8 +183,9 @@ class EngineLink:
             return False
         return time.monotonic() - self.down_since < SILENCE
 
-    def _lost(self) -> None:
-        self.up = False
+    def _lost(self, *, returns: bool) -> None:
+        self.up, self.returns = False, returns
+        self.losses += 1
         self.tokenizer = None  # the next one may serve another model
 
     def _not_probed(self, trouble: str) -> None:
@@ -194,7 +200,7 @@ class EngineLink:
         if not self.up or self._refusals < REFUSALS:
             return False
         log.warning("engine_hides_its_slots", engine=self.engine)
-        self._lost()
+        self._lost(returns=False)
         self.kick()
         return True
 

@@ -20,6 +20,7 @@ from slotkeeper.core.figures import usage_of
 from slotkeeper.core.structure import Boundary
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import RequestId
+from slotkeeper.engine.errors import EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.why.record import Record, Stage
 from slotkeeper.runtime import render
@@ -241,12 +242,16 @@ class Account:
 
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
-        link = driver.front
         found: list[Found] = [NOT_FOUND, NOT_FOUND]
+        asks = [ask, *filter(None, (self.rewritten,))]
         try:
-            if link.ready:
-                asks = [ask, *filter(None, (self.rewritten,))]
-                found[: len(asks)] = await asyncio.gather(*(self._found(link, each) for each in asks))
+            while (link := driver.front).ready:
+                try:
+                    found[: len(asks)] = await asyncio.gather(*(self._found(link, each) for each in asks))
+                    break
+                except EngineGoneError:
+                    if not await driver.comes_back(link):
+                        raise
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
             self._metrics.fallback("render")

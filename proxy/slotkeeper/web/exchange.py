@@ -48,6 +48,7 @@ CROWDED: Final = {
     Crowded.CLIENT: "so many of your requests wait already; come again, or raise --max-waiting-per-client",
 }
 RETRY_AFTER: Final = 5  # seconds
+DEATHS: Final = 3  # of engines that were at work on a request, after which it is not sent to another
 AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
 BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
 
@@ -115,6 +116,7 @@ class Exchange:
         self._body_out = body  # in the form in which it goes out
         self._forward: Forward | None = None  # where it is sent, once that is decided
         self._settled = False
+        self._deaths = 0  # of engines that were at work on it
         tasks, labels = gate.driver.tasks, self._labels
         self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
 
@@ -157,15 +159,23 @@ class Exchange:
             raise ClientFault(why.message) from why
 
     async def _served(self) -> web.StreamResponse:
+        """Sent again, where its engine ends before a byte of its answer is with the client."""
         while True:
             self._forward = forward = await self._place()
+            losses = self._gate.driver.links[forward.engine].losses
             try:
                 return await self._answer(forward)
-            except NotSent:
-                if not await self._elsewhere(forward.engine):
+            except UpstreamFault as fault:
+                if not await self._again(forward.engine, losses, fault):
                     raise
+                log.info(
+                    "sent_again", request_id=self._account.id, engine=forward.engine, error=fault.message
+                )
+                self._gate.metrics.sent_again.inc()
                 self._account.gone()
                 self._forward = None
+                if self._hears_comments():
+                    self._waiting.start()
 
     def _settle(self) -> None:
         """What is said and kept of it, once. Nothing that goes to the engine depends on this."""
@@ -245,12 +255,21 @@ class Exchange:
     def _client(self) -> ClientId:
         return client_of(self._request, self._gate.trusted)
 
-    async def _elsewhere(self, engine: EngineId) -> bool:
-        """Whether the engine is really gone and another is there: then nobody has to hear of it."""
+    async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
+        """Whether the engine is really gone, and another is there or expected: then nobody has to hear of it.
+
+        One that dies of this very request would do so each time.
+        """
         driver = self._gate.driver
-        if len(driver.links) == 1:
+        if self._waiting.begun or not await driver.links[engine].was_lost(losses):
             return False
-        return await driver.links[engine].is_gone() and driver.front.ready
+        self._deaths += not isinstance(fault, NotSent)
+        if self._deaths >= DEATHS:
+            raise UpstreamFault(
+                f"the engine at {engine} has ended {DEATHS} times while it was at work on this request, "
+                "which is not sent again; the engine's log may say why"
+            ) from fault
+        return driver.front.ready or driver.placement.back_by(driver.now()) is not None
 
     # -- the answer --------------------------------------------------------------------------------
 

@@ -28,7 +28,10 @@ log = get_logger(__name__)
 
 
 class Relay:
-    """One answer: whole, retold as an event, or visibly broken off."""
+    """One answer: whole, retold as an event, or visibly broken off.
+
+    Raises UpstreamFault where it breaks off and no byte of it is with the client.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Relay:
         if not flows(answer):
             progress = None
         elif not alone:
-            waiting.start(response)
+            waiting.start()
         rest = account.listener.without(progress) if progress else bytes
         with Outlet(self._ahead, self._request, response) as out:
             try:
@@ -81,6 +84,8 @@ class Relay:
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
+                if not waiting.begun:  # nobody has to hear of it, if another engine can answer
+                    raise
                 account.gone()
                 await self._break_off(answer, out, fault)
                 return response

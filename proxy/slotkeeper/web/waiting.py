@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.web.upstream import EVENT_STREAM, GONE, prepared
+from slotkeeper.web.upstream import EVENT_STREAM, GONE, flows, prepared
 from slotkeeper.wire import headers as names
 from slotkeeper.wire.sse import comment
 
@@ -25,8 +25,9 @@ WAITING: Final = comment("waiting")
 class Waiting:
     """One client that asked for a stream.
 
-    Once our own head is out, `opened` is the answer to go on with. Then the engine's headers and its
-    status can no longer be passed on: what is no stream must end as an error event (`end`).
+    Once the head of a stream is out, our own or the engine's, `opened` is the answer to go on with. Then no
+    headers and no status can be passed on any more: what is no stream must end as an error event (`end`).
+    As long as nothing else has `begun`, another answer may still follow.
     """
 
     def __init__(
@@ -44,16 +45,17 @@ class Waiting:
         self._tasks = tasks
         self._seconds = seconds
         self._labels = labels
-        self._said: dict[str, str] = {}  # labels that stand in our head
+        self._said: dict[str, str] = {}  # labels that stand in the head
         self._talking: asyncio.Task[None] | None = None
         self.opened: web.StreamResponse | None = None
+        self.begun = False  # bytes of the engine's own are with the client
 
-    def start(self, response: web.StreamResponse | None = None) -> None:
-        """Comment from now on, in `response`, else in an answer of our own that begins when it must."""
+    def start(self) -> None:
+        """Comment from now on, in what is open, else in an answer of our own that begins when it must."""
         owner = asyncio.current_task()
         if owner is None:
             raise AssertionError("a handler runs in a task")
-        self._talking = self._tasks.start(self._talk(response, owner))
+        self._talking = self._tasks.start(self._talk(owner))
 
     def stop(self) -> None:
         """No byte of ours is written after this. Comments are written whole, so none is cut."""
@@ -64,6 +66,7 @@ class Waiting:
     def ends_with(self, passing: bytes) -> bytes:
         """Called with all that goes on to the client: its first bytes end the waiting."""
         if passing:
+            self.begun = True
             self.stop()
         return passing
 
@@ -75,6 +78,10 @@ class Waiting:
             if answer.status < 400:  # else they would tell who has no key what others have asked
                 response.headers.update(labels)
             await response.prepare(self._request)
+            if flows(answer):
+                self.opened, self._said = response, dict(labels)
+            else:
+                self.begun = True
             return response
         late = [f"{name}: {value}" for name, value in labels.items() if self._said.get(name) != value]
         if late:
@@ -90,12 +97,12 @@ class Waiting:
         await self.opened.write_eof()
         return self.opened
 
-    async def _talk(self, response: web.StreamResponse | None, owner: asyncio.Task[object]) -> None:
+    async def _talk(self, owner: asyncio.Task[object]) -> None:
         """A client that has left ends its request, even if nobody else has noticed."""
         try:
             while True:
                 await asyncio.sleep(self._seconds)
-                response = response or await self._open()
+                response = self.opened or await self._open()
                 await response.write(WAITING)
         except GONE:
             if not owner.cancelling():

@@ -80,6 +80,10 @@ class StubLink(EngineLink):
         self.rendered: list[Any] = []  # chats that were to be rendered
         self.says: Tokens | Exception = Tokens()  # what rendering the next chat gives
 
+    async def was_lost(self, losses: int) -> bool:
+        """Nobody watches it."""
+        return self.losses != losses
+
     def kick(self) -> None:
         self.kicks += 1
 

@@ -52,15 +52,17 @@ async def fewer(tasks: Tasks, left: int) -> None:
             await asyncio.sleep(SHORT)
 
 
-def waiting(tasks: Tasks) -> Waiting:
-    return Waiting(None, "id", tasks, seconds=SHORT, labels=dict)
+def waiting(tasks: Tasks, response: Response) -> Waiting:
+    waits = Waiting(None, "id", tasks, seconds=SHORT, labels=dict)
+    waits.opened = response
+    return waits
 
 
 async def test_a_write_to_a_client_that_has_left_ends_its_request(tasks):
     gone = Response(takes=2)
 
     async def request() -> None:
-        waiting(tasks).start(gone)
+        waiting(tasks, gone).start()
         await asyncio.Event().wait()
 
     task = tasks.start(request())
@@ -74,7 +76,7 @@ async def test_a_request_that_is_being_cancelled_is_left_to_its_cleaning_up(task
     gone, cleaned = Response(takes=1), asyncio.Event()
 
     async def request() -> None:
-        waiting(tasks).start(gone)
+        waiting(tasks, gone).start()
         try:
             await asyncio.Event().wait()
         finally:
@@ -89,8 +91,9 @@ async def test_a_request_that_is_being_cancelled_is_left_to_its_cleaning_up(task
 
 
 async def test_the_first_bytes_that_go_on_end_the_comments(tasks):
-    response, talk = Response(takes=1000), waiting(tasks)
-    talk.start(response)
+    response = Response(takes=1000)
+    talk = waiting(tasks, response)
+    talk.start()
     while not response.written:
         await asyncio.sleep(SHORT)
     assert talk.ends_with(b"") == b""

@@ -1,0 +1,203 @@
+"""An engine that is killed and started again costs its clients a wait, not an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+
+from patience import PATIENCE
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.core.table import SlotState
+
+CHAT = "/v1/chat/completions"
+CONTEXT = 131072
+VERY_LONG = "night and day " * 5000  # seconds of prefill
+CLIENTS = 8
+TURNS = 4
+KILLS = 2
+DOWN = 3.0  # seconds
+WAITING = b": waiting\n"
+HEAD = "The lighthouse keeper counts the ships that pass by night. " * 40
+
+
+@dataclass
+class Chat:
+    """One client: each turn says what came before, and something new."""
+
+    name: str
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def asks(self, **more: Any) -> dict[str, Any]:
+        new = f"{self.name} asks for the {len(self.messages)}. time: what does the keeper see?"
+        self.messages.append(
+            {"role": "user", "content": new if self.messages else f"{self.name}. {HEAD} {new}"}
+        )
+        plain = {"chat_template_kwargs": {"plain": True}, "temperature": 0, "max_tokens": 24}
+        return {"messages": self.messages, **plain, **more}
+
+    def hears(self, reply: str) -> None:
+        self.messages.append({"role": "assistant", "content": reply})
+
+
+@pytest.fixture
+async def mortal(build, tmp_path) -> AsyncIterator[lab.Restartable]:
+    async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path, context_tokens=CONTEXT) as mortal:
+        yield mortal
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+async def is_down(sidecar: Sidecar) -> None:
+    (link,) = sidecar.driver.links.values()
+    await until(lambda: not link.up)
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 8, **more}
+
+
+async def asked(
+    client: aiohttp.ClientSession, body: dict[str, Any], **headers: str
+) -> tuple[int, dict[str, Any]]:
+    async with client.post(CHAT, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_eight_clients_hear_no_error_while_their_engine_is_killed_twice(mortal):
+    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
+        chats, failed, killed = [Chat(f"Client {n}") for n in range(CLIENTS)], [], asyncio.Event()
+
+        async def talk(chat: Chat) -> None:
+            turns = 0
+            while turns < TURNS or not killed.is_set():
+                status, doc = await asked(client, chat.asks())
+                turns += 1
+                if status != 200:
+                    failed.append(doc)
+                    return
+                chat.hears(doc["choices"][0]["message"]["content"])
+
+        async def kill() -> None:
+            (table,) = sidecar.driver.placement.tables.values()
+            for _ in range(KILLS):
+                await until(lambda: table.serving and sidecar.driver.placement.queued > 0)
+                mortal.kill()
+                await asyncio.sleep(DOWN)
+                await mortal.start()
+                await lab.ready(sidecar)
+            killed.set()
+
+        async with asyncio.TaskGroup() as group:
+            for chat in chats:
+                group.create_task(talk(chat))
+            group.create_task(kill())
+        assert failed == []
+        value = sidecar.metrics.registry.get_sample_value
+        assert value("slotkeeper_requests_sent_again_total") >= 1
+        outcomes = ("client_error", "upstream_error", "broken")
+        routes = [value("slotkeeper_requests_total", {"route": "chat", "outcome": o}) for o in outcomes]
+        assert not any(routes)
+
+
+async def test_who_waited_is_served_from_what_was_saved(mortal):
+    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
+        chat = Chat("Anna")
+        _, doc = await asked(client, chat.asks())
+        chat.hears(doc["choices"][0]["message"]["content"])
+        await lab.rested(sidecar)
+        mortal.kill()
+        await is_down(sidecar)
+        waits = asyncio.get_running_loop().create_task(asked(client, chat.asks()))
+        await mortal.start()
+        status, doc = await waits
+        assert status == 200
+        timings = doc["timings"]
+        assert timings["cache_n"] > 10 * timings["prompt_n"], "its state was restored"
+
+
+@pytest.mark.parametrize("at", ["in the engine", "in line"])
+async def test_a_stream_that_waits_hears_comments_and_then_all_of_its_answer(mortal, at):
+    async with (
+        lab.keeping(mortal, keep_alive=0.1) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+        AsyncExitStack() as stack,
+    ):
+        (table,) = sidecar.driver.placement.tables.values()
+        if at == "in line":
+            for n in range(2):
+                endless = said(f"{n} ships", stream=True, max_tokens=5000, ignore_eos=True)
+                await (await stack.enter_async_context(client.post(CHAT, json=endless))).content.readany()
+        async with client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer:  # a head, and no event yet
+            heard = bytearray()
+            if at == "in the engine":
+                await until(lambda: SlotState.RUNNING in table.states)
+            else:
+                await until(lambda: sidecar.driver.placement.queued == 1)
+            mortal.kill()
+            await is_down(sidecar)
+            before = heard.count(WAITING)
+            while heard.count(WAITING) < before + 3:
+                heard += await answer.content.readany()
+            await mortal.start()
+            heard += await answer.read()
+        assert answer.status == 200
+        assert b"error" not in heard
+        assert heard.endswith(b"data: [DONE]\n\n")
+        assert b"prompt_progress" not in heard
+
+
+async def test_a_stream_that_had_begun_ends_broken(mortal):
+    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
+        chat = Chat("Anna")
+        async with client.post(CHAT, json=chat.asks(stream=True, max_tokens=5000, ignore_eos=True)) as answer:
+            heard = await answer.content.readany()
+            mortal.kill()
+            heard += await answer.read()
+        assert b'"error"' in heard
+        assert b"[DONE]" not in heard
+        await mortal.start()
+        await lab.ready(sidecar)
+        assert sidecar.metrics.registry.get_sample_value("slotkeeper_requests_sent_again_total") == 0
+
+
+async def test_an_engine_that_does_not_come_back_is_an_error_after_the_wait(mortal):
+    async with (
+        lab.keeping(mortal, engine_wait=1.0) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+    ):
+        mortal.kill()
+        await is_down(sidecar)
+        status, doc = await asked(client, Chat("Anna").asks())
+        assert status == 503
+        assert "does not accept connections" in doc["error"]["message"]
+
+
+async def test_a_request_that_kills_its_engine_does_so_no_more_than_three_times(mortal):
+    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
+        (table,) = sidecar.driver.placement.tables.values()
+        deadly = said(VERY_LONG)
+        dies = asyncio.get_running_loop().create_task(asked(client, deadly, **{"X-Slotkeeper-Bypass": "1"}))
+        deaths = 0
+        while not dies.done():
+            if table.up and table.serving:
+                mortal.kill()
+                await is_down(sidecar)
+                deaths += 1
+                await mortal.start()
+            await asyncio.sleep(0.005)
+        status, doc = dies.result()
+        assert status == 502
+        assert "has ended 3 times" in doc["error"]["message"]
+        assert deaths == 3
