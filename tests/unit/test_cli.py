@@ -133,7 +133,7 @@ def test_sizes_are_shown_as_people_write_them(told):
     code, out, _ = told("serve", "--print-config", "--hot-bytes", "1.5GiB")
     assert code == 0
     assert "hot_bytes 1536MiB flag" in out
-    assert "max_body_bytes 256MiB default" in out
+    assert "max_body_bytes 64MiB default" in out
 
 
 def test_probing_is_turned_off_by_a_flag_and_on_again_by_a_later_one(told, monkeypatch):

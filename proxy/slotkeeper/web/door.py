@@ -118,6 +118,8 @@ class Door:
             self._known[seen] = now + RENEWAL
         said = await self._ask(link, outgoing(request, None, ""))
         match said:
+            case Refusal() if not link.up:  # nobody was ever let in: it may be the route that is closed
+                return Verdict.UNSURE
             case Refusal():
                 self._known.pop(seen, None)
                 _keep(self._refused, heard, (self._now() + REFUSAL_LASTS, said), MOST_REFUSED)

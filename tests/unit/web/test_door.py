@@ -45,6 +45,7 @@ class Engine:
     def __init__(self, key: str | None = "Bearer good") -> None:
         self.key, self.status, self.asked, self.clock = key, 0, 0, 1000.0
         self.engine, self.process, self.health, self.doubtful = ENGINE, "one", Health.OK, False
+        self.up = True
         self.links = {ENGINE: self}
         self.let: list[dict[str, str]] = []
         self.door = Door(self, self, now=lambda: self.clock)  # type: ignore[arg-type]
@@ -159,3 +160,11 @@ def test_its_words_go_out_as_they_are():
     assert response.headers.getall("Content-Type") == ["application/json; charset=utf-8"]
     assert response.headers["X-Request-Id"] == "id"
     assert (response.status, response.body) == (401, b"{}")
+
+
+async def test_as_long_as_it_has_let_nobody_in_the_engine_judges_each_request_itself():
+    engine = Engine()
+    engine.up = False
+    assert await engine.judge(BAD) is Verdict.UNSURE
+    engine.up = True
+    assert isinstance(await engine.judge(BAD), Refusal)
