@@ -48,7 +48,7 @@ class Settings(BaseSettings):
         default=False,
         description=(
             "the slot folder and the cold one may be writable for a group or for all, as volumes of a pod "
-            "are: whoever can write there can have the engine load files of their own"
+            "are: a user who can write there can have the engine load other files"
         ),
     )
     hot_bytes: ByteSize = Field(

@@ -2,7 +2,7 @@
 
 It lies in the folder, for its owner alone, and goes with it to another machine. Folders of earlier releases
 have none: their manifests, sealed by a digest that anybody can compute, are taken over once. Until that is
-done the secret has another name, so that whoever is killed in between goes on with the same one.
+done the secret has another name, so that a sidecar killed in between goes on with the same one.
 """
 
 from __future__ import annotations

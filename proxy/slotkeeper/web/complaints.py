@@ -26,12 +26,12 @@ class Complaints(logging.Logger):
         self._seldom = Seldom(log)
 
     def debug(self, *args: Any, exc_info: Any = None, **_: Any) -> None:
-        """Whoever speaks another protocol from the start; the rest is of no interest."""
+        """For a client that speaks another protocol from the start; the rest is of no interest."""
         if isinstance(exc_info, HttpProcessingError):
             self._malformed(exc_info, args)
 
     def exception(self, *args: Any, exc_info: Any = True, **_: Any) -> None:
-        """Whoever sends something malformed later; anything else is a fault of ours."""
+        """For a client that sends something malformed later; anything else is a fault of ours."""
         if isinstance(exc_info, HttpProcessingError):
             self._malformed(exc_info, args)
         else:

@@ -1,6 +1,6 @@
 """Connections of clients: how many there may be, in all and of one address, and how long a head may take.
 
-Whoever opens connections and says nothing, or says it a byte at a time, must not take them from the others,
+A client that opens connections and sends nothing, or a byte at a time, must not take them from the others,
 nor the descriptors that the admin port, the engines and the slot files need.
 """
 
@@ -21,7 +21,7 @@ from slotkeeper.observe.metrics import Cut, Metrics
 DESCRIPTORS: Final = 65_536  # as many as anybody needs
 RESERVE: Final = 256  # descriptors for everything that is no client: engines, files, the admin port
 LEAST: Final = 16  # clients, however few descriptors there are
-SITE_BITS: Final = 64  # of an IPv6 address: whoever has one has all behind these
+SITE_BITS: Final = 64  # of an IPv6 address: one host may own all addresses behind these
 CLOSING_SECONDS: Final = 30.0  # to read the last 64 KiB of an answer
 LOOKS: Final = 4  # times within the shortest deadline that connections are looked at
 
@@ -107,7 +107,7 @@ class Connections:
         self._seldom.warning("connection_refused", why=why.value, client=connection.address)
 
     def _look(self) -> None:
-        """Who has not said what it wants in time, and who does not read the end of what it was told."""
+        """Clients that did not send a request in time, or do not read the end of an answer."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in tuple(self._open.values()):
@@ -141,7 +141,7 @@ class _Connection(asyncio.Protocol):
 
     def let_in(self, handler: web.RequestHandler) -> None:
         if self.transport is None:
-            raise AssertionError("only who is there can be let in")
+            raise AssertionError("only a connection that is there can be let in")
         self.handler = handler
         self.data_received = handler.data_received  # type: ignore[method-assign]  # of every chunk
         self.eof_received = handler.eof_received  # type: ignore[method-assign]
@@ -182,7 +182,7 @@ class Site(web.TCPSite):
 
 
 def site_of(peer: object) -> str:
-    """Whose connection it is, as far as an address tells: of IPv6 the network, as one host has all of it."""
+    """The address that connections are counted for: of IPv6 the network, as one host has all of it."""
     host = str(peer[0]) if isinstance(peer, tuple) and peer else "?"
     if ":" not in host:
         return host
@@ -209,7 +209,7 @@ def is_in(address: str, networks: Sequence[Network]) -> bool:
 
 
 def asker(request: web.BaseRequest, trusted: Sequence[Network]) -> str:
-    """Whose request it is: the last address in its way that is of no trusted proxy."""
+    """The client's address: the last one in its way that is of no trusted proxy."""
     way = [request.remote or "?"]
     if is_in(way[0], trusted):
         named = ",".join(request.headers.getall("X-Forwarded-For", [])).split(",")

@@ -1,4 +1,4 @@
-"""Who may have work done: a credential that we do not know is shown to the engine before anything else.
+"""Checks credentials: one that we do not know is shown to the engine before any work is done for it.
 
 The engine judges a request's key itself, but only when the request reaches it, and by then we would have
 rendered, planted and restored for it with our own key. So its head goes to `GET /props` first, which wants

@@ -1,4 +1,4 @@
-"""Who may ask the admin port: whoever has the token, and no web page that only has a browser's ear.
+"""Guards the admin port: clients with the token are served, web pages of other sites are not.
 
 A page may make its reader's browser send requests to loopback, and read the answers if a name of its own
 leads there (DNS rebinding). So the name that was asked must be one of ours, and what changes something must

@@ -1,9 +1,9 @@
 """An answer on its way to a client that may read more slowly than the engine writes, or not at all.
 
-Who does not read would hold a slot: the engine waits for us, and we wait for the client. So we read ahead,
-into the write buffer of the client's own connection, and the slot is free when the engine has said its last.
-That buffer is bounded, for each answer and for all of them. Whose buffer is full has some seconds to take a
-block of it; then its connection is broken off.
+A client that does not read would hold a slot: the engine waits for us, and we wait for the client. So we
+read ahead, into the write buffer of the client's own connection, and the slot is free when the engine has
+finished. That buffer is bounded, for each answer and for all of them. A client whose buffer is full has some
+seconds to read a block of it; then its connection is broken off.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from slotkeeper.web.upstream import Answer, Upstream
 from slotkeeper.wire.errors import ClientFault, UpstreamFault
 from slotkeeper.wire.slot_actions import Act, SlotAction, left_by, read_action
 
-OFF: Final = "slot actions are off here; whoever runs the sidecar may allow them (--slot-actions on)"
+OFF: Final = "slot actions are off here; the operator of the sidecar can allow them (--slot-actions on)"
 
 _numbers = itertools.count(1)
 

@@ -1,4 +1,4 @@
-"""How much a body asks of whoever reads it: its bytes are counted before they are understood."""
+"""Bounds on what a body may hold, checked by counting its bytes before it is parsed."""
 
 from __future__ import annotations
 
