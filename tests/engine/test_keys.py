@@ -99,10 +99,13 @@ async def test_where_nobody_can_say_who_may_nothing_is_done_but_forwarding(engin
     async def unsure(*_: object) -> Verdict:
         return Verdict.UNSURE
 
+    async def not_known(*_: object) -> bool:
+        return False
+
     async with running(before(engine)) as sidecar:
         await served(sidecar)
         monkeypatch.setattr(Door, "_ask", unsure)
-        sidecar.driver.links[engine.base].process = "another"  # of which nobody has said yet who may
+        monkeypatch.setattr(Door, "_wants_no_key", not_known)
         async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client:
             answer = await client.post("/v1/chat/completions", json=ASKS["/v1/chat/completions"])
         assert answer.status_code == 200

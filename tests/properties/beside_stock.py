@@ -14,6 +14,7 @@ from zlib import crc32
 
 import orjson
 
+from at_once import at_once
 from properties.simulated import SimulatedEngine, Task
 from slotkeeper.core.canonical.modes import Choice
 from slotkeeper.core.canonical.registry import DEFAULTS
@@ -74,9 +75,8 @@ class World:
         self._asked += 1
         self._clock += 1.0
         request = RequestId(f"r{self._asked}")
-        taken = self.rewriting.take(
-            Api.CHAT, doc, request_id=request, client="anna", headers=headers, size=1000, now=self._clock
-        )
+        more = {"request_id": request, "client": "anna", "headers": headers, "size": 1000}
+        taken = at_once(self.rewriting.take(Api.CHAT, doc, now=self._clock, **more))
         assert taken is not None
         rewritten = taken.rewritten
         self._post(

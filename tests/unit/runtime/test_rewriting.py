@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from at_once import at_once
 from slotkeeper.core.canonical.modes import Choice
 from slotkeeper.core.canonical.registry import DEFAULTS
 from slotkeeper.core.canonical.rules import RuleName
@@ -34,10 +35,7 @@ def prompt(day: int, turns: int) -> Tokens:
 
 
 def take(rewriting: Rewriting, *args: Any, **more: Any) -> Taken | None:
-    """Looked at on the spot, so that nothing is waited for."""
-    with pytest.raises(StopIteration) as done:
-        rewriting.take(*args, **more).send(None)
-    return done.value.value
+    return at_once(rewriting.take(*args, **more))
 
 
 class Desk:
