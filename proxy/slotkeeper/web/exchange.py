@@ -99,6 +99,7 @@ class Exchange:
         self._body = body
         self._form = form
         self._auth = credentials(request.headers)
+        self._client = client_of(request, gate.trusted)
         secrets = Secrets.of(request.headers, request.query_string)
         known = secrets.without(request.headers)  # as they may be kept
         self._account = Account(
@@ -108,7 +109,7 @@ class Exchange:
             self._auth,
             known,
             secrets=secrets,
-            client=f"{self._client()}/{_digest(request.headers.get('User-Agent', ''))}",
+            client=f"{self._client}/{_digest(request.headers.get('User-Agent', ''))}",
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
@@ -228,7 +229,7 @@ class Exchange:
 
     def _check_line(self) -> None:
         """Raises ClientFault where too many wait."""
-        crowded = self._gate.driver.placement.no_room_for(self._client())
+        crowded = self._gate.driver.placement.no_room_for(self._client)
         if crowded is not None:
             self._gate.metrics.crowded.labels(reason=crowded.value).inc()
             raise ClientFault(CROWDED[crowded], status=429, retry_after=RETRY_AFTER)
@@ -238,7 +239,7 @@ class Exchange:
         return Arrived(
             at=self._gate.driver.now(),
             request=self._account.key,
-            client=self._client(),
+            client=self._client,
             pinnable=ask is not None and self._api.pinnable,
             rendered=renders,
             id_slot=self._account.claim.id_slot,
@@ -251,9 +252,6 @@ class Exchange:
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
         )
-
-    def _client(self) -> ClientId:
-        return client_of(self._request, self._gate.trusted)
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
         """Whether the engine is really gone, and another is there or expected: then nobody has to hear of it.
