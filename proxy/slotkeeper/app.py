@@ -103,6 +103,11 @@ class Sidecar:
     def _recording(self, folder: Path) -> Recorder:
         return Recorder(folder, int(self.settings.record_bytes), lambda _: self.metrics.fallback("record"))
 
+    def _secret(self) -> bytes | None:
+        """That of the folder of the snapshots, once that is open."""
+        snapshots = self.driver.snapshots
+        return snapshots.store.secret if snapshots else None
+
     @property
     def addresses(self) -> list[str]:
         """host:port of the data port and of the admin port, as really bound."""
@@ -115,7 +120,13 @@ class Sidecar:
         gate = Gate(
             self.driver,
             self._upstream,
-            Door(self.driver, self._upstream, prefix=settings.api_prefix),
+            Door(
+                self.driver,
+                self._upstream,
+                prefix=settings.api_prefix,
+                trusted=trusted_in(settings),
+                secret=self._secret,
+            ),
             SlotActions(
                 self.driver,
                 self._upstream,

@@ -46,6 +46,10 @@ class Shelf:
     def ready(self) -> bool:
         return self._lock is not None
 
+    @property
+    def claimed(self) -> bool:
+        return self._seal is not None
+
     def claim(self) -> None:
         """Make the folder and take its lock. Raises StoreError. May be called again."""
         with troubles(f"use {self.folder} for snapshots"):

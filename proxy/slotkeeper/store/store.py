@@ -61,6 +61,11 @@ class Store:
         """What is wrong now, for the log and `doctor`; a slow folder too, which can still be used."""
         return self._health.trouble
 
+    @property
+    def secret(self) -> bytes | None:
+        """Of the folder that lasts longer, the cold one if there is one; None before it is open."""
+        return self._tiers.secret
+
     def listing(self) -> list[Kept]:
         return self._catalogue.listing()
 

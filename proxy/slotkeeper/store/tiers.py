@@ -37,6 +37,12 @@ class Tiers:
         for shelf in self.shelves.values():
             shelf.close()
 
+    @property
+    def secret(self) -> bytes | None:
+        """Of the last folder that could be opened."""
+        secrets = [shelf.seal.secret for shelf in self.shelves.values() if shelf.claimed]
+        return secrets[-1] if secrets else None
+
     async def swept(self, tier: Tier, spare: Collection[str]) -> Swept:
         """Make its folder, take its lock and read what lies there, but for the temporary files in `spare`.
 

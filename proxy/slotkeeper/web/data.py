@@ -12,7 +12,7 @@ from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.web.connections import Connections
 from slotkeeper.web.door import Refusal, Verdict
-from slotkeeper.web.exchange import Exchange, Gate, client_of
+from slotkeeper.web.exchange import Exchange, Gate
 from slotkeeper.web.intake import Body, Intake
 from slotkeeper.web.outlet import Outlet
 from slotkeeper.web.upstream import GONE, abort, copy, prepared, target
@@ -173,9 +173,8 @@ class DataPort:
                 status=503,
                 retry_after=1,
             )
-        response = await self._gate.actions.answer(
-            request, body, known_as, client_of(request, self._gate.trusted)
-        )
+        caller = self._gate.door.caller(request)
+        response = await self._gate.actions.answer(request, body, known_as, caller.line)
         outcome = "ok" if response.status < 400 else "client_error"
         self._gate.metrics.requests.labels(route=Api.CONTROL.value, outcome=outcome).inc()
         return response

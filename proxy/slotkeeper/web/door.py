@@ -3,6 +3,7 @@
 The engine judges a request's key itself, but only when the request reaches it, and by then we would have
 rendered, planted and restored for it with our own key. So its head goes to `GET /props` first, which wants
 the key on every build, costs a millisecond and wakes nobody. An engine that wants no key is asked once.
+Whose request it is (`Caller`) is said here and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Final, TypeVar
@@ -18,10 +20,11 @@ from typing import Final, TypeVar
 from aiohttp import web
 from multidict import CIMultiDict
 
-from slotkeeper.core.types import EngineId
+from slotkeeper.core.types import ClientId, EngineId
 from slotkeeper.engine.client import Health
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.web.connections import Network, asker
 from slotkeeper.web.upstream import Answer, Upstream, outgoing
 from slotkeeper.wire.errors import UpstreamFault
 
@@ -34,6 +37,8 @@ RENEWAL: Final = 5.0  # seconds for which a credential goes on counting while it
 MOST_KNOWN: Final = 4096
 MOST_REFUSED: Final = 256
 ASK_SECONDS: Final = 5.0
+BEARER: Final = "Bearer "
+_NAMESPACES: Final = b"namespaces of slotkeeper"  # what the folder's secret is used for here
 
 
 class Verdict(StrEnum):
@@ -47,6 +52,17 @@ V = TypeVar("V")
 Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of what was shown
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is, as far as somebody vouches for that."""
+
+    line: ClientId  # with whom it waits in line: a key that was verified, else an address
+    namespace: str = ""  # whose states and predictions it may use; "" while namespaces are off
+
+
+_CALLER: Final = web.RequestKey("caller", Caller)
+
+
 class Door:
     """What engines said of credentials, of which only digests are kept."""
 
@@ -56,10 +72,22 @@ class Door:
         upstream: Upstream,
         *,
         prefix: str = "",
+        trusted: Sequence[Network] = (),
+        namespaces: bool | None = False,
+        secret: Callable[[], bytes | None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefix` is the engine's --api-prefix."""
+        """`prefix` is the engine's --api-prefix, `trusted` are proxies in front.
+
+        `namespaces`: one for each key; None: from the second key on that an engine has verified. They are
+        told by `secret`, so that they are the same after a restart; without one they are not.
+        """
         self._driver = driver
+        self._trusted = trusted
+        self._namespaces = namespaces
+        self._first_key: bytes | None = None  # that was verified
+        self._secret = secret
+        self._namespace_key = b""
         self._upstream = upstream
         self._path = f"{prefix}/props"
         self._now = now
@@ -79,17 +107,45 @@ class Door:
             judged = await self._judged(request)
         return judged
 
+    def caller(self, request: web.BaseRequest) -> Caller:
+        """Whose request this is; by its address alone where no engine has verified a key of it."""
+        return request.get(_CALLER) or Caller(_line(asker(request, self._trusted)))
+
+    @property
+    def namespaces(self) -> bool:
+        """Whether keys are held apart now."""
+        return bool(self._namespaces)
+
+    def _let_in(self, request: web.BaseRequest, *, verified: bool) -> None:
+        """By an engine that has `verified` its key, or that lets everybody in."""
+        key = key_in(request.headers)
+        if verified and self._namespaces is None:
+            one = _keyed(key, self._salt)
+            self._first_key = self._first_key or one
+            self._namespaces = True if one != self._first_key else None
+        line = _line(f"key {key}" if verified else asker(request, self._trusted))
+        request[_CALLER] = Caller(line, self._namespace(key) if key and self._namespaces else "")
+
+    def _namespace(self, key: str) -> str:
+        if not self._namespace_key:
+            secret = self._secret() or secrets.token_bytes(32)
+            self._namespace_key = blake2b(_NAMESPACES, key=secret, digest_size=32).digest()
+        return _keyed(key, self._namespace_key).hex()
+
     async def _judged(self, request: web.BaseRequest) -> Judged:
-        links, judged = self._driver.links.values(), Verdict.LET_IN
+        links, judged, wanted = self._driver.links.values(), Verdict.LET_IN, False
         there = [link for link in links if link.health is not Health.DOWN] or list(links)
         for link in there:
             if await self._wants_no_key(link):
                 continue
+            wanted = True
             said = await self._by(link, request)
             if isinstance(said, Refusal):
                 return said
             if said is Verdict.UNSURE:
                 judged = said
+        if judged is Verdict.LET_IN:
+            self._let_in(request, verified=wanted)
         return judged
 
     async def _wants_no_key(self, link: EngineLink) -> bool:
@@ -157,6 +213,24 @@ class Door:
 def credentials(headers: Mapping[str, str]) -> dict[str, str]:
     """For calls of ours; of several headers of one name the engine reads the first."""
     return {name: headers[name] for name in AUTH if name in headers}
+
+
+def key_in(headers: Mapping[str, str]) -> str:
+    """The key as the engine reads it: one key is the same in either header; "" where there is none."""
+    return next(filter(None, map(headers.get, AUTH)), "").removeprefix(BEARER)
+
+
+def _line(who: str) -> ClientId:
+    return ClientId(digest_of(who))
+
+
+def digest_of(text: str) -> str:
+    """What may be kept of a text that tells clients apart."""
+    return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def _keyed(key: str, secret: bytes) -> bytes:
+    return blake2b(key.encode(errors="surrogateescape"), key=secret, digest_size=16).digest()
 
 
 def _keep(kept: OrderedDict[Seen, V], key: Seen, value: V, most: int) -> None:

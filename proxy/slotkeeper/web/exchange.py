@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -13,7 +12,7 @@ from aiohttp import web
 from slotkeeper.core.conversations.naming import Naming
 from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Arrived, Started
-from slotkeeper.core.types import ClientId, Crowded, EngineId, Reason
+from slotkeeper.core.types import Crowded, EngineId, Reason
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
@@ -22,7 +21,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
 from slotkeeper.web.connections import Network, asker
-from slotkeeper.web.door import Door, credentials
+from slotkeeper.web.door import Door, credentials, digest_of
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.relay import Relay
 from slotkeeper.web.slot_actions import SlotActions
@@ -99,7 +98,7 @@ class Exchange:
         self._body = body
         self._form = form
         self._auth = credentials(request.headers)
-        self._client = client_of(request, gate.trusted)
+        self._caller = gate.door.caller(request)
         secrets = Secrets.of(request.headers, request.query_string)
         known = secrets.without(request.headers)  # as they may be kept
         self._account = Account(
@@ -109,7 +108,7 @@ class Exchange:
             self._auth,
             known,
             secrets=secrets,
-            client=f"{self._client}/{_digest(request.headers.get('User-Agent', ''))}",
+            client=_program(request, self._auth, gate.trusted),
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
@@ -229,7 +228,7 @@ class Exchange:
 
     def _check_line(self) -> None:
         """Raises ClientFault where too many wait."""
-        crowded = self._gate.driver.placement.no_room_for(self._client)
+        crowded = self._gate.driver.placement.no_room_for(self._caller.line)
         if crowded is not None:
             self._gate.metrics.crowded.labels(reason=crowded.value).inc()
             raise ClientFault(CROWDED[crowded], status=429, retry_after=RETRY_AFTER)
@@ -239,7 +238,7 @@ class Exchange:
         return Arrived(
             at=self._gate.driver.now(),
             request=self._account.key,
-            client=self._client,
+            client=self._caller.line,
             pinnable=ask is not None and self._api.pinnable,
             rendered=renders,
             id_slot=self._account.claim.id_slot,
@@ -317,11 +316,7 @@ def _outcome_of(fault: Fault) -> str:
     return "client_error" if isinstance(fault, ClientFault) else "broken"
 
 
-def client_of(request: web.BaseRequest, trusted: Sequence[Network] = ()) -> ClientId:
-    """Who waits in line: an API key, else an address. Kept as a digest, never as it was sent."""
-    who = next(iter(credentials(request.headers).values()), None)
-    return ClientId(_digest(who or asker(request, trusted)))
-
-
-def _digest(text: str) -> str:
-    return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+def _program(request: web.BaseRequest, auth: Mapping[str, str], trusted: Sequence[Network]) -> str:
+    """Which program of whom asks, as far as they can be told apart. Digests, never what was sent."""
+    who = next(iter(auth.values()), None) or asker(request, trusted)
+    return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"

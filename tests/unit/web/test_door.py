@@ -10,7 +10,7 @@ from aiohttp.test_utils import make_mocked_request
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import Health
 from slotkeeper.web import door as door_module
-from slotkeeper.web.door import LASTS, REFUSAL_LASTS, Door, Refusal, Verdict
+from slotkeeper.web.door import LASTS, REFUSAL_LASTS, Caller, Door, Refusal, Verdict, key_in
 from slotkeeper.wire.errors import UpstreamFault
 
 ENGINE = EngineId("http://engine")
@@ -48,7 +48,10 @@ class Engine:
         self.up = True
         self.links = {ENGINE: self}
         self.let: list[dict[str, str]] = []
-        self.door = Door(self, self, now=lambda: self.clock)  # type: ignore[arg-type]
+        self.door = self.new_door()
+
+    def new_door(self, **more: Any) -> Door:
+        return Door(self, self, now=lambda: self.clock, **more)  # type: ignore[arg-type]
 
     async def look(self, base: str, path: str, headers: Any, *, seconds: float) -> Answer:
         assert (base, path) == (ENGINE, "/props")
@@ -56,7 +59,7 @@ class Engine:
         self.asked += 1
         if self.status < 0:
             raise UpstreamFault("gone")
-        fits = self.key is None or headers.get("Authorization") == self.key
+        fits = self.key is None or key_in(headers) in self.key.removeprefix("Bearer ").split(",")
         return Answer(self.status or (200 if fits else 401))
 
     async def awake(self) -> None:
@@ -67,6 +70,11 @@ class Engine:
 
     def let_in(self, auth: dict[str, str]) -> None:
         self.let.append(auth)
+
+    async def caller(self, headers: dict[str, str], door: Door | None = None) -> Caller:
+        request = make_mocked_request("POST", "/completion", headers=headers)
+        await (door or self.door).judge(request)
+        return (door or self.door).caller(request)
 
     async def judge(self, headers: dict[str, str]) -> Any:
         return await self.door.judge(make_mocked_request("POST", "/completion", headers=headers))
@@ -168,3 +176,55 @@ async def test_as_long_as_it_has_let_nobody_in_the_engine_judges_each_request_it
     assert await engine.judge(BAD) is Verdict.UNSURE
     engine.up = True
     assert isinstance(await engine.judge(BAD), Refusal)
+
+
+# -- whose request it is -------------------------------------------------------------------------------
+
+ONE, OTHER = {"Authorization": "Bearer one"}, {"Authorization": "Bearer other"}
+
+
+async def test_a_key_that_was_verified_waits_in_line_for_itself_however_it_is_sent():
+    engine = Engine(key="Bearer one,other")
+    one, other = await engine.caller(ONE), await engine.caller(OTHER)
+    assert one.line != other.line
+    assert await engine.caller({"X-Api-Key": "one"}) == one
+    assert "one" not in repr(one)
+
+
+async def test_where_no_key_is_verified_the_address_waits_in_line():
+    engine = Engine(key=None)
+    callers = [await engine.caller({"Authorization": f"Bearer {number}"}) for number in range(9)]
+    assert len(set(callers)) == 1
+    engine = Engine()
+    engine.up = False  # it cannot say
+    assert (await engine.caller(BAD)).line == callers[0].line
+
+
+async def test_keys_are_held_apart_where_that_is_asked_for():
+    engine = Engine(key="Bearer one,other")
+    door = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    one, other = [(await engine.caller(key, door)).namespace for key in (ONE, OTHER)]
+    assert len({one, other, ""}) == 3
+    again = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    assert (await engine.caller(ONE, again)).namespace == one, "a restart changed it"
+    elsewhere = engine.new_door(namespaces=True, secret=lambda: None)
+    assert (await engine.caller(ONE, elsewhere)).namespace not in {one, ""}
+    off = engine.new_door(namespaces=False)
+    assert [(await engine.caller(key, off)).namespace for key in (ONE, OTHER)] == ["", ""]
+
+
+async def test_the_second_key_that_an_engine_verifies_holds_keys_apart():
+    engine = Engine(key="Bearer one,other")
+    door = engine.new_door(namespaces=None)
+    assert [(await engine.caller(key, door)).namespace for key in (ONE, BAD, ONE)] == [""] * 3
+    assert not door.namespaces
+    assert (await engine.caller(OTHER, door)).namespace
+    assert (await engine.caller(ONE, door)).namespace
+    assert door.namespaces
+
+
+async def test_what_nobody_could_verify_has_no_namespace():
+    engine = Engine()
+    door = engine.new_door(namespaces=True)
+    engine.up = False
+    assert (await engine.caller(BAD, door)).namespace == ""
