@@ -196,7 +196,7 @@ async def test_after_a_restart_it_says_so_unless_a_file_had_the_state(engine_fac
             assert (last["decision"], last["lost_tokens"] <= FEW) == ("snapshot", True), last
         else:
             assert (last["decision"], last["lost"]) == ("cold", "restarted"), last
-            assert any("started anew" in sentence for sentence in last["explanation"])
+            assert any("restarted" in sentence for sentence in last["explanation"])
         assert last["parting"] is None
 
 

@@ -31,18 +31,18 @@ class Crowded(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a request went where it went: in logs, metrics, headers and tests alike."""
+    """Why a request was placed where it was: the same in logs, metrics, headers and tests."""
 
-    CONTINUES = "continues"  # the slot's last messages are the beginning of these: no tokens needed to see it
-    PREFIX = "prefix"  # cheapest: this slot holds the longest usable prefix
+    CONTINUES = "continues"  # the request's messages extend those in the slot; decided without token ids
+    PREFIX = "prefix"  # cheapest: this slot holds the longest reusable prefix
     RAM_CACHE = "ram_cache"  # the engine loads the prefix from its own RAM prompt cache
-    SNAPSHOT = "snapshot"  # restored from a file, because that is cheaper than any slot as it is
-    COLD = "cold"  # nothing usable anywhere: the slot that loses least
+    SNAPSHOT = "snapshot"  # a snapshot was restored, because that is cheaper than any slot as it is
+    COLD = "cold"  # no reusable prefix anywhere: the slot that loses least
     CLIENT_CHOSE = "client_chose"  # the request carried id_slot
     ENGINE_CHOSE = "engine_chose"  # left to the engine, because pinning would lose (engine.md T6)
-    STEERED = "steered"  # an unpinnable route: its prefix was put where the engine will look (T5)
-    UNPINNABLE = "unpinnable"  # the route takes a slot that nobody can choose (embeddings, n > 1)
+    STEERED = "steered"  # the route ignores id_slot: the prefix was prefilled where the engine will look (T5)
+    UNPINNABLE = "unpinnable"  # it takes a slot that cannot be chosen (embeddings, n > 1)
     BRIEF = "brief"  # so short that the slot that loses least is best, whatever it holds
     UNRENDERED = "unrendered"  # the prompt's tokens are unknown: placed by messages or age alone
     BYPASS = "bypass"  # X-Slotkeeper-Bypass: 1
-    FAIL_OPEN = "fail_open"  # something of ours broke; the request went through as it came
+    FAIL_OPEN = "fail_open"  # Slotkeeper failed; the request went through unchanged

@@ -21,12 +21,12 @@ class CallIds:
     name = RuleName.CALL_IDS
     default = Mode.FIX
     about = (
-        "Clients that store calls without their ids make new ones for each request; some templates "
-        "write them into the prompt."
+        "Clients that store calls without their ids make new ids for each request; some templates write ids "
+        "into the prompt."
     )
     safe = (
-        "An id only says which result is whose: the call and its result change theirs together, and only "
-        "where name, arguments and place of the call are the same. No two calls get the same id."
+        "An id only links a call to its result: both get the same first id, and only if name, arguments and "
+        "place of the call are equal. No two calls get the same id."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
@@ -51,10 +51,10 @@ class ToolCalls:
     name = RuleName.TOOL_CALLS
     default = Mode.FIX
     about = (
-        "Most clients read the arguments of a call and write them anew when they send it back: other "
+        "Most clients parse the arguments of a call and serialise them again when they return it: other "
         "white space, other escapes, keys in another order, 1 for 1.0."
     )
-    safe = "The same JSON value, in the very text that the model wrote. Anything else is sent as it came."
+    safe = "The same JSON value, in the exact text that the model wrote. Anything else stays unchanged."
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
         if scene.before is None:

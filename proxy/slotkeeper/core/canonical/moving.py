@@ -61,11 +61,11 @@ class Date(Moving):
     kind = FactKind.DATE
     about = (
         "opencode, pi, continue, mistral-vibe, aider, cline, and Claude Code write today's date into the "
-        "system text, which is thus another on the next day: all behind it is computed again."
+        "system text. It changes on the next day, and everything behind it is computed again."
     )
     safe = (
-        "The system text keeps the date on which the conversation began; the date of now is told in the "
-        "newest message, as often as it changes."
+        "The system text keeps the date on which the conversation began. The newest message gives the "
+        "current date, each time it changes."
     )
 
 
@@ -74,18 +74,16 @@ class Clock(Moving):
     kind = FactKind.CLOCK
     about = "Some clients (kimi-cli for each new session) write the time, with seconds, into the system text."
     safe = (
-        "The system text keeps the time at which the conversation began; the time of now is told in the "
-        "newest message."
+        "The system text keeps the time at which the conversation began. The newest message gives the "
+        "current time."
     )
 
 
 class WorkingDirectory(Moving):
     name = RuleName.CWD
     kind = FactKind.CWD
-    about = (
-        "The folder in which an agent works stands in its system text, and changes when it goes elsewhere."
-    )
-    safe = "The system text keeps the first folder; the one of now is told in the newest message."
+    about = "The system text names the agent's working directory, and changes with it."
+    safe = "The system text keeps the first directory. The newest message gives the current one."
 
 
 class GitStatus(Moving):
@@ -93,11 +91,12 @@ class GitStatus(Moving):
     kind = FactKind.GIT
     about = (
         "qwen-code, continue, mistral-vibe, and Claude Code write branch, changed files, and commits into "
-        "the system text when they start: after each commit or edit a resumed conversation has another."
+        "the system text when they start. After each commit or edit a resumed conversation has another "
+        "system text."
     )
     safe = (
-        "The system text keeps the first status; the one of now is told in the newest message, marked as "
-        "data from the repository."
+        "The system text keeps the first status. The newest message gives the current one, marked as data "
+        "from the repository."
     )
 
     def words(self, phrase: str) -> str:
@@ -108,27 +107,27 @@ class Environment(Moving):
     name = RuleName.ENVIRONMENT
     kind = FactKind.ENVIRONMENT
     about = (
-        "Platform, shell, the list of files (kimi-cli), or a block of its own in the first message "
-        "(codex' environment_context) is written anew when the client starts."
+        "Platform, shell, the list of files (kimi-cli), or a block of its own in the first message (codex' "
+        "environment_context) is written again when the client starts."
     )
-    safe = "What was first said stays in its place; what it is now is told whole in the newest message."
+    safe = "The first description stays in its place. The newest message gives the current one in full."
 
 
 class MemoryFile(Moving):
     name = RuleName.MEMORY_FILE
     kind = FactKind.MEMORY_FILE
     about = (
-        "AGENTS.md, CLAUDE.md, and the like stand in the system text: a line added to the file changes all "
-        "behind it when the conversation is resumed."
+        "AGENTS.md, CLAUDE.md, and similar files are part of the system text. A line added to the file "
+        "changes everything behind it when the conversation is resumed."
     )
     safe = (
-        "The system text keeps the file as it was; the whole file as it is now is told in the newest "
-        "message, as what counts. A file that is added or removed is left as the client sends it."
+        "The system text keeps the first version of the file. The newest message gives the current file in "
+        "full and says that it counts. A file that is added or removed stays as the client sends it."
     )
 
 
 class Countdown(Moving):
     name = RuleName.COUNTDOWN
     kind = FactKind.COUNTDOWN
-    about = "Some clients say how many tokens are left, and write that anew into messages of before."
-    safe = "Each message keeps the count that it had when it was sent; the count of now is told at the end."
+    about = "Some clients say how many tokens are left, and update that number in earlier messages."
+    safe = "Each message keeps the count with which it was sent. The end of the prompt gives the current one."

@@ -31,11 +31,11 @@ class Reminders:
     default = Mode.OBSERVE
     about = (
         "Claude Code, qwen-code, and others put <system-reminder> blocks into messages and drop, change, or "
-        "move them in later requests: each time all behind that message is computed again."
+        "move them in later requests. Each time everything behind that message is computed again."
     )
     safe = (
-        "A message of before keeps the reminders that the model has read in it. One that is new, and stands "
-        "nowhere else in the conversation, is told in the newest message."
+        "An earlier message keeps the reminders with which the model has read it. A new reminder that is "
+        "nowhere else in the conversation goes into the newest message."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit | Fact]:

@@ -22,12 +22,12 @@ class BillingNonce:
     name = RuleName.BILLING_NONCE
     default = Mode.FIX
     about = (
-        "Claude Code begins its system text with a billing header whose `cch=` is another in each request, "
-        "so that nothing behind it could be used again."
+        "Claude Code begins its system text with a billing header whose `cch=` differs in each request, so "
+        "that nothing behind it could be reused."
     )
     safe = (
-        "It keeps the stamp of the first request, as on /v1/messages llama-server itself writes one and the "
-        "same. The stamp is a checksum for its maker's servers and tells the model nothing."
+        "It keeps the stamp of the first request, as llama-server itself does on /v1/messages. The stamp is "
+        "a checksum for its vendor's servers and means nothing to the model."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
@@ -49,12 +49,12 @@ class TrailingWhitespace:
     name = RuleName.TRAILING_WHITESPACE
     default = Mode.FIX
     about = (
-        "Clients trim replies when they send them back or store them, and system texts when they build "
-        "them anew: the same message, but for the white space at its ends."
+        "Clients trim replies when they return or store them, and system texts when they build them again: "
+        "the same message, except for white space at its ends."
     )
     safe = (
-        "Only white space at the ends of texts changes, and it becomes what the engine was first sent or "
-        "sampled itself. A message that nothing was replied to yet is left as it is written."
+        "Only white space at the ends of texts changes, and it becomes what the engine first received or "
+        "sampled. A message without a reply stays as the client wrote it."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
@@ -76,12 +76,12 @@ class Reasoning:
     name = RuleName.REASONING
     default = Mode.OBSERVE
     about = (
-        "Some clients send the reasoning of a reply at first and leave it out later, or send that of some "
+        "Some clients return the reasoning of a reply at first and drop it later, or return that of some "
         "replies only."
     )
     safe = (
-        "The model's own reasoning goes back to the reply that it came with. A client that sends none at "
-        "all is left alone, and so is a reply that was already sent without."
+        "The model's own reasoning goes back to the reply that it belongs to. A client that returns none is "
+        "left alone, and so is a reply that was already returned without it."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:

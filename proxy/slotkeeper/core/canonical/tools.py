@@ -19,8 +19,8 @@ class ToolOrder:
 
     name = RuleName.TOOL_ORDER
     default = Mode.FIX
-    about = "Clients that gather tools from several servers list them in whatever order those answered."
-    safe = "The same tools with the same texts, in another order. Tools that were taken away stay away."
+    about = "Clients that collect tools from several servers list them in the order in which those answered."
+    safe = "The same tools with the same texts, in another order. A tool that was removed stays removed."
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
         if scene.before is None:
@@ -39,12 +39,12 @@ class SchemaKeys:
     name = RuleName.SCHEMA_KEYS
     default = Mode.FIX
     about = (
-        "A client that makes its schemas anew may write the keys of the same object in another order: "
-        "mistral-vibe does it when a session is resumed."
+        "A client that builds its schemas again may write the keys of an object in another order: "
+        "mistral-vibe does so when a session is resumed."
     )
     safe = (
-        "The order of the keys of a JSON object says nothing, nor that of the names under `required`. "
-        "A tool that differs in anything else is sent as it came."
+        "The order of keys in a JSON object means nothing, nor does that of the names under `required`. A "
+        "tool with any other difference stays unchanged."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:

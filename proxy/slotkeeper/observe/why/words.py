@@ -16,7 +16,7 @@ from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
 from slotkeeper.observe.why.record import RUNNING, Decision, Option, Parting, Record, Stage
 
-FEW: Final = 16  # tokens that nobody has to ask about: what opens a reply, or the last one of a prompt
+FEW: Final = 16  # tokens that need no explanation: what opens a reply, or the last one of a prompt
 
 PLACES: Final[Mapping[Section, str]] = MappingProxyType(
     {
@@ -32,46 +32,47 @@ PLACES: Final[Mapping[Section, str]] = MappingProxyType(
 )
 WENT: Final[Mapping[Reason, str]] = MappingProxyType(
     {
-        Reason.CONTINUES: "its messages go on from those in the slot",
-        Reason.PREFIX: "the slot had the longest usable beginning of it",
-        Reason.RAM_CACHE: "the engine had its beginning in the RAM cache",
-        Reason.SNAPSHOT: "its beginning was restored from a file",
-        Reason.COLD: "nothing usable was anywhere; this slot lost least by it",
+        Reason.CONTINUES: "it continues the messages in the slot",
+        Reason.PREFIX: "the slot held its longest reusable prefix",
+        Reason.RAM_CACHE: "the engine's RAM prompt cache held its prefix",
+        Reason.SNAPSHOT: "its prefix was restored from a snapshot",
+        Reason.COLD: "no slot or snapshot had a reusable prefix; this slot lost least",
         Reason.CLIENT_CHOSE: "the client named the slot",
         Reason.ENGINE_CHOSE: "the engine chose the slot, because naming one would have lost more",
-        Reason.STEERED: "its beginning was put where the engine would look for it",
-        Reason.UNPINNABLE: "nobody can choose a slot on this route",
+        Reason.STEERED: "its prefix was prefilled where the engine would look for it",
+        Reason.UNPINNABLE: "requests of this kind cannot choose a slot",
         Reason.BRIEF: "it is so short that the slot which loses least is best",
         Reason.UNRENDERED: "its tokens were not known, so the slot that loses least was taken",
-        Reason.BYPASS: "the client asked for no help",
-        Reason.FAIL_OPEN: "something of ours broke, so it went through as it came; the log says what",
+        Reason.BYPASS: "the client asked to bypass Slotkeeper",
+        Reason.FAIL_OPEN: "Slotkeeper failed, so it went through unchanged; the log says how",
     }
 )
 STEPS: Final[Mapping[str, str]] = MappingProxyType(
     {
         Purpose.TOUCH: "a touch of one token",
-        Purpose.STEER: "its beginning was computed there",
+        Purpose.STEER: "a prefill of its prefix",
         Purpose.PLANT: "planting {}",
-        Purpose.BACK: "taking it back to where its own conversation will go on",
-        Moment.PARK: "saving what it held",
-        Moment.BOUNDARY: "saving what others will begin with",
-        Stage.RESTORE: "restoring a file",
-        Stage.ERASE: "emptying it",
+        Purpose.BACK: "cutting it back to where its conversation will continue",
+        Moment.PARK: "saving its contents",
+        Moment.BOUNDARY: "saving a prefix that others share",
+        Stage.RESTORE: "restoring a snapshot",
+        Stage.ERASE: "erasing it",
     }
 )
 LOST: Final[Mapping[Loss, str]] = MappingProxyType(
     {
         Loss.CHECKPOINT: (
-            "the slot held them, but this model's state can be cut only where a checkpoint stands, and none "
-            "stood there. More checkpoints or a --slot-dir help; `slotkeeper doctor` says which flags"
+            "the slot held them, but this model's state can be cut only at a checkpoint, and there was none. "
+            "More checkpoints or a --slot-dir help; `slotkeeper doctor` says which flags"
         ),
         Loss.OVERWRITTEN: (
-            "no free slot and no file had them any more. More slots (-np) or a --slot-dir with more room help"
+            "other prompts had overwritten them, and no snapshot had them. "
+            "More slots (-np) or a --slot-dir with more room help"
         ),
-        Loss.RESTARTED: "the engine was started anew, and no file had them. A --slot-dir helps",
-        Loss.MISPREDICTED: "the engine used less of its slot than it should have. Please report this",
-        Loss.UNPLACED: "the request was placed without a look at its tokens",
-        Loss.BYPASSED: "the client asked for no help (X-Slotkeeper-Bypass), or for no cache (cache_prompt)",
+        Loss.RESTARTED: "the engine was restarted, and no snapshot had them. A --slot-dir helps",
+        Loss.MISPREDICTED: "the engine reused less of its slot than predicted. Please report this",
+        Loss.UNPLACED: "the request was placed before its tokens were known",
+        Loss.BYPASSED: "the client bypassed Slotkeeper (X-Slotkeeper-Bypass) or the cache (cache_prompt)",
     }
 )
 
@@ -79,7 +80,7 @@ LOST: Final[Mapping[Loss, str]] = MappingProxyType(
 def sentences(record: Record, taker: Record | None = None) -> list[str]:
     """What happened and why, the most important first.
 
-    `taker` is the request that took the slot of this conversation meanwhile.
+    `taker`: the request that took the slot of this conversation meanwhile.
     """
     if record.outcome == RUNNING:
         return ["It has not ended yet.", *_went(record.decision)]
@@ -121,12 +122,13 @@ def _computed(record: Record) -> Iterator[str]:
         return
     said = f"{usage.reused:,} of {usage.prompt:,} prompt tokens were reused and {usage.computed:,} computed"
     if usage.planted:
-        said += f", {usage.planted:,} of them by prefills of ours before it went on"
-    yield f"{said}; the least possible was {record.oracle:,}." if record.oracle is not None else f"{said}."
+        said += f", {usage.planted:,} of them by our own prefills just before"
+    least = f"; a perfect cache would have computed {record.oracle:,}" if record.oracle is not None else ""
+    yield f"{said}{least}."
     if usage.prepared:
         yield f"{usage.prepared:,} of the reused tokens were computed in idle time before it came."
     if record.predicted is not None and record.predicted != usage.cached:
-        yield f"The engine went on from {usage.cached:,} tokens; {record.predicted:,} were foretold."
+        yield f"The engine reused {usage.cached:,} tokens; {record.predicted:,} were predicted."
     if record.repeated <= FEW and record.oracle is not None:
         yield "Nothing was computed twice."
 
@@ -137,29 +139,29 @@ def _parted(parting: Parting | None) -> Iterator[str]:
     what = CAUSES[parting.cause].what
     where = f"token {parting.token:,}" + (f", in the {place(parting)}" if parting.section else "")
     if parting.cause in NEW_SESSION:
-        yield f"It is {what}: it parts from the one before at {where}."
+        yield f"It is {what}: it diverges from the one before at {where}."
         return
     if parting.reply:
-        yield f"The newest reply came back otherwise than it was sampled, from {where} on: {what}."
+        yield f"The newest reply came back in another form than it was sampled, from {where} on: {what}."
         return
     if parting.cause is Cause.OUR_RULE:
         what += f" ({parting.rule.value})" if parting.rule else ""
-    yield f"It parts from the request before it at {where}: {what} (cause {parting.cause.value})."
+    yield f"It diverges from the request before it at {where}: {what} (cause {parting.cause.value})."
     if parting.fixed and parting.tokens <= FEW:
-        yield f"Rule {parting.rule.value if parting.rule else '?'} put that right: it cost nothing."
+        yield f"Rule {parting.rule.value if parting.rule else '?'} undid that: it cost nothing."
     elif parting.tokens > FEW:
         time = f", {parting.seconds:.1f} s" if parting.seconds is not None else ""
-        yield f"{parting.tokens:,} tokens behind it had not changed and were computed again{time}."
+        yield f"{parting.tokens:,} unchanged tokens behind it were computed again{time}."
         yield from _advice(parting)
 
 
 def _advice(parting: Parting) -> Iterator[str]:
     if parting.cause is Cause.OUR_RULE:
-        yield f"To have none of it: --rules {parting.rule.value if parting.rule else 'all'}=off."
+        yield f"To turn that rule off: --rules {parting.rule.value if parting.rule else 'all'}=off."
     elif parting.rule and not parting.fixed:
-        yield f"To put that right: --rules {parting.rule.value}=fix."
+        yield f"To undo that: --rules {parting.rule.value}=fix."
     elif parting.cause is Cause.TEMPLATE_STRIPS_REASONING:
-        yield "No rule can put that right: the model's template leaves it out, whatever is sent."
+        yield "No rule can undo that: the model's template leaves it out, whatever is sent."
 
 
 def _weighed(record: Record) -> Iterator[str]:
@@ -170,23 +172,22 @@ def _weighed(record: Record) -> Iterator[str]:
     names = dict.fromkeys(c.rule.value for c in record.changes if c.rule and c.mode is Mode.FIX)
     rules = f"Rule{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "Our rules"
     if weighed.own is None or weighed.changed is None:
-        prices = (
-            "its messages go on from a slot in this form only" if weighed.taken else "as it came, they do"
-        )
+        form = "in this form" if weighed.taken else "unchanged"
+        prices = f"only {form} does it continue a slot"
         if not weighed.taken and record.decision and record.decision.chosen.reason is not Reason.CONTINUES:
-            prices = "what it would cost could not be found out"
+            prices = "its price could not be found"
     else:
-        prices = f"{weighed.changed:,.0f} tokens to compute, {weighed.own:,.0f} as it came"
+        prices = f"{weighed.changed:,.0f} tokens to compute, {weighed.own:,.0f} unchanged"
     if weighed.taken:
         yield f"{rules} changed it: {prices}."
     else:
-        yield f"{rules} would have changed it, and did not, because that is not cheaper: {prices}."
+        yield f"{rules} would have changed it, but that is not cheaper: {prices}."
 
 
 def _lost(record: Record, taker: Record | None) -> Iterator[str]:
     if record.lost and record.lost.tokens > FEW:
         how = LOST[record.lost.why]
-        yield f"{record.lost.tokens:,} tokens had been computed before and were again: {how}."
+        yield f"{record.lost.tokens:,} tokens were computed a second time: {how}."
         if taker and record.lost.why is Loss.OVERWRITTEN:
             whose = f" of conversation {taker.conversation}" if taker.conversation is not None else ""
             yield f"Its slot was taken by request {taker.request_id}{whose}."
@@ -200,7 +201,7 @@ def _went(decision: Decision | None) -> Iterator[str]:
     if decision.beaten:
         second = decision.beaten[0]
         more = second.price - chosen.price
-        yield f"The next best was {_option(second)}, at the price of {more:,.0f} more tokens."
+        yield f"The next best was {_option(second)}, for {more:,.0f} more tokens."
 
 
 def _option(option: Option) -> str:

@@ -102,13 +102,13 @@ def test_every_parting_can_be_told(cause, section):
 
 def test_what_was_computed_and_what_had_to_be():
     text = said(answered(planted=128))
-    assert "772 of 2,000 prompt tokens were reused and 1,228 computed, 128 of them by prefills" in text
-    assert "the least possible was 100." in text
+    assert "772 of 2,000 prompt tokens were reused and 1,228 computed, 128 of them by our own" in text
+    assert "a perfect cache would have computed 100." in text
 
 
-def test_what_was_foretold_is_told_where_it_did_not_come_true():
-    assert "foretold" not in said(answered())
-    assert "The engine went on from 900 tokens; 1,000 were foretold." in said(answered(predicted=1000))
+def test_a_wrong_prediction_is_told():
+    assert "predicted" not in said(answered())
+    assert "The engine reused 900 tokens; 1,000 were predicted." in said(answered(predicted=1000))
 
 
 def test_where_nothing_was_computed_twice_that_is_all_there_is_to_say():
@@ -159,7 +159,7 @@ def test_a_rule_that_would_help_is_named_until_it_does(rule):
     cause = next(cause for cause in Cause if CAUSES[cause].rule is rule)
     assert f"--rules {rule.value}=fix" in said(answered(parting=parting(cause)))
     fixed = said(answered(parting=parting(cause, fixed=True, tokens=0)))
-    assert f"Rule {rule.value} put that right" in fixed
+    assert f"Rule {rule.value} undid that" in fixed
     assert "--rules" not in fixed
 
 
