@@ -42,6 +42,24 @@ async def test_leaving_in_the_middle_of_a_stream_closes_the_engines_connection(f
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["in prefill", "in the stream"])
+async def test_who_closes_its_half_of_the_connection_has_left(fake, sidecar, data, begun):
+    """It would still read, but it looks as one that is gone; nothing that clients use does this."""
+    fake.script.append(Fault.TRICKLE)
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        await until(lambda: fake.ran, "the engine has it")
+        if begun:
+            fake.go.release()
+            await wire.head()
+            assert b"one" in await anext(wire.chunks())
+        wire.writer.write_eof()
+        rest, _ = await wire.rest()
+        assert b"[DONE]" not in rest
+    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: quiet(sidecar, fake), "the slot is free again")
+
+
 async def test_who_leaves_the_line_never_reaches_the_engine(fake, sidecar, data):
     fake.script.extend([Fault.TRICKLE, Fault.TRICKLE])
     async with dial(data) as first, dial(data) as second, dial(data) as third:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,12 +14,15 @@ from structlog.testing import capture_logs
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.raw import Wire, dial, until
+from commands.process import serving
 from slotkeeper.app import Sidecar, running
 from slotkeeper.wire.routes import Api
 
 CHAT = PATHS[Api.CHAT]
 MOST = 8
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+
+DESCRIPTORS = 48  # of a process that needs about twenty
 
 few = partial(settings, max_connections=MOST, drain_timeout=1.0)
 
@@ -114,3 +120,37 @@ async def test_refusals_are_said_once_a_minute(fake):
         said = [line for line in lines if line["event"] == "connection_refused"]
         assert len(said) == 1
         assert said[0]["why"] == "full"
+
+
+async def test_without_a_descriptor_requests_are_told_so_until_there_is_one(fake, tmp_path):
+    """They are kept free for engines and files, but no limit is so low that it could not be lower."""
+
+    def poor() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+
+    def used() -> int:
+        return sum(1 for _ in Path(f"/proc/{process.pid}/fd").iterdir())
+
+    log = tmp_path / "log"
+    async with AsyncExitStack() as stack:
+        stderr = stack.enter_context(log.open("wb"))
+        there = serving("--upstream", fake.base, preexec_fn=poor, stderr=stderr)
+        process, data, admin = await asyncio.to_thread(there.__enter__)
+        stack.push_async_callback(asyncio.to_thread, there.__exit__, None, None, None)
+        wire = await stack.enter_async_context(dial(data))
+        assert await served(wire)
+        async with AsyncExitStack() as many:
+            for _ in range(DESCRIPTORS):
+                await many.enter_async_context(dial(admin))
+            await until(lambda: used() == DESCRIPTORS, "none is left")
+            status = 200
+            while status == 200:  # one may have been given back at that moment
+                await wire.post(CHAT, request_body(Api.CHAT, stream=False))
+                head = await wire.head()
+                status, body = head.status, await wire.body(head)
+            assert status == 503
+            assert int(head["Retry-After"]) > 0
+            assert b"no file descriptor is left" in body
+        await until(lambda: used() < DESCRIPTORS / 2, "they are free again")
+        assert await served(wire)
+    assert "no file descriptor is left" in log.read_text()

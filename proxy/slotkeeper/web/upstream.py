@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -113,15 +114,21 @@ class Upstream:
                 timeout=limit,
             )
         except aiohttp.ClientConnectorError as error:
-            raise NotSent(
-                f"the engine at {base} does not accept connections; is llama-server running there?",
-                status=503,
-                retry_after=RETRY_AFTER,
-            ) from error
+            raise NotSent(_why_not(base, error), status=503, retry_after=RETRY_AFTER) from error
         except BROKEN as error:
             raise UpstreamFault(
                 f"the engine at {base} closed the connection without an answer", retry_after=RETRY_AFTER
             ) from error
+
+
+def _why_not(base: str, error: OSError) -> str:
+    """In a sentence, why there is no connection to an engine."""
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return (
+            f"no file descriptor is left for a connection to the engine at {base}; "
+            "let Slotkeeper have more open files (ulimit -n)"
+        )
+    return f"the engine at {base} does not accept connections; is llama-server running there?"
 
 
 def target(request: web.BaseRequest) -> str:
