@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from itertools import islice
 from typing import Any, Final
@@ -66,6 +67,7 @@ class StateRoutes:
                 "version": __version__,
                 "draining": self.draining,
                 "uptime_seconds": round(time.monotonic() - self._began, 1),
+                "tasks": len(asyncio.all_tasks()),
                 "queued": placement.queued,
                 "data_port": self._data_port(),
                 "running": self._running(),

@@ -88,6 +88,7 @@ async def test_a_sidecar_that_has_just_begun(served):
     assert (state["why_text"], state["history"], state["tiers"]) == (False, [], [])
     assert set(state["totals"].values()) == {0, None}
     assert state["uptime_seconds"] >= 0
+    assert state["tasks"] >= 1, "the one that answers"
 
 
 async def test_what_changes_with_its_settings_and_at_its_end(served):
