@@ -94,7 +94,7 @@ def causes() -> str:
     rows = (
         (code(c.value), seen.what, code(seen.rule.value if seen.rule else "")) for c, seen in CAUSES.items()
     )
-    return table(("cause", "what was seen", "rule that puts it right"), rows)
+    return table(("cause", "what was seen", "rule that undoes it"), rows)
 
 
 def _members(head: str, members: type[StrEnum]) -> str:
@@ -103,7 +103,7 @@ def _members(head: str, members: type[StrEnum]) -> str:
 
 
 def rules() -> str:
-    head = ("rule", "by itself", "what clients do", "why putting it right is safe")
+    head = ("rule", "by itself", "what clients do", "why undoing it is safe")
     return table(head, ((code(r.name.value), code(r.default.value), r.about, r.safe) for r in RULES))
 
 
