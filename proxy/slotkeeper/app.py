@@ -39,6 +39,7 @@ from slotkeeper.web.data import DataPort
 from slotkeeper.web.door import Door
 from slotkeeper.web.exchange import Gate
 from slotkeeper.web.intake import Intake
+from slotkeeper.web.keys import KeysError, OwnKeys
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.slot_actions import SlotActions
 from slotkeeper.web.upstream import Upstream
@@ -56,7 +57,9 @@ class Sidecar:
     """Both ports and all that is behind them. Use as an async context manager."""
 
     def __init__(self, settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None) -> None:
+        """Raises KeysError."""
         key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
+        self._engine_key = key
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         known = flags or {}
         links = {
@@ -85,6 +88,7 @@ class Sidecar:
             hosts=(*settings.admin_host, Address.parse(settings.admin_listen).host),
             why_text=settings.why_text,
         )
+        self._keys = OwnKeys(settings.keys_file) if settings.keys_file else None
         self._recorder = self._recording(settings.record) if settings.record else None
         self._spans = spans_to(settings.otlp_endpoint)
         self._ahead = read_ahead_in(settings, self.metrics)
@@ -115,8 +119,9 @@ class Sidecar:
 
     async def start(self) -> None:
         """Raises OSError when a port is taken."""
-        self._upstream = Upstream(secrets.token_hex(8))
-        settings = self.settings
+        settings, key = self.settings, self._engine_key
+        ours = {"Authorization": f"Bearer {key}"} if key else {}
+        self._upstream = Upstream(secrets.token_hex(8), ours if self._keys else None)
         gate = Gate(
             self.driver,
             self._upstream,
@@ -125,6 +130,7 @@ class Sidecar:
                 self._upstream,
                 prefix=settings.api_prefix,
                 trusted=trusted_in(settings),
+                keys=self._keys,
                 secret=self._secret,
             ),
             SlotActions(
@@ -174,6 +180,19 @@ class Sidecar:
         port = int(data_port.rpartition(":")[2])
         self.admin.listens(Address(Address.parse(settings.listen).host, port))
         log.info("listening", data=data_port, admin=admin_port, upstream=list(settings.upstream))
+
+    @property
+    def reloads(self) -> bool:
+        """Whether there is anything to read again."""
+        return self._keys is not None
+
+    def reload(self) -> None:
+        """Read files again that may have changed. What cannot be used leaves all as it was."""
+        try:
+            if self._keys:
+                self._keys.reload()
+        except KeysError as error:
+            log.error("not_reloaded", error=str(error))  # noqa: TRY400 - the message says it all
 
     async def drain(self, *, delay: float) -> None:
         """Stop being ready, wait `delay`, stop accepting, let running answers finish."""
@@ -268,7 +287,7 @@ async def running(
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends it now."""
+    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends it now. SIGHUP reloads files."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -276,6 +295,7 @@ class Signals:
         self.urgent = False  # a person at a terminal does not wait for load balancers
 
     def install(self) -> None:
+        """But for SIGHUP, which ends a process unless it has a use for it: a terminal was closed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._came, number)
@@ -303,6 +323,8 @@ async def serve(
     signals.install()
     tasks = Tasks(lambda _: None)  # whatever fails is raised below
     async with running(settings, flags) as sidecar:
+        if sidecar.reloads:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sidecar.reload)
         if listening:
             listening(*sidecar.addresses)
         try:

@@ -31,6 +31,7 @@ METAVARS: Final = {
         "N",
     ),
     "record": "DIR",
+    "keys_file": "FILE.toml",
     **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "record_bytes", "max_body_bytes"), "SIZE"),
     **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),
     **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),

@@ -44,6 +44,11 @@ Example: slotkeeper demo --model tiny-dense
 Next:    slotkeeper up --model model.gguf, with a model of yours
 No model and no GPU needed: a tiny one is built. What counts is the engine's own count.
 """
+EPILOG_OF_KEYS: Final = """\
+Example: slotkeeper keys alice >> keys.toml
+Next:    slotkeeper serve --keys-file keys.toml; a running sidecar reads the file again at SIGHUP
+The key is shown once, on standard error; the file holds its SHA-256 and, if you write them there, its limits.
+"""
 EPILOG_OF_DOCTOR: Final = """\
 Example: slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081
 Next:    start llama-server with the flags that it names, then slotkeeper serve --upstream http://127.0.0.1:8081
@@ -117,6 +122,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     _demo(commands)
     _doctor(commands)
     _snapshots(commands)
+    _keys(commands)
     add_why(commands)
     add_top(commands)
     add_health(commands)
@@ -141,7 +147,7 @@ def _serve(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.app import OTHER_PORT, serve
         from slotkeeper.observe.log import configure
-        from slotkeeper.starting import WrongUpstreamError, check_engines, check_loops, try_folders
+        from slotkeeper.starting import WrongUpstreamError, check_engines, check_loops, try_files, try_folders
         from slotkeeper.terminal.greeting import greeter
         from slotkeeper.terminal.out import complain
 
@@ -150,6 +156,7 @@ def _serve(commands: Any) -> None:
             return print_config(loaded)
         configure(loaded.settings.log_level, loaded.settings.log_format)
         try_folders(loaded.settings)
+        try_files(loaded.settings)
         check_loops(loaded.settings)
 
         async def work() -> None:
@@ -196,7 +203,7 @@ def _up(commands: Any) -> None:
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.observe.log import configure
-        from slotkeeper.starting import try_folders
+        from slotkeeper.starting import try_files, try_folders
         from slotkeeper.up import up
 
         loaded = settings_of(args)
@@ -204,6 +211,7 @@ def _up(commands: Any) -> None:
             return print_config(loaded, without=OF_UP)
         configure(loaded.settings.log_level, loaded.settings.log_format)
         try_folders(loaded.settings)
+        try_files(loaded.settings)
         code: int = up(
             loaded.settings,
             model=args.model,
@@ -300,6 +308,30 @@ def _snapshots(commands: Any) -> None:
         hot = args.slot_dir
         opening = folder(hot, args.cold_dir) if hot else running(args.admin, args.admin_token)
         return int(run_loop(snapshots(args.action, args.ids, opening, Console(), as_json=args.json)))
+
+    parser.set_defaults(run=run)
+
+
+def _keys(commands: Any) -> None:
+    parser = commands.add_parser(
+        "keys",
+        help="make a key for a client, for the list of --keys-file",
+        description="Make a key for a client. Prints the table that makes it known, and the key itself.",
+        epilog=EPILOG_OF_KEYS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", help="whose it is, such as alice")
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.web.keys import new_key
+
+        try:
+            key, table = new_key(args.name)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        print(table)  # noqa: T201
+        print(f"the key of {args.name}, shown only now: {key}", file=sys.stderr)  # noqa: T201
+        return 0
 
     parser.set_defaults(run=run)
 

@@ -131,6 +131,13 @@ class Settings(BaseSettings):
     engine_api_key: SecretStr | None = Field(
         default=None, description="the engine's --api-key, for our own control calls"
     )
+    keys_file: Path | None = Field(
+        default=None,
+        description=(
+            "serve only clients with a key of this list, a TOML file (docs/security.md); the engine hears "
+            "--engine-api-key in place of theirs; read again at SIGHUP"
+        ),
+    )
     admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(

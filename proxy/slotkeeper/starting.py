@@ -22,6 +22,7 @@ from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble, trouble_in
+from slotkeeper.web.keys import KeyList, KeysError
 
 FOLDERS: Final = ("slot_dir", "cold_dir", "record")
 BELIEVED: Final = FOLDERS[:2]  # what lies there is given to the engine
@@ -49,6 +50,15 @@ def try_folders(settings: Settings) -> None:
             wrong = strangers_in(folder)
         if wrong:
             raise UsageError(f"--{name.replace('_', '-')}: {wrong}")
+
+
+def try_files(settings: Settings) -> None:
+    """Read those that a sidecar cannot do without. Raises UsageError, with what mends it."""
+    if settings.keys_file:
+        try:
+            KeyList.read(settings.keys_file)
+        except KeysError as error:
+            raise UsageError(f"--keys-file: {error}") from None
 
 
 def strangers_in(folder: Path) -> str:

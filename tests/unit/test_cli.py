@@ -13,8 +13,9 @@ import pytest
 from slotkeeper import __version__
 from slotkeeper.cli import main
 from slotkeeper.settings import Settings
+from slotkeeper.web.keys import KeyList
 
-COMMANDS = ("serve", "up", "demo", "doctor", "why", "top", "health", "snapshots", "replay", "lint")
+COMMANDS = ("serve", "up", "demo", "doctor", "why", "top", "health", "snapshots", "keys", "replay", "lint")
 NOBODY = "http://127.0.0.1:1"  # a port at which nobody listens
 SLOW = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # to be imported; together half of a start
 LOADED = (
@@ -279,3 +280,25 @@ def test_an_interrupt_ends_without_a_traceback(told, monkeypatch):
     code, _, err = told("up")
     assert code == 130
     assert not err
+
+
+def test_keys_prints_what_the_list_needs_and_the_key_beside_it(capsys, tmp_path):
+    assert main(["keys", "alice"]) == 0
+    out, err = capsys.readouterr()
+    path = tmp_path / "keys.toml"
+    path.write_text(out)
+    key = err.split()[-1]
+    found = KeyList.read(path).find(key)
+    assert found is not None
+    assert found.name == "alice"
+    assert main(["keys", "two words"]) == 2
+
+
+def test_a_keys_file_that_others_may_read_is_refused_at_the_start(capsys, tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text('[alice]\nkey = "a-long-key-of-alice"\n')
+    path.chmod(0o644)
+    assert main(["serve", "--keys-file", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "Mend it: chmod 600" in " ".join(said.split())
+    assert "a-long-key" not in said

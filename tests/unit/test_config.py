@@ -50,6 +50,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "rules": ("date=fix", '["all=off"]', "git_status=fix@qwen*"),
     "probe": ("0", "false", "false"),
     "read_flags": ("0", "false", "false"),
+    "keys_file": ("/env/keys", '"/file/keys"', "/flag/keys"),
     "slot_actions": ("off", '"off"', "off"),
     "shared_slot_dir": ("1", "true", "true"),
     "evacuate": ("1", "true", "true"),

@@ -91,6 +91,10 @@ class Placement:
         """Who waits for a slot, the next one first, as far as that can be said by now."""
         return (*self._state.bypassing, *self._state.queue)
 
+    def waiting_of(self, client: ClientId) -> int:
+        """How many requests of this client stand in line."""
+        return self._state.queue.of(client)
+
     def no_room_for(self, client: ClientId) -> Crowded | None:
         """Why another request of this client may not stand in line; None if it may."""
         state, limits = self._state, self._state.limits

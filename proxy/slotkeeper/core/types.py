@@ -28,6 +28,9 @@ class Crowded(StrEnum):
 
     ALL = "all"  # the line is as long as it may be
     CLIENT = "client"  # so many of this client's wait already
+    KEY_QUEUED = "key_queued"  # so many of its key wait already, by the keys file
+    KEY_CONCURRENT = "key_concurrent"  # so many of its key run or wait already, by the keys file
+    KEY_TOKENS = "key_tokens"  # its key has used its tokens of this minute, by the keys file
 
 
 class Reason(StrEnum):

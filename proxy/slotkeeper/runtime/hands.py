@@ -94,6 +94,11 @@ class Hands:
             plant.cancel()
         return self._reached.pop(request, None)
 
+    def computed(self, request: RequestId) -> int:
+        """Tokens that a running plant for this request has computed so far."""
+        reached, cached = self._reached.get(request, (0, 0))
+        return reached - cached
+
     def _stop(self, stop: Stop) -> None:
         """Break a plant off; if it has just ended, its own answer is on the way."""
         if stop.request in self._plants:

@@ -96,6 +96,8 @@ class Account:
         self.rendered = asyncio.Event()
         self.arrived = driver.now()
         self.outcome = "broken"
+        self.key_name: str | None = None  # of its client's key, in the list of our own
+        self.cost = 0  # tokens that were computed and generated for it
         self.progress: ProgressFilter | None = None  # of the prefill, where it was asked for
         self.record = Record(
             request_id=request_id,
@@ -294,6 +296,7 @@ class Account:
         pending = driver.placement.pending(self.key)
         planted = pending.planted if pending else 0
         self._weighed()
+        self.cost += planted + (figures.prompt_tokens or 0) - (figures.cached or 0) + (figures.generated or 0)
         self.outcome = "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"
         self._open = False
         self._note(figures, planted, status)
@@ -327,6 +330,9 @@ class Account:
         if self._open:
             self._open = False
             reached, cached = self._reached()
+            pending = self._driver.placement.pending(self.key)
+            planted = self._driver.hands.computed(self.key) + (pending.planted if pending else 0)
+            self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
             self._driver.post(Gone(at=self._driver.now(), request=self.key, reached=reached, cached=cached))
 
     def _reached(self) -> tuple[int | None, int]:
@@ -396,6 +402,7 @@ class Account:
             generated=figures.generated,
             complete=answer.complete,
             error=answer.error,
+            **({"key_name": self.key_name} if self.key_name else {}),
             name=str(self.record.name),
             model=self.record.model,
             conversation=self.record.named or self.record.conversation,

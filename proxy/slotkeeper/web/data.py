@@ -88,6 +88,7 @@ class DataPort:
             path = self._path(request)
             api = classify(request.method, path, self._prefix)
             self._not_again(request)
+            self._gate.door.admit(request, api, path)
             judged = await self._gate.door.judge(request) if api in JUDGED else Verdict.LET_IN
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)

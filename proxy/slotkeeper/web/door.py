@@ -25,11 +25,14 @@ from slotkeeper.engine.client import Health
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.web.connections import Network, asker
-from slotkeeper.web.upstream import Answer, Upstream, outgoing
-from slotkeeper.wire.errors import UpstreamFault
+from slotkeeper.web.keys import Key, OwnKeys
+from slotkeeper.web.upstream import Answer, Upstream
+from slotkeeper.wire.errors import ClientFault, UpstreamFault
+from slotkeeper.wire.headers import AUTH
+from slotkeeper.wire.routes import Api, is_for_clients, is_open
 
-AUTH: Final = ("Authorization", "X-Api-Key")  # what llama-server reads, in its order
 SHOWN: Final = (*AUTH, "Cookie")  # and what a gateway in front of it may
+OURS_SHOWN: Final = ("Cookie",)  # where the key is ours, the same for all
 REFUSES: Final = frozenset({401, 403})
 LASTS: Final = 60.0  # seconds: a gateway in front of the engine may take a key back
 REFUSAL_LASTS: Final = 5.0
@@ -38,6 +41,13 @@ MOST_KNOWN: Final = 4096
 MOST_REFUSED: Final = 256
 ASK_SECONDS: Final = 5.0
 BEARER: Final = "Bearer "
+NO_KEY: Final = "a key is needed here: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
+UNKNOWN_KEY: Final = "this key is not known here; ask the operator of the sidecar for one"
+NOT_YOURS: Final = "this route is for operators; the sidecar's keys file says which keys are theirs"
+OWN_REFUSED: Final = (
+    "the engine refuses the key of the sidecar itself; its operator has to set --engine-api-key to a key of "
+    "llama-server's --api-key"
+)
 _NAMESPACES: Final = b"namespaces of slotkeeper"  # what the folder's secret is used for here
 
 
@@ -58,6 +68,7 @@ class Caller:
 
     line: ClientId  # with whom it waits in line: a key that was verified, else an address
     namespace: str = ""  # whose states and predictions it may use; "" while namespaces are off
+    key: Key | None = None  # of --keys-file
 
 
 _CALLER: Final = web.RequestKey("caller", Caller)
@@ -73,18 +84,22 @@ class Door:
         *,
         prefix: str = "",
         trusted: Sequence[Network] = (),
+        keys: OwnKeys | None = None,
         namespaces: bool | None = False,
         secret: Callable[[], bytes | None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefix` is the engine's --api-prefix, `trusted` are proxies in front.
+        """`prefix` is the engine's --api-prefix, `trusted` are proxies in front, `keys` a list of our own.
 
-        `namespaces`: one for each key; None: from the second key on that an engine has verified. They are
-        told by `secret`, so that they are the same after a restart; without one they are not.
+        `namespaces`: one for each key; None: with a list of our own, else from the second key on that an
+        engine has verified. Those of engines' keys are told by `secret`, so that they are the same after a
+        restart; without one they are not.
         """
+        self.keys = keys
+        self._prefix = prefix
         self._driver = driver
         self._trusted = trusted
-        self._namespaces = namespaces
+        self._namespaces = True if namespaces is None and keys else namespaces
         self._first_key: bytes | None = None  # that was verified
         self._secret = secret
         self._namespace_key = b""
@@ -95,6 +110,23 @@ class Door:
         self._anyone: dict[EngineId, tuple[str, bool, float]] = {}  # process, whether it wants no key, until
         self._known: OrderedDict[Seen, float] = OrderedDict()
         self._refused: OrderedDict[Seen, tuple[float, Refusal]] = OrderedDict()
+
+    def admit(self, request: web.BaseRequest, api: Api, path: str) -> None:
+        """By our own list, if there is one. Raises ClientFault for clients that may not ask for this."""
+        if self.keys is None or is_open(request.method, path, self._prefix):
+            return
+        given = key_in(request.headers)
+        key = self.keys.find(given) if given else None
+        if key is None:
+            raise ClientFault(UNKNOWN_KEY if given else NO_KEY, status=401)
+        if not key.operator and not is_for_clients(api, request.method, path, self._prefix):
+            raise ClientFault(NOT_YOURS, status=403)
+        namespace = key.namespace if self._namespaces else ""
+        request[_CALLER] = Caller(_line(f"name {key.name}"), namespace, key)
+
+    def lent(self, request: web.BaseRequest) -> dict[str, str]:
+        """The credential for calls of ours on behalf of this request; none where the engine has no say."""
+        return {} if self.keys else credentials(request.headers)
 
     async def judge(self, request: web.BaseRequest) -> Judged:
         """Whether every engine that is there lets this client in."""
@@ -118,6 +150,8 @@ class Door:
 
     def _let_in(self, request: web.BaseRequest, *, verified: bool) -> None:
         """By an engine that has `verified` its key, or that lets everybody in."""
+        if self.keys:
+            return
         key = key_in(request.headers)
         if verified and self._namespaces is None:
             one = _keyed(key, self._salt)
@@ -161,19 +195,22 @@ class Door:
         return said is Verdict.LET_IN
 
     async def _by(self, link: EngineLink, request: web.BaseRequest) -> Judged:
-        now, seen = self._now(), (link.engine, link.process, self._digest(request, SHOWN))
+        shown = SHOWN if self.keys is None else OURS_SHOWN
+        now, seen = self._now(), (link.engine, link.process, self._digest(request, shown))
         until = self._known.get(seen)
         if until is not None and now < until:
             return Verdict.LET_IN
         # Its words depend on Origin too, which it repeats.
-        heard = (link.engine, link.process, self._digest(request, (*SHOWN, "Origin")))
+        heard = (link.engine, link.process, self._digest(request, (*shown, "Origin")))
         again, refusal = self._refused.get(heard, (0.0, None))
         if refusal and now < again:
             return refusal
         if until is not None:
             self._known[seen] = now + RENEWAL
-        said = await self._ask(link, outgoing(request, None, ""))
+        said = await self._ask(link, self._upstream.outgoing(request, None, ""))
         match said:
+            case Refusal() if self.keys:
+                raise UpstreamFault(OWN_REFUSED)
             case Refusal() if not link.up:  # nobody was ever let in: it may be the route that is closed
                 return Verdict.UNSURE
             case Refusal():
@@ -181,7 +218,7 @@ class Door:
                 _keep(self._refused, heard, (self._now() + REFUSAL_LASTS, said), MOST_REFUSED)
             case Verdict.LET_IN:
                 _keep(self._known, seen, self._now() + LASTS, MOST_KNOWN)
-                link.let_in(credentials(request.headers))
+                link.let_in(self.lent(request))
             case Verdict.UNSURE if until is not None:  # it was let in before
                 return Verdict.LET_IN
         return said

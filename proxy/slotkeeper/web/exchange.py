@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,8 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
 from slotkeeper.web.connections import Network, asker
-from slotkeeper.web.door import Door, credentials, digest_of
+from slotkeeper.web.door import Caller, Door, credentials, digest_of
+from slotkeeper.web.keys import CrowdedFault, Used
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.relay import Relay
 from slotkeeper.web.slot_actions import SlotActions
@@ -45,6 +46,7 @@ AS_IT_IS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
 CROWDED: Final = {
     Crowded.ALL: "as many requests wait for a slot as may; come again, or raise --max-waiting",
     Crowded.CLIENT: "so many of your requests wait already; come again, or raise --max-waiting-per-client",
+    Crowded.KEY_QUEUED: "as many requests of this key wait for a slot as may; come again",
 }
 RETRY_AFTER: Final = 5  # seconds
 DEATHS: Final = 3  # of engines that were at work on a request, after which it is not sent to another
@@ -97,18 +99,18 @@ class Exchange:
         self._api = api
         self._body = body
         self._form = form
-        self._auth = credentials(request.headers)
         self._caller = gate.door.caller(request)
+        self._used: Used | None = None  # by its key, where it is of our own list
         secrets = Secrets.of(request.headers, request.query_string)
         known = secrets.without(request.headers)  # as they may be kept
         self._account = Account(
             gate.driver,
             api,
             request_id,
-            self._auth,
+            gate.door.lent(request),
             known,
             secrets=secrets,
-            client=_program(request, self._auth, gate.trusted),
+            client=_program(request, self._caller, gate.trusted),
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
@@ -123,6 +125,7 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         account = self._account
         try:
+            self._begin()
             if not self._form:
                 await self._understand()
             if self._hears_comments():
@@ -141,9 +144,26 @@ class Exchange:
         finally:
             self._waiting.stop()
             account.close()
+            self._end()
             self._settle()
             if self._trace:
                 self._trace.end(account.record)
+
+    def _begin(self) -> None:
+        """Raises CrowdedFault where its key has had enough."""
+        keys, key = self._gate.door.keys, self._caller.key
+        if keys and key:
+            self._account.key_name = key.name
+            try:
+                self._used = keys.begin(key)
+            except CrowdedFault as fault:
+                self._gate.metrics.crowded.labels(reason=fault.reason.value).inc()
+                raise
+
+    def _end(self) -> None:
+        keys, key = self._gate.door.keys, self._caller.key
+        if keys and key and self._used:
+            keys.end(key, self._used, self._account.cost)
 
     async def _understand(self) -> None:
         """Raises ClientFault for what the engine might read otherwise than we do, or is too much."""
@@ -228,10 +248,13 @@ class Exchange:
 
     def _check_line(self) -> None:
         """Raises ClientFault where too many wait."""
-        crowded = self._gate.driver.placement.no_room_for(self._caller.line)
+        placement, line, key = self._gate.driver.placement, self._caller.line, self._caller.key
+        crowded = placement.no_room_for(line)
+        if key and key.queued is not None and placement.waiting_of(line) >= key.queued:
+            crowded = Crowded.KEY_QUEUED
         if crowded is not None:
             self._gate.metrics.crowded.labels(reason=crowded.value).inc()
-            raise ClientFault(CROWDED[crowded], status=429, retry_after=RETRY_AFTER)
+            raise CrowdedFault(crowded, CROWDED[crowded], RETRY_AFTER)
 
     def _arrival(self, *, renders: bool) -> Arrived:
         ask, other, headers = self._account.own, self._account.rewritten, self._request.headers
@@ -316,7 +339,8 @@ def _outcome_of(fault: Fault) -> str:
     return "client_error" if isinstance(fault, ClientFault) else "broken"
 
 
-def _program(request: web.BaseRequest, auth: Mapping[str, str], trusted: Sequence[Network]) -> str:
+def _program(request: web.BaseRequest, caller: Caller, trusted: Sequence[Network]) -> str:
     """Which program of whom asks, as far as they can be told apart. Digests, never what was sent."""
-    who = next(iter(auth.values()), None) or asker(request, trusted)
+    who = f"name {caller.key.name}" if caller.key else next(iter(credentials(request.headers).values()), None)
+    who = who or asker(request, trusted)
     return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"

@@ -36,6 +36,11 @@ class Listener:
             streamed = answer.content_type == "text/event-stream"
             self._reader = AnswerReader(self._api, stream=streamed, status=answer.status)
 
+    @property
+    def events(self) -> int:
+        """That were heard of a stream so far: about as many as tokens that were generated."""
+        return self._reader.events if self._reader else 0
+
     def heard(self, chunk: bytes) -> None:
         if self._reader is None:
             return

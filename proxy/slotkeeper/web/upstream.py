@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
@@ -44,9 +44,13 @@ class Upstream:
     makes by default, has no such doubt.
     """
 
-    def __init__(self, name: str) -> None:
-        """`name`: of this sidecar, added to what it sends, so that it knows what comes back to it."""
+    def __init__(self, name: str, auth: Mapping[str, str] | None = None) -> None:
+        """`name`: of this sidecar, added to what it sends, so that it knows what comes back to it.
+
+        `auth` goes out in place of clients' keys; None: theirs go on.
+        """
         self.name = name
+        self._auth = auth
         self._session = aiohttp.ClientSession(
             auto_decompress=False,
             connector=Connector(limit=0, force_close=True, ttl_dns_cache=60),
@@ -59,6 +63,15 @@ class Upstream:
 
     async def close(self) -> None:
         await self._session.close()
+
+    def outgoing(self, request: web.BaseRequest, body: bytes | None, request_id: str) -> CIMultiDict[str]:
+        """The headers with which this request goes on."""
+        headers = outgoing(request, body, request_id)
+        if self._auth is not None:
+            for name in names.AUTH:
+                headers.popall(name, None)
+            headers.update(self._auth)
+        return headers
 
     async def send(
         self,
@@ -74,7 +87,7 @@ class Upstream:
         `trace_parent` names our own span; without one the client's goes on.
         """
         url = URL(base + target(request), encoded=True)
-        headers = outgoing(request, body, request_id)
+        headers = self.outgoing(request, body, request_id)
         if trace_parent is not None:
             headers[names.TRACE_PARENT] = trace_parent
         return await self._sent(base, url, headers, method=request.method, body=body)
@@ -83,7 +96,7 @@ class Upstream:
         self, base: str, path: str, body: bytes, request: web.BaseRequest, request_id: str
     ) -> aiohttp.ClientResponse:
         """Send this in place of the request, with its headers. Raises as `send` does."""
-        headers = outgoing(request, body, request_id)
+        headers = self.outgoing(request, body, request_id)
         return await self._sent(base, URL(base + path, encoded=True), headers, method="POST", body=body)
 
     async def look(

@@ -49,7 +49,7 @@ class Reading(Protocol):
 class AnswerReader:
     """Fed with the bytes of one answer, uncompressed, in any cuts."""
 
-    __slots__ = ("_body", "_body_bytes", "_draft", "_reading", "_splitter", "_status")
+    __slots__ = ("_body", "_body_bytes", "_draft", "_reading", "_splitter", "_status", "events")
 
     def __init__(self, api: Api, *, stream: bool, status: int = 200) -> None:
         self._draft = Draft()
@@ -59,6 +59,7 @@ class AnswerReader:
         self._status = status
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self.events = 0  # of a stream
 
     def __repr__(self) -> str:
         form = "stream" if self._splitter else f"body of {self._body_bytes} bytes"
@@ -100,6 +101,7 @@ class AnswerReader:
         )
 
     def _event(self, event: SseEvent) -> None:
+        self.events += 1
         try:
             self._reading.event(event.name, event.data)
         except _UNREADABLE:

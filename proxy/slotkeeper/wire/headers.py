@@ -16,6 +16,8 @@ CONVERSATION: Final = "X-Slotkeeper-Conversation"  # a client's hint
 BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": straight through, unpinned
 HOPS: Final = "X-Slotkeeper-Hops"  # the sidecars that a request has come through, to notice a circle
 
+AUTH: Final = ("Authorization", "X-Api-Key")  # what llama-server reads, in its order
+
 TRACE_PARENT: Final = "traceparent"  # W3C Trace Context
 
 # RFC 9110 section 7.6.1, and proxy-connection, which is not in it but which clients send.

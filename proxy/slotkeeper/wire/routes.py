@@ -78,6 +78,33 @@ def classify(method: str, path: str, prefix: str = "") -> Api:
     return _ROUTES.get(path, Api.OTHER)
 
 
+OPEN: Final = frozenset({"/health", "/v1/health"})
+_OF_CLIENTS: Final = frozenset(
+    {
+        *(("GET", path) for path in ("/v1/models", "/models", "/api/tags", "/props")),
+        *(("POST", path) for path in ("/tokenize", "/detokenize", "/apply-template", "/api/show")),
+        *(("POST", path) for path in ("/v1/messages/count_tokens", "/v1/responses/input_tokens")),
+        *(("POST", f"{v1}/chat/completions/input_tokens") for v1 in ("", "/v1")),
+    }
+)
+
+
+def is_open(method: str, path: str, prefix: str = "") -> bool:
+    """Whether the engine, too, answers this without a key: nothing of anybody is in it."""
+    return method == "OPTIONS" or (method in {"GET", "HEAD"} and path.removeprefix(prefix) in OPEN)
+
+
+def is_for_clients(api: Api, method: str, path: str, prefix: str = "") -> bool:
+    """Whether this shows and changes nothing but the client's own.
+
+    What is not known here is for operators: slots, metrics, adapters, the web UI, resumed streams. Paths
+    are not decoded: one with escapes in it is for operators too.
+    """
+    if api in {Api.OTHER, Api.CONTROL}:
+        return ("GET" if method == "HEAD" else method, path.removeprefix(prefix)) in _OF_CLIENTS
+    return True
+
+
 def takes_form(path: str) -> bool:
     """Whether this route of `Api.TASK` reads a form with a file: its fields are text, which names no slot."""
     return unquote(path).endswith("/audio/transcriptions")

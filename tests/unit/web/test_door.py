@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -11,7 +12,10 @@ from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import Health
 from slotkeeper.web import door as door_module
 from slotkeeper.web.door import LASTS, REFUSAL_LASTS, Caller, Door, Refusal, Verdict, key_in
-from slotkeeper.wire.errors import UpstreamFault
+from slotkeeper.web.keys import OwnKeys
+from slotkeeper.web.upstream import outgoing
+from slotkeeper.wire.errors import ClientFault, UpstreamFault
+from slotkeeper.wire.routes import Api, classify
 
 ENGINE = EngineId("http://engine")
 GOOD, BAD = {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}
@@ -52,6 +56,8 @@ class Engine:
 
     def new_door(self, **more: Any) -> Door:
         return Door(self, self, now=lambda: self.clock, **more)  # type: ignore[arg-type]
+
+    outgoing = staticmethod(outgoing)
 
     async def look(self, base: str, path: str, headers: Any, *, seconds: float) -> Answer:
         assert (base, path) == (ENGINE, "/props")
@@ -180,15 +186,15 @@ async def test_as_long_as_it_has_let_nobody_in_the_engine_judges_each_request_it
 
 # -- whose request it is -------------------------------------------------------------------------------
 
-ONE, OTHER = {"Authorization": "Bearer one"}, {"Authorization": "Bearer other"}
+ONE, OTHER = {"Authorization": "Bearer sesame"}, {"Authorization": "Bearer other"}
 
 
 async def test_a_key_that_was_verified_waits_in_line_for_itself_however_it_is_sent():
-    engine = Engine(key="Bearer one,other")
+    engine = Engine(key="Bearer sesame,other")
     one, other = await engine.caller(ONE), await engine.caller(OTHER)
     assert one.line != other.line
-    assert await engine.caller({"X-Api-Key": "one"}) == one
-    assert "one" not in repr(one)
+    assert await engine.caller({"X-Api-Key": "sesame"}) == one
+    assert "sesame" not in repr(one)
 
 
 async def test_where_no_key_is_verified_the_address_waits_in_line():
@@ -201,7 +207,7 @@ async def test_where_no_key_is_verified_the_address_waits_in_line():
 
 
 async def test_keys_are_held_apart_where_that_is_asked_for():
-    engine = Engine(key="Bearer one,other")
+    engine = Engine(key="Bearer sesame,other")
     door = engine.new_door(namespaces=True, secret=lambda: b"secret")
     one, other = [(await engine.caller(key, door)).namespace for key in (ONE, OTHER)]
     assert len({one, other, ""}) == 3
@@ -214,7 +220,7 @@ async def test_keys_are_held_apart_where_that_is_asked_for():
 
 
 async def test_the_second_key_that_an_engine_verifies_holds_keys_apart():
-    engine = Engine(key="Bearer one,other")
+    engine = Engine(key="Bearer sesame,other")
     door = engine.new_door(namespaces=None)
     assert [(await engine.caller(key, door)).namespace for key in (ONE, BAD, ONE)] == [""] * 3
     assert not door.namespaces
@@ -228,3 +234,70 @@ async def test_what_nobody_could_verify_has_no_namespace():
     door = engine.new_door(namespaces=True)
     engine.up = False
     assert (await engine.caller(BAD, door)).namespace == ""
+
+
+# -- a list of our own ---------------------------------------------------------------------------------
+
+
+def listed(folder: Path) -> OwnKeys:
+    path = folder / "keys.toml"
+    path.write_text(
+        '[alice]\nkey = "a-long-key-of-alice"\n[root]\nkey = "a-long-key-of-root"\noperator = true\n'
+    )
+    path.chmod(0o600)
+    return OwnKeys(path)
+
+
+ALICE, ROOT = {"X-Api-Key": "a-long-key-of-alice"}, {"Authorization": "Bearer a-long-key-of-root"}
+
+
+def refused(door: Door, method: str, path: str, headers: dict[str, str]) -> int | None:
+    request = make_mocked_request(method, path, headers=headers)
+    try:
+        door.admit(request, classify(method, path), path)
+    except ClientFault as fault:
+        return fault.status
+    return None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "statuses"),
+    [
+        ("POST", "/v1/chat/completions", [401, 401, None, None]),
+        ("POST", "/tokenize", [401, 401, None, None]),
+        ("GET", "/v1/models", [401, 401, None, None]),
+        ("GET", "/slots", [401, 401, 403, None]),
+        ("POST", "/slots/0?action=save", [401, 401, 403, None]),
+        ("GET", "/", [401, 401, 403, None]),
+        ("GET", "/health", [None] * 4),
+        ("OPTIONS", "/v1/chat/completions", [None] * 4),
+    ],
+)
+async def test_our_own_list_says_who_may_what(tmp_path, method, path, statuses):
+    door = Engine().new_door(keys=listed(tmp_path))
+    assert [refused(door, method, path, key) for key in ({}, BAD, ALICE, ROOT)] == statuses
+
+
+async def test_a_name_is_the_namespace_and_the_place_in_line(tmp_path):
+    engine = Engine(key=None)
+    door = engine.new_door(keys=listed(tmp_path), namespaces=None)
+    callers = []
+    for headers in (ALICE, ROOT):
+        request = make_mocked_request("POST", "/completion", headers=headers)
+        door.admit(request, Api.COMPLETION, "/completion")
+        assert await door.judge(request) is Verdict.LET_IN
+        callers.append(door.caller(request))
+        assert door.lent(request) == {}
+    assert [caller.namespace for caller in callers] == ["alice", "root"]
+    assert callers[0].line != callers[1].line
+
+
+async def test_an_engine_that_refuses_our_own_key_is_the_operators_trouble(tmp_path):
+    engine = Engine()
+    door = engine.new_door(keys=listed(tmp_path))
+    request = make_mocked_request("POST", "/completion", headers=ALICE)
+    for up in (True, False):
+        engine.up = up
+        with pytest.raises(UpstreamFault, match="--engine-api-key"):
+            await door.judge(request)
+    assert engine.let == []

@@ -1,6 +1,6 @@
 import pytest
 
-from slotkeeper.wire.routes import Api, classify, route_label
+from slotkeeper.wire.routes import Api, classify, is_for_clients, is_open, route_label
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,55 @@ def test_only_generating_routes_can_be_pinned_and_messages_cannot():
 
 def test_labels_are_bounded():
     assert {route_label(api) for api in Api} == {api.value for api in Api}
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_what_says_nothing_of_anybody_is_open(path):
+    assert is_open("GET", path)
+    assert is_open("HEAD", f"/llm{path}", "/llm")
+    assert is_open("OPTIONS", "/slots")
+    assert not is_open("POST", path)
+    assert not is_open("GET", f"{path}/")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/slots"),
+        ("HEAD", "/slots"),
+        ("GET", "/metrics"),
+        ("GET", "/"),
+        ("GET", "/index.html"),
+        ("GET", "/v1/stream"),
+        ("POST", "/slots/0"),
+        ("POST", "/props"),
+        ("POST", "/lora-adapters"),
+        ("POST", "/models/unload"),
+        ("POST", "/v1/chat/completions/control"),
+        ("GET", "/%73lots"),
+        ("GET", "/v1/models/../slots"),
+        ("GET", "//slots"),
+        ("GET", "/props%00"),
+        ("DELETE", "/v1/models"),
+    ],
+)
+def test_what_shows_or_changes_what_belongs_to_all_is_for_operators(method, path):
+    assert not is_for_clients(classify(method, path), method, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/messages"),
+        ("POST", "/v1/embeddings"),
+        ("POST", "/tokenize"),
+        ("POST", "/v1/messages/count_tokens"),
+        ("GET", "/v1/models"),
+        ("GET", "/props"),
+    ],
+)
+def test_what_is_the_clients_own_is_for_clients(method, path):
+    for prefix in ("", "/llm"):
+        api = classify(method, prefix + path, prefix)
+        assert is_for_clients(api, method, prefix + path, prefix)

@@ -1,0 +1,270 @@
+"""Keys of our own (`--keys-file`): whose requests are served, what each may do, and how much of it.
+
+The file is TOML, one table for each key. Keys are compared by keyed digests, so that the time of a look-up
+says nothing of them, and none is kept. What a key has used outlives a change of the file.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import shlex
+import stat
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+from math import ceil
+from pathlib import Path
+from typing import Any, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from slotkeeper.core.types import Crowded
+from slotkeeper.observe.log import get_logger
+from slotkeeper.wire.errors import ClientFault
+
+LARGEST: Final = 2**20  # bytes of the file
+SHORTEST: Final = 16  # characters of a key, so that it cannot be found by trying
+MINUTE: Final = 60.0
+RETRY_AFTER: Final = 2  # seconds until one of several requests may have ended
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+PREFIX: Final = "sk-slotkeeper-"  # by which what looks for keys in texts can tell
+
+log = get_logger(__name__)
+
+
+class KeysError(Exception):
+    """The file cannot be used; the message says what to do, and holds no key."""
+
+
+class _Table(BaseModel):
+    """What stands in the file under the name of a key."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    key: SecretStr | None = Field(None, min_length=SHORTEST)
+    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    namespace: str = Field("", pattern=f"^({NAME.pattern})?$")
+    operator: bool = False
+    concurrent: int | None = Field(None, ge=1)
+    queued: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One that is known here, and what its client may do."""
+
+    name: str
+    sha256: bytes
+    namespace: str  # keys with the same one share what was computed for them
+    operator: bool = False  # may use every route of the engine
+    concurrent: int | None = None  # requests that run or wait at once
+    queued: int | None = None  # of them, those that wait for a slot
+    tokens_per_minute: int | None = None  # that were computed or generated
+
+
+class KeyList:
+    """The keys of one reading of the file."""
+
+    def __init__(self, keys: Mapping[str, Key]) -> None:
+        self._salt = secrets.token_bytes(32)
+        self._by_digest = {self._keyed(key.sha256): key for key in keys.values()}
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, given: str) -> Key | None:
+        digest = _sha256(given)
+        found = self._by_digest.get(self._keyed(digest))
+        return found if found and hmac.compare_digest(found.sha256, digest) else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(key.name for key in self._by_digest.values())
+
+    def _keyed(self, digest: bytes) -> bytes:
+        return blake2b(digest, key=self._salt, digest_size=16).digest()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises KeysError."""
+        try:
+            with path.open("rb") as file:
+                found, data = os.fstat(file.fileno()), file.read(LARGEST + 1)
+        except OSError as error:
+            raise KeysError(f"{path}: {error.strerror or error}") from None
+        if len(data) > LARGEST:
+            raise KeysError(f"{path} is larger than {LARGEST >> 20} MiB")
+        tables = _tables(path, data)
+        if wrong := _exposed(path, found, plain=any(table.key for table in tables.values())):
+            raise KeysError(wrong)
+        keys = {name: _key(name, table) for name, table in tables.items()}
+        if len({key.sha256 for key in keys.values()}) < len(keys):
+            raise KeysError(f"{path}: two names have the same key; give each its own")
+        if not keys:
+            raise KeysError(f"{path} names no key; `slotkeeper keys NAME` prints one to put there")
+        return cls(keys)
+
+
+@dataclass(slots=True)
+class Used:
+    """What the client of a key is doing and has done."""
+
+    running: int = 0
+    owed: float = 0.0  # tokens; a minute takes as many off as the key may use in one
+    at: float = 0.0
+
+    def owes(self, key: Key, now: float) -> float:
+        if key.tokens_per_minute is not None:
+            self.owed = max(0.0, self.owed - (now - self.at) * key.tokens_per_minute / MINUTE)
+        self.at = now
+        return self.owed
+
+    def crowded(self, key: Key, now: float) -> Crowded | None:
+        """Why it may not begin another request; None if it may."""
+        if key.concurrent is not None and self.running >= key.concurrent:
+            return Crowded.KEY_CONCURRENT
+        if key.tokens_per_minute is not None and self.owes(key, now) >= key.tokens_per_minute:
+            return Crowded.KEY_TOKENS
+        return None
+
+    def wait(self, key: Key) -> int:
+        """Seconds until it owes less than its tokens of a minute."""
+        limit = key.tokens_per_minute or 1
+        return max(1, ceil((self.owed - limit) * MINUTE / limit + 0.001))
+
+
+class OwnKeys:
+    """The list that counts now, and what its keys have used."""
+
+    def __init__(self, path: Path, *, now: Callable[[], float] = time.monotonic) -> None:
+        """Raises KeysError."""
+        self.path = path
+        self._now = now
+        self._list = KeyList.read(path)
+        self._used: dict[str, Used] = {}
+
+    def __repr__(self) -> str:
+        return f"<OwnKeys {self.path} {len(self._list)} keys>"
+
+    def reload(self) -> None:
+        """Read the file again. Raises KeysError; then the keys stay as they were."""
+        self._list = KeyList.read(self.path)
+        now = self._list.names
+        self._used = {name: used for name, used in self._used.items() if name in now or used.running}
+        log.info("keys_read", file=str(self.path), keys=len(self._list))
+
+    def find(self, given: str) -> Key | None:
+        return self._list.find(given)
+
+    def begin(self, key: Key) -> Used:
+        """Another request of this key; `end` must follow. Raises CrowdedFault where its limits forbid it."""
+        used = self._used.setdefault(key.name, Used(at=self._now()))
+        match used.crowded(key, self._now()):
+            case Crowded.KEY_CONCURRENT as reason:
+                raise CrowdedFault(
+                    reason,
+                    f"this key may have {key.concurrent} requests at once; come again when one has ended",
+                    RETRY_AFTER,
+                )
+            case Crowded.KEY_TOKENS as reason:
+                raise CrowdedFault(
+                    reason,
+                    f"this key has used its {key.tokens_per_minute} tokens of a minute; come again later",
+                    used.wait(key),
+                )
+        used.running += 1
+        return used
+
+    def end(self, key: Key, used: Used, tokens: int) -> None:
+        """It has ended, and the engine has computed and generated so many tokens for it."""
+        used.running -= 1
+        used.owes(key, self._now())
+        used.owed += tokens
+
+
+class CrowdedFault(ClientFault):
+    """Too many, or too much: 429."""
+
+    default_status = 429
+
+    def __init__(self, reason: Crowded, message: str, retry_after: int) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.reason = reason
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """A fresh key, and the table that makes it known, without the key. ValueError for what is no name."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name; use up to 40 letters, digits, dots, dashes and underscores")
+    key = PREFIX + secrets.token_urlsafe(32)
+    table = f'["{name}"]\nsha256 = "{_sha256(key).hex()}"\n'
+    return key, table
+
+
+def _sha256(key: str) -> bytes:
+    return sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def _tables(path: Path, data: bytes) -> dict[str, _Table]:
+    try:
+        doc: dict[str, Any] = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        where = re.search(r"line \d+", str(error))  # what stands there may be a key
+        raise KeysError(f"{path} is not TOML{f': look at {where[0]}' if where else ''}") from None
+    tables = {}
+    for name, value in doc.items():
+        if not isinstance(value, dict):
+            raise KeysError(f"{path}: keys stand in tables of their own; write a line [NAME] above each")
+        if not NAME.fullmatch(name):
+            raise KeysError(
+                f"{path}: a name has up to 40 letters, digits, dots, dashes and underscores; one is longer, "
+                "or has others"
+            )
+        try:
+            tables[name] = _Table.model_validate(value)
+        except ValidationError as error:
+            wrong = error.errors(include_input=False, include_url=False)[0]
+            said = "there is no such field" if wrong["type"] == "extra_forbidden" else wrong["msg"]
+            raise KeysError(f"{path}: [{name}] {wrong['loc'][0]}: {said}") from None
+    return tables
+
+
+def _key(name: str, table: _Table) -> Key:
+    if (table.key is None) is (table.sha256 is None):
+        raise KeysError(f"[{name}] needs either `key` or its `sha256`")
+    digest = bytes.fromhex(table.sha256) if table.sha256 else b""
+    if table.key is not None:
+        text = table.key.get_secret_value()
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise KeysError(f"[{name}] key: use letters, digits and signs of ASCII, without spaces")
+        digest = _sha256(text)
+    return Key(
+        name=name,
+        sha256=digest,
+        namespace=table.namespace or name,
+        operator=table.operator,
+        concurrent=table.concurrent,
+        queued=table.queued,
+        tokens_per_minute=table.tokens_per_minute,
+    )
+
+
+def _exposed(path: Path, found: os.stat_result, *, plain: bool) -> str:
+    """Who else could take or add a key, and the command that mends it; "" if nobody.
+
+    A file of digests may be read by anybody: nothing can be found out from the digest of a long key.
+    """
+    us, word, mode = os.geteuid(), shlex.quote(str(path)), stat.S_IMODE(found.st_mode)
+    if us != 0 and found.st_uid not in {0, us}:
+        return f"{path} belongs to another user. Mend it: sudo chown {us} {word}"
+    if plain and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return f"{path} holds keys, and others may read it. Mend it: chmod 600 {word}"
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to {path}. Mend it: chmod go-w {word}"
+    return ""

@@ -1,0 +1,207 @@
+"""Keys of our own in front of a real engine: who is served, what the engine hears, what is too much."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from chaos.raw import until
+from engine.test_keys import ASKS, STRANGERS, before, telling, told
+from patience import PATIENCE
+from slotkeeper.app import Sidecar, running, serve
+from slotkeeper.bench.lab import ready, url_of
+from slotkeeper.core.types import Crowded
+from slotkeeper.engine.launch import free_port
+
+ALICE: Final = {"Authorization": "Bearer a-long-key-of-alice"}
+ROOT: Final = {"X-Api-Key": "a-long-key-of-root"}
+ENGINES: Final = {"Authorization": "Bearer sesame"}
+ASK: Final = {"prompt": "The heron stood in the reeds.", "n_predict": 4}
+LONG: Final = {**ASK, "n_predict": 30_000, "stream": True, "ignore_eos": True}
+FILE: Final = """
+[alice]
+key = "a-long-key-of-alice"
+{limits}
+[root]
+key = "a-long-key-of-root"
+operator = true
+"""
+
+
+def written(folder: Path, limits: str = "", text: str = FILE) -> Path:
+    path = folder / "keys.toml"
+    path.write_text(text.format(limits=limits))
+    path.chmod(0o600)
+    return path
+
+
+@asynccontextmanager
+async def in_front(engine: Any, folder: Path, limits: str = "", **more: Any) -> AsyncIterator[Sidecar]:
+    async with running(before(engine, keys_file=written(folder, limits), **more)) as sidecar:
+        await ready(sidecar)
+        yield sidecar
+
+
+def client_of(sidecar: Sidecar, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url_of(sidecar), headers=headers, timeout=PATIENCE)
+
+
+def refusals(sidecar: Sidecar, reason: Crowded) -> float | None:
+    return sidecar.metrics.registry.get_sample_value(
+        "slotkeeper_crowded_requests_total", {"reason": reason.value}
+    )
+
+
+def idle(sidecar: Sidecar) -> bool:
+    """Whether no request of alice runs."""
+    return sidecar._keys is not None and sidecar._keys._used["alice"].running == 0
+
+
+async def test_a_key_of_the_list_is_served_and_the_engine_hears_its_own(engine_factory, build, tmp_path):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
+    async with in_front(engine, tmp_path) as sidecar:
+        for key in (ALICE, ROOT):
+            async with client_of(sidecar, key) as client:
+                for path in ("/v1/chat/completions", "/completion", "/v1/responses", "/v1/messages"):
+                    answer = await client.post(path, json=ASKS[path])
+                    assert answer.status_code == 200, answer.text
+                    assert "x-slotkeeper-predicted" in answer.headers
+                assert (await client.post("/tokenize", json={"content": "a"})).status_code == 200
+                assert (await client.get("/props")).status_code == 200
+
+
+async def test_keys_of_the_engine_and_of_nobody_cost_nothing_and_learn_nothing(
+    engine_factory, build, tmp_path
+):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
+    async with in_front(engine, tmp_path) as sidecar:
+        async with client_of(sidecar, ALICE) as client:
+            assert (await client.post("/completion", json=ASKS["/completion"])).status_code == 200
+        was = await told(engine)
+        async with client_of(sidecar) as client:
+            answers = [
+                await client.post(path, json=ask, headers=key)
+                for path, ask in ASKS.items()
+                for key in (*STRANGERS, ENGINES)
+            ]
+            answers += [
+                await client.get(path, headers=key)
+                for path in ("/slots", "/props", "/metrics", "/v1/models", "/", "/index.html")
+                for key in (*STRANGERS, ENGINES)
+            ]
+            assert (await client.get("/health")).status_code == 200
+        assert {answer.status_code for answer in answers} == {401}
+        assert {tuple(telling(answer)) for answer in answers} == {()}
+        assert await told(engine) == was
+
+
+async def test_what_belongs_to_all_is_for_operators(engine_factory, build, tmp_path):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
+    async with in_front(engine, tmp_path) as sidecar:
+        seen = {}
+        for name, key in {"alice": ALICE, "root": ROOT}.items():
+            async with client_of(sidecar, key) as client:
+                gets = [await client.get(path) for path in ("/slots", "/metrics", "/", "/lora-adapters")]
+                acts = await client.post("/slots/0?action=erase")
+                seen[name] = [answer.status_code for answer in (*gets, acts)]
+        assert seen == {"alice": [403] * 5, "root": [200] * 5}
+
+
+async def test_an_engine_that_takes_another_key_is_the_operators_trouble(engine_factory, build, tmp_path):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "other"])
+    async with running(before(engine, keys_file=written(tmp_path))) as sidecar:
+        async with client_of(sidecar, ALICE) as client:
+            answer = await client.post("/completion", json=ASK)
+        assert answer.status_code == 502
+        assert "--engine-api-key" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"), [("/completion", "rate_limit_error"), ("/v1/messages", "rate_limit_error")]
+)
+async def test_a_minutes_tokens_are_all_that_a_key_may_use(engine, tmp_path, path, shape):
+    async with in_front(engine, tmp_path, "tokens_per_minute = 60") as sidecar:
+        async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
+            first = await client.post(path, json=ASKS[path])  # costs far more: that is owed
+            assert first.status_code == 200
+            again = await client.post(path, json=ASKS[path])
+            assert again.status_code == 429
+            assert again.json()["error"]["type"] == shape
+            assert int(again.headers["Retry-After"]) > 60
+            assert telling(again) == []
+            assert (await other.post(path, json=ASKS[path])).status_code == 200
+        assert refusals(sidecar, Crowded.KEY_TOKENS) == 1
+
+
+async def test_what_was_broken_off_counts_as_well(engine, tmp_path):
+    async with in_front(engine, tmp_path, "tokens_per_minute = 60") as sidecar:
+        async with client_of(sidecar, ALICE) as client:
+            ask = {**ASKS["/completion"], "prompt": "Once more. " * 200, "n_predict": 30_000, "stream": True}
+            async with client.stream("POST", "/completion", json=ask) as answer:
+                assert answer.status_code == 200
+                async for _ in answer.aiter_bytes():
+                    break
+            await until(lambda: idle(sidecar), "it has ended")
+            assert (await client.post("/completion", json=ASK)).status_code == 429
+
+
+async def test_so_many_requests_at_once(engine, tmp_path):
+    async with in_front(engine, tmp_path, "concurrent = 1") as sidecar:
+        async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
+            async with client.stream("POST", "/completion", json=LONG) as running_one:
+                assert running_one.status_code == 200
+                second = await client.post("/completion", json=ASK)
+                assert second.status_code == 429
+                assert int(second.headers["Retry-After"]) > 0
+                assert (await other.post("/completion", json=ASK)).status_code == 200
+            await until(lambda: idle(sidecar), "it has ended")
+            assert (await client.post("/completion", json=ASK)).status_code == 200
+        assert refusals(sidecar, Crowded.KEY_CONCURRENT) == 1
+
+
+async def test_so_many_wait_for_a_slot(engine, tmp_path):
+    async with in_front(engine, tmp_path, "queued = 1") as sidecar:
+        placement = sidecar.driver.placement
+        async with client_of(sidecar, ROOT) as other, client_of(sidecar, ALICE) as client:
+            async with (
+                other.stream("POST", "/completion", json=LONG),
+                other.stream("POST", "/completion", json={**LONG, "prompt": "Another."}),
+            ):
+                waits = asyncio.ensure_future(client.post("/completion", json=ASK))  # noqa: TID251
+                await until(lambda: placement.queued == 1, "one waits")
+                second = await client.post("/completion", json=ASK)
+                assert second.status_code == 429
+                assert refusals(sidecar, Crowded.KEY_QUEUED) == 1
+            assert (await waits).status_code == 200
+
+
+async def test_the_list_is_read_again_at_sighup(engine, tmp_path):
+    path, data = written(tmp_path), f"127.0.0.1:{free_port()}"
+    settings = before(engine, keys_file=path).model_copy(update={"listen": data, "drain_delay": 0.0})
+    up = asyncio.Event()
+    work = asyncio.ensure_future(serve(settings, listening=lambda *_: up.set()))  # noqa: TID251
+    try:
+        await up.wait()
+        async with httpx.AsyncClient(base_url=f"http://{data}", timeout=PATIENCE) as client:
+
+            async def status(headers: dict[str, str]) -> int:
+                return (await client.get("/v1/models", headers=headers)).status_code
+
+            assert [await status(ALICE), await status(ROOT)] == [200, 200]
+            path.write_text('[root]\nkey = "a-long-key-of-root"\n')
+            os.kill(os.getpid(), signal.SIGHUP)
+            async with asyncio.timeout(PATIENCE):
+                while await status(ALICE) != 401:
+                    await asyncio.sleep(0.02)
+            assert await status(ROOT) == 200
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        await work
