@@ -56,6 +56,13 @@ def test_where_two_prompts_part_a_checkpoint_is_planted_for_the_third():
     assert play << ends("r3", 2000, 1000) >> reports("r3", predicted=1000, usage__planted=0, oracle=1000)
 
 
+def test_nothing_is_planted_for_a_prompt_that_the_engine_will_refuse():
+    """It would compute as much as there is room for, over what the slot holds."""
+    play = Play(n_slots=1, n_ctx=2000, **LATER_BUILD)
+    assert one_turn(play, "r1", PROMPTS[0].cut(0, 1900), slot=0)
+    assert play << arrives("r2") << knows("r2", PROMPTS[1]) >> goes("r2", slot=0)
+
+
 def test_nothing_is_planted_where_a_state_can_be_cut_anywhere_and_no_file_can_be_had():
     play = Play(n_slots=1, memory="dense")
     assert one_turn(play, "r1", PROMPTS[0], slot=0)

@@ -128,8 +128,8 @@ def steps(
 
     What a file will take is spent from `writes`.
     """
-    if len(prompt) - look.reuse < LEAST:
-        return ()
+    if len(prompt) - look.reuse < LEAST or 0 < table.traits.n_ctx <= len(prompt):
+        return ()  # the engine refuses a prompt that is longer than its slot
     found = [p for p in places(structure, len(prompt)) if look.reuse < p.at <= len(prompt) - 2 * TAIL]
     if not found:
         return ()
