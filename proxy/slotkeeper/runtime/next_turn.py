@@ -88,7 +88,7 @@ class NextTurns:
         says nothing if that does not come. Raises what rendering raises (`render.FAILURES`), and NotOurs
         for messages nested too deep.
         """
-        if ask.chat is None or not ask.chat["messages"] or ask.copies > 1:
+        if ask.chat is None or not ask.chat["messages"] or ask.claim.copies > 1:
             return None
         messages = ask.chat["messages"]
         habit = self.follow(client, ask.api, messages, reply)

@@ -297,7 +297,7 @@ class Exchange:
         driver = self._gate.driver
         body = placed(self._body_out, self._account.claim, forward.slot)
         ask, progress = self._account.ask, None
-        if ask is not None and forward.reason not in AS_IT_IS and can_ask(ask, body):
+        if ask is not None and forward.reason not in AS_IT_IS and can_ask(ask):
             body, progress = ask_for(body), ProgressFilter()
         self._account.progress = progress
         link = driver.links[forward.engine]

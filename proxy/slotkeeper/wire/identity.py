@@ -41,13 +41,11 @@ def named(headers: Mapping[str, str], doc: Doc) -> str | None:
     A user's id is no name of a conversation unless it holds a session (Claude Code's does): a user has many.
     """
     given = {name.lower(): value for name, value in headers.items()}
-    secrets = Secrets.of(given)
-    for header in HEADERS:
-        name = _name(given.get(header))
-        if name is not None and not secrets.stand_in(name):
-            return name
-    name = _in_body(doc) or _name(_session(table(doc, "metadata").get(_USER)))
-    return name if name is None or not secrets.stand_in(name) else None
+    offers = [name for header in HEADERS if (name := _name(given.get(header)))]
+    if (name := _in_body(doc) or _name(_session(table(doc, "metadata").get(_USER)))) is not None:
+        offers.append(name)
+    secrets = Secrets.of(given) if offers else None
+    return next((name for name in offers if secrets and not secrets.stand_in(name)), None)
 
 
 def offered(doc: Doc) -> str | None:

@@ -21,11 +21,12 @@ ROUTES: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION})
 FIELD: Final = b'"return_progress"'
 MARK: Final = b'"prompt_progress":{'  # in text it would stand escaped: \"prompt_progress\"
 END: Final = b"\n\n"
+LONGEST: Final = 16 * 1024  # bytes of an event that may be one of progress: they have a few hundred
 
 
-def can_ask(ask: Ask, body: bytes) -> bool:
+def can_ask(ask: Ask) -> bool:
     """Whether progress can be had without the client's notice."""
-    return ask.stream and ask.api in ROUTES and ask.copies == 1 and FIELD not in body
+    return ask.stream and ask.api in ROUTES and ask.claim.copies == 1 and not ask.progress
 
 
 def ask_for(body: bytes) -> bytes:
@@ -55,7 +56,7 @@ class ProgressFilter:
         self.latest: Progress | None = None
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the bytes so far may go on. An event is held back until it is whole, then no more."""
+        """What of the bytes so far may go on. One event at most is held back, up to its end."""
         if self._over:
             return chunk
         self._held += chunk
@@ -63,6 +64,7 @@ class ProgressFilter:
         while not self._over:
             event, end, rest = self._held.partition(END)
             if not end:
+                self._over = len(self._held) > LONGEST
                 break
             self._held = rest
             if MARK in event:

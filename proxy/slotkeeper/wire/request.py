@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from slotkeeper.wire import anthropic, llama, openai, responses
-from slotkeeper.wire.claim import claim, load
+from slotkeeper.wire.claim import Claim, claim, load
 from slotkeeper.wire.document import Doc, NotOurs, Prompt, Shape
 from slotkeeper.wire.identity import offered
 from slotkeeper.wire.outline import outline
@@ -23,13 +23,13 @@ class Ask:
 
     api: Api
     stream: bool
-    id_slot: int | None  # the slot that the client chose, as the engine reads it (T8); None: it did not
-    copies: int  # slots it takes at once: `n`, times the number of prompts
+    claim: Claim
     cache_prompt: bool
     chat: Doc | None  # a chat body for /apply-template; None for raw prompts and for media
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
     adapted: bool  # LoRA scales of its own: what its slot holds fits no other request
     media: bool  # images or audio: the token ids cannot be known
+    progress: bool  # it says itself whether it wants `return_progress`
     outline: tuple[bytes, ...]  # chained digests: of what stands before the messages, then per message
     conversation: str | None  # whatever the body offers as the name of its conversation
 
@@ -43,21 +43,20 @@ def parse(api: Api, body: bytes) -> Ask:
     return read(api, load(body))
 
 
-def read(api: Api, doc: Doc) -> Ask:
-    """The same of a body that was loaded. Raises NotOurs."""
+def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
+    """The same of a body that was loaded, and whose claim may be known. Raises NotOurs."""
     shape = _shape(api, doc)
-    taken = claim(api, doc)
     pinned = api.pinnable  # /v1/messages drops everything that it does not know (T5)
     return Ask(
         api=api,
         stream=doc.get("stream") is True,
-        id_slot=taken.id_slot,
-        copies=taken.copies,
+        claim=taken or claim(api, doc),
         cache_prompt=not (pinned and doc.get("cache_prompt") is False),
         chat=None if shape.media else shape.chat,
         prompt=shape.prompt,
         adapted=pinned and bool(doc.get("lora")),
         media=shape.media,
+        progress="return_progress" in doc,
         outline=() if shape.chat is None else outline(shape.chat, shape.lead),
         conversation=offered(doc),
     )

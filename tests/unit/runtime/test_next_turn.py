@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineError
 from slotkeeper.runtime.next_turn import LARGEST, NextTurns, Recent
+from slotkeeper.wire.claim import UNNAMED
 from slotkeeper.wire.request import Ask
 from slotkeeper.wire.routes import Api
 from unit.runtime.stubs import StubLink
@@ -51,13 +53,13 @@ def asking(messages: list[Message], *, api: Api = Api.CHAT, copies: int = 1) -> 
     return Ask(
         api=api,
         stream=False,
-        id_slot=None,
-        copies=copies,
+        claim=replace(UNNAMED, copies=copies),
         cache_prompt=True,
         chat={"messages": messages, "tools": []},
         prompt=None,
         adapted=False,
         media=False,
+        progress=False,
         outline=(),
         conversation=None,
     )

@@ -7,6 +7,7 @@ import pytest
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineError
 from slotkeeper.runtime.render import prompt_of, with_reply
+from slotkeeper.wire.claim import UNNAMED
 from slotkeeper.wire.request import Ask
 from slotkeeper.wire.routes import Api
 from unit.runtime.stubs import END_OF_TURN, StubLink
@@ -21,13 +22,13 @@ def asked(*, chat=None, prompt=None, media=False) -> Ask:
     return Ask(
         api=Api.CHAT if chat else Api.COMPLETION,
         stream=False,
-        id_slot=None,
-        copies=1,
+        claim=UNNAMED,
         cache_prompt=True,
         chat=chat,
         prompt=prompt,
         adapted=False,
         media=media,
+        progress=False,
         outline=(),
         conversation=None,
     )

@@ -11,6 +11,7 @@ from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import Memory
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.runtime.structure import boundaries_of
+from slotkeeper.wire.claim import UNNAMED
 from slotkeeper.wire.request import Ask
 from slotkeeper.wire.routes import Api
 from unit.runtime.stubs import TRAITS, StubLink
@@ -54,11 +55,11 @@ def asked(messages=TALK, **more) -> Ask:
     return Ask(
         api=Api.CHAT,
         stream=False,
-        id_slot=None,
-        copies=1,
+        claim=UNNAMED,
         cache_prompt=True,
         adapted=False,
         media=False,
+        progress=False,
         outline=(),
         conversation=None,
         **{"chat": {"messages": messages, "seed": 1}, "prompt": None, **more},

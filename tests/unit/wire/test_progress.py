@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.wire.claim import UNNAMED, placed
-from slotkeeper.wire.progress import Progress, ProgressFilter, ask_for, can_ask
+from slotkeeper.wire.progress import LONGEST, Progress, ProgressFilter, ask_for, can_ask
 from slotkeeper.wire.request import parse
 from slotkeeper.wire.routes import Api
 
@@ -42,6 +42,14 @@ def test_after_the_first_event_nothing_is_held_back():
     assert filtered.feed(b"data: {") == b"data: {"
 
 
+def test_an_event_that_is_too_long_for_progress_is_not_held_back():
+    filtered, first = ProgressFilter(), b"data: {" + b"x" * LONGEST
+    assert filtered.feed(PROGRESS + first[:100]) == b""
+    assert filtered.feed(first[100:]) == first
+    assert filtered.feed(b"}\n\n" + PROGRESS) == b"}\n\n" + PROGRESS
+    assert filtered.close() == b""
+
+
 def test_a_stream_that_breaks_in_its_first_event_is_not_lost():
     filtered = ProgressFilter()
     assert filtered.feed(b"data: {") == b""
@@ -60,7 +68,12 @@ def test_a_stream_that_breaks_in_its_first_event_is_not_lost():
 )
 def test_progress_is_asked_for_only_where_nobody_notices(api, fields, expected):
     body = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], **fields})
-    assert can_ask(parse(api, body), body) is expected
+    assert can_ask(parse(api, body)) is expected
+
+
+def test_a_key_that_is_spelled_with_escapes_is_the_same_key():
+    body = b'{"prompt":"x","stream":true,"return\\u005fprogress":true}'
+    assert not can_ask(parse(Api.COMPLETION, body))
 
 
 def test_asking_changes_nothing_else():

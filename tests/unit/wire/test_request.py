@@ -113,7 +113,7 @@ def test_a_chat_body_for_rendering_has_no_sampling():
 
 def test_messages_drop_what_the_engine_drops():
     got = ask(Api.MESSAGES, messages=HELLO, id_slot=1, n=3, cache_prompt=False, stream=True)
-    assert (got.id_slot, got.copies, got.cache_prompt, got.stream) == (None, 1, True, True)
+    assert (got.claim.id_slot, got.claim.copies, got.cache_prompt, got.stream) == (None, 1, True, True)
 
 
 def test_caching_is_on_unless_it_is_switched_off():
@@ -139,13 +139,13 @@ def test_caching_is_on_unless_it_is_switched_off():
 @pytest.mark.parametrize("api", [Api.COMPLETION, Api.COMPLETIONS])
 def test_a_single_prompt_is_known_in_each_of_its_forms(api, prompt, read):
     got = ask(api, prompt=prompt)
-    assert (got.prompt, got.copies, got.media, got.chat, got.outline) == (read, 1, False, None, ())
+    assert (got.prompt, got.claim.copies, got.media, got.chat, got.outline) == (read, 1, False, None, ())
 
 
 @pytest.mark.parametrize(("prompt", "copies"), [(["a", "b"], 2), ([[1], [2], "c"], 3), ([], 1)])
 def test_several_prompts_are_unknown_and_take_several_slots(prompt, copies):
     got = ask(Api.COMPLETION, prompt=prompt)
-    assert (got.prompt, got.copies) == (None, copies)
+    assert (got.prompt, got.claim.copies) == (None, copies)
 
 
 def test_media_leaves_nothing_to_tokenize_but_the_outline():
@@ -160,7 +160,7 @@ def test_media_leaves_nothing_to_tokenize_but_the_outline():
 
 def test_an_infill_prompt_is_the_engines_own():
     got = ask(Api.INFILL, input_prefix="a", input_suffix="b", id_slot=2)
-    assert (got.prompt, got.chat, got.id_slot) == (None, None, 2)
+    assert (got.prompt, got.chat, got.claim.id_slot) == (None, None, 2)
 
 
 @pytest.mark.parametrize(
