@@ -72,5 +72,7 @@ def _ids(content: Any) -> list[int]:
     if isinstance(content, str):
         return list(content.encode())
     listed = content if isinstance(content, list) else []
+    if set(map(type, listed)) == {int}:  # at once: a plant may be of a million
+        return listed
     parts = ([part] if isinstance(part, int) else _ids(part) for part in listed)
     return [number for part in parts for number in part]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
+from types import FrameType
 
 import orjson
 import psutil
@@ -17,13 +20,14 @@ from slotkeeper.app import running
 from slotkeeper.runtime.aside import Aside
 from slotkeeper.web import account
 from slotkeeper.wire.routes import Api
-from slotkeeper.wire.weight import BRACES, LARGE, MOST_MESSAGES
+from slotkeeper.wire.weight import BRACES, LARGE, MOST_DEEP, MOST_MESSAGES
 
 CHAT = PATHS[Api.CHAT]
 EMPTY_LISTS = b'{"messages":[' + b"[]," * 6_700_000 + b"[]]}"  # 20 MB
 MESSAGE = b'{"role":"user","content":"x"}'
 MILLION = b'{"messages":[' + (MESSAGE + b",") * 999_999 + MESSAGE + b"]}"
 ROOM = 2**20
+OURS = str(Path(account.__file__).parents[1])
 
 
 async def refused(address: str, path: str, body: bytes) -> dict[str, object]:
@@ -57,6 +61,18 @@ async def test_more_messages_than_a_conversation_has_are_refused_in_the_shape_of
     if api is Api.MESSAGES:
         assert error["type"] == "request_too_large"
     assert not fake.ran
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_what_is_nested_deeper_than_any_schema_is_refused(fake, data, more):
+    """The engine's own parser goes deeper, and so does ours: what reads the document then does not."""
+    lists = MOST_DEEP - 1 + more  # the object itself is one
+    body = orjson.dumps(request_body(Api.CHAT, stream=False))[:-1] + b',"x":' + b"[" * lists + b"]" * lists
+    async with dial(data) as wire:
+        await wire.post(CHAT, body + b"}")
+        head = await wire.head()
+        assert (head.status, b"nested" in await wire.body(head)) == ((400, True) if more else (200, False))
+    assert len(fake.ran) == 1 - more
 
 
 async def test_as_many_messages_as_are_allowed_are_served(fake, data):
@@ -134,3 +150,35 @@ async def test_others_are_answered_while_a_large_body_is_read(fake, sidecar, dat
         assert (await small.head()).status == 200
         answered.set()
         assert (await large.head()).status == 200
+
+
+def turns(text: str) -> list[dict[str, object]]:
+    """A conversation whose long message is another one the next time: all of it is compared."""
+    said = [{"role": "user", "content": "Count to four."}, {"role": "assistant", "content": "one"}]
+    first = [*said, {"role": "user", "content": f"{text} once"}]
+    edited = [*said, {"role": "user", "content": f"{text} twice"}, said[1], said[0]]
+    return [{"messages": messages, "stream": True} for messages in (first, edited)]
+
+
+async def test_the_loop_has_no_more_to_do_for_a_larger_body(sidecar, data):
+    """In calls of functions, which no other program on the machine makes more or less."""
+
+    async def calls(size: int) -> int:
+        made = 0
+
+        def count(frame: FrameType, event: str, _what: object) -> None:
+            nonlocal made
+            made += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+        for body in turns("Today\n" * (size // 6)):
+            async with dial(data) as wire:
+                sys.setprofile(count)  # of this thread
+                await wire.post(CHAT, body)
+                assert looks_whole(Api.CHAT, await wire.body(await wire.head()))
+                await until(lambda: "0 requests" in repr(sidecar.driver.placement))
+                await until(lambda: sidecar.driver.learning == set())
+                sys.setprofile(None)
+        return made
+
+    smaller = await calls(LARGE + 6)
+    assert await calls(4 * LARGE) < 2 * smaller

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Self
 
 WIDTH: Final = 4  # bytes of an id: llama_token is an int32
+MOST_FOUND: Final = 20_000  # more than messages in a conversation: a text that is made of markers has more
 
 
 class Tokens:
@@ -86,13 +87,13 @@ class Tokens:
     def begins_with(self, other: Tokens) -> bool:
         return self.packed.startswith(other.packed)
 
-    def find_all(self, needle: Tokens) -> list[int]:
-        """Every index at which `needle` begins, in order."""
+    def find_all(self, needle: Tokens, most: int = MOST_FOUND) -> list[int]:
+        """Every index at which `needle` begins, in order; no more than the first `most`."""
         found: list[int] = []
         at = 0
         if not needle.packed:
             return found
-        while (at := self.packed.find(needle.packed, at)) >= 0:
+        while len(found) < most and (at := self.packed.find(needle.packed, at)) >= 0:
             if at % WIDTH == 0:
                 found.append(at // WIDTH)
                 at += WIDTH

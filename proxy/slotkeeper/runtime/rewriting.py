@@ -6,16 +6,17 @@ Before a request goes out only its forms are made. What is said of it waits unti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from slotkeeper.core.canonical.apply import Outcome, canonical
-from slotkeeper.core.canonical.modes import Choice
+from slotkeeper.core.canonical.modes import Choice, Modes
 from slotkeeper.core.canonical.registry import RULES
 from slotkeeper.core.canonical.rules import Mode
 from slotkeeper.core.canonical.shown import Change, changes
-from slotkeeper.core.conversations.book import Conversations
-from slotkeeper.core.conversations.record import Conversation, Match, Who
+from slotkeeper.core.conversations.book import Conversations, goes_on
+from slotkeeper.core.conversations.likeness import keys_of
+from slotkeeper.core.conversations.record import Conversation, Keys, Match, Near, Who
 from slotkeeper.core.requests.layout import Layout
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Action, Metrics
@@ -26,7 +27,7 @@ from slotkeeper.wire.document import Doc
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.identity import named
 from slotkeeper.wire.layout import lay_out
-from slotkeeper.wire.layouts import Recent, seen
+from slotkeeper.wire.layouts import Recent, Seen, most_like, seen
 from slotkeeper.wire.routes import Api
 
 
@@ -42,6 +43,7 @@ class Taken:
     outcome: Outcome  # as rules would have it
     changed: bool | None  # whether that goes out; None: it is not decided
     conversation: Conversation | None = None  # that it is the last request of by now
+    ahead: Mapping[bool, Judgement] = field(default_factory=dict)  # what is to be said of either form
     judged: Judgement | None = None
     changes: tuple[Change, ...] = ()
 
@@ -59,8 +61,15 @@ class Taken:
     @property
     def sent(self) -> Outcome:
         """What goes out; as it came, until that is decided."""
-        own = self.rewritten is not None and not self.changed
+        return self.form(changed=bool(self.changed))
+
+    def form(self, *, changed: bool) -> Outcome:
+        own = self.rewritten is not None and not changed
         return Outcome(self.outcome.doc, self.received, self.outcome.done) if own else self.outcome
+
+    def judge(self, *, changed: bool) -> Judgement:
+        """What is to be said of one form: slow where long texts differ."""
+        return judge(self.match, self.received, self.form(changed=changed))
 
 
 class Rewriting:
@@ -92,32 +101,20 @@ class Rewriting:
     ) -> Taken | None:
         """The request and how rules would have it; None for what is no chat.
 
-        `size` bytes are its body, at `now` seconds. `run` is where it is looked at.
+        `size` bytes are its body, at `now` seconds. `run` is where it is looked at. Elsewhere than on the
+        loop, that works on copies of what the book has, and judges both forms before one is chosen.
         """
         self._enter_all()
-        taken = await run(
-            self._look, api, doc, request_id=request_id, client=client, headers=headers, now=now
-        )
-        if taken is not None:
-            self._before.add(api, client, doc, taken.received, size)
-            self._new.append(taken)
-        return taken
-
-    def _look(
-        self, api: Api, doc: Doc, *, request_id: str, client: str, headers: Mapping[str, str], now: float
-    ) -> Taken | None:
-        """Changes nothing: it may be done beside the loop."""
-        layout = lay_out(api, doc, self._before.like(api, client, doc))
-        if layout is None:
+        who, aside = Who(client=client, name=named(headers, doc)), run is not here
+        laid = await run(_laid_out, api, doc, who, self._before.of(api, client))
+        if laid is None:
             return None
-        known = seen(api, doc, layout)
-        who = Who(client=client, name=named(headers, doc))
-        match = _as_it_is(self.conversations.find(who, layout))
+        layout, found_by = laid
+        near = self.conversations.near(who, found_by, still=aside)
+        match = await run(_matched, who, layout, found_by, near)
         modes = self._choice.for_client(headers.get("User-Agent", ""))
-        outcome = canonical(
-            doc, layout, match, rules=RULES, modes=modes, lay_out=lambda body: lay_out(api, body, known)
-        )
-        return Taken(
+        outcome = await run(_ruled, api, doc, layout, match, modes)
+        taken = Taken(
             request_id=request_id,
             who=who,
             now=now,
@@ -126,6 +123,11 @@ class Rewriting:
             outcome=outcome,
             changed=None if outcome.edits else False,
         )
+        if aside:
+            taken.ahead = await run(_judged, taken)
+        self._before.add(api, client, doc, layout, size)
+        self._new.append(taken)
+        return taken
 
     def goes(self, taken: Taken, *, changed: bool) -> None:
         """In which form it goes out. Of two times that it is sent, the later one counts."""
@@ -140,7 +142,7 @@ class Rewriting:
         """Enter it in the book, and say what is to be said of it; None as long as its form is not decided."""
         self._enter_all()
         if taken.judged is None and taken.changed is not None:
-            taken.judged = judge(taken.match, taken.received, taken.sent)
+            taken.judged = taken.ahead.get(taken.changed) or taken.judge(changed=taken.changed)
             for done in taken.outcome.done:
                 put_right: Action = "fixed" if taken.changed or taken.rewritten is None else "declined"
                 self._metrics.rewritten(done.rule, put_right if done.mode is Mode.FIX else "observed")
@@ -197,6 +199,30 @@ class Rewriting:
 def _fixed(sent: Outcome) -> tuple[str, ...]:
     """The rules by which what goes out is another than what came."""
     return tuple(done.rule for done in sent.done if done.mode is Mode.FIX) if sent.edits else ()
+
+
+# -- what may be done beside the loop: it reads, and makes new things --------------------------------
+
+
+def _laid_out(api: Api, doc: Doc, who: Who, recent: Sequence[Seen]) -> tuple[Layout, Keys] | None:
+    layout = lay_out(api, doc, most_like(recent, api, doc))
+    return None if layout is None else (layout, keys_of(who, layout))
+
+
+def _matched(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
+    return _as_it_is(goes_on(who, layout, found_by, near))
+
+
+def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, modes: Modes) -> Outcome:
+    known = seen(api, doc, layout)
+    return canonical(
+        doc, layout, match, rules=RULES, modes=modes, lay_out=lambda body: lay_out(api, body, known)
+    )
+
+
+def _judged(taken: Taken) -> dict[bool, Judgement]:
+    forms = (False, True) if taken.changed is None else (taken.changed,)
+    return {changed: taken.judge(changed=changed) for changed in forms}
 
 
 def _as_it_is(match: Match) -> Match:

@@ -40,7 +40,7 @@ from slotkeeper.wire.progress import ProgressFilter
 from slotkeeper.wire.request import Ask, NotOurs, model_of, read
 from slotkeeper.wire.routes import Api
 from slotkeeper.wire.secrets import Secrets
-from slotkeeper.wire.weight import check_lists, check_values
+from slotkeeper.wire.weight import check_depth, check_lists, check_values
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
@@ -118,8 +118,7 @@ class Account:
         Raises NotPlain for what must not be sent on, and ClientFault for what is too much.
         """
         self.record.body_bytes, self._came = len(body), body
-        doc = await run(_loaded, body, encoding)
-        self.claim = claim(self._api, doc)
+        doc, self.claim = await run(_loaded, self._api, body, encoding)
         return doc
 
     async def parse(
@@ -139,10 +138,10 @@ class Account:
                 self._explaining = Explaining(rewriting, self._metrics, self.record)
                 taken = await self._explaining.take(self._api, doc, headers=self._headers, run=run)
                 self._name(taken)
-            self.own = await run(read, self._api, doc)
+            self.own = await run(read, self._api, doc, self.claim)
             if taken and taken.rewritten is not None:
                 self._rewritten = taken.rewritten
-                self.rewritten = await run(read, self._api, taken.rewritten)
+                self.rewritten = await run(read, self._api, taken.rewritten, self.claim)
         except NotOurs as why:
             log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)
         except Fault:
@@ -411,7 +410,9 @@ class Account:
         )
 
 
-def _loaded(body: bytes, encoding: str) -> Doc:
+def _loaded(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
     """Raises NotPlain, and ClientFault for what is too much."""
     check_values(body)
-    return load(body, encoding)
+    doc = load(body, encoding)
+    check_depth(body, doc)
+    return doc, claim(api, doc)

@@ -7,7 +7,7 @@ whoever compares the two sees at once that it is the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,13 +66,9 @@ class Recent:
     def __repr__(self) -> str:
         return f"<Recent {len(self._kept)} requests>"
 
-    def like(self, api: Api, client: str, doc: Doc) -> Seen | None:
-        """The one that has most in common with `doc`."""
-        given = doc.get(_LISTS.get(api, ""))
-        if not isinstance(given, list):
-            return None
-        mine = [kept for of, who, kept, _ in self._kept if of is api and who == client]
-        return max(reversed(mine), key=lambda kept: kept.start(given), default=None)
+    def of(self, api: Api, client: str) -> list[Seen]:
+        """Those of one client, the latest first."""
+        return [kept for of, who, kept, _ in reversed(self._kept) if of is api and who == client]
 
     def add(self, api: Api, client: str, doc: Doc, layout: Layout, size: int) -> Seen | None:
         """Remember it, unless its body of `size` bytes is too large; what there is to remember."""
@@ -84,6 +80,12 @@ class Recent:
         while self._size > self._limit or len(self._kept) > RECENT:
             self._size -= self._kept.popleft()[-1]
         return kept
+
+
+def most_like(recent: Iterable[Seen], api: Api, doc: Doc) -> Seen | None:
+    """The one that has most in common with `doc`."""
+    given = doc.get(_LISTS.get(api, ""))
+    return max(recent, key=lambda kept: kept.start(given), default=None) if isinstance(given, list) else None
 
 
 def _written(value: Any) -> bytes:

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.core.tokens import EMPTY, Tokens
+from slotkeeper.core.tokens import EMPTY, MOST_FOUND, Tokens
 
 IDS = st.lists(st.integers(-2, 3) | st.sampled_from([0x01010101, 2**31 - 1]), max_size=300)
 
@@ -46,6 +46,10 @@ def test_lcp_with_nothing_is_nothing():
 def test_find_all_gives_every_place_that_a_loop_finds(ids, needle):
     found = [n for n in range(len(ids)) if needle and ids[n : n + len(needle)] == needle]
     assert Tokens(ids).find_all(Tokens(needle)) == found
+
+
+def test_find_all_of_a_text_that_is_made_of_markers_ends_somewhere():
+    assert Tokens([7] * 3 * MOST_FOUND).find_all(Tokens([7])) == list(range(MOST_FOUND))
 
 
 def test_find_all_does_not_match_across_the_bytes_of_two_ids():

@@ -15,6 +15,7 @@ from slotkeeper.core.conversations.reasons import Cause
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.repeated import judge
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.routes import Api
@@ -32,6 +33,36 @@ def request(day: int, turns: int) -> dict[str, Any]:
 
 def prompt(day: int, turns: int) -> Tokens:
     return HEAD + Tokens([day]) + TAIL + Tokens(range(5000, 5000 + 100 * turns))
+
+
+class Beside:
+    """Stands for the thread: in it, nothing may be touched that the loop changes."""
+
+    def __init__(self, rewriting: Rewriting, *meanwhile: Any) -> None:
+        self.ran: list[str] = []
+        self._inside = False
+        self._meanwhile = list(meanwhile)  # what the loop does between
+        rewriting.conversations = Guarded(rewriting.conversations, self)  # type: ignore[assignment]
+        rewriting._before = Guarded(rewriting._before, self)  # type: ignore[assignment]
+
+    async def __call__(self, do: Any, /, *args: Any, **more: Any) -> Any:
+        if self.ran and self._meanwhile:
+            self._meanwhile.pop(0)()
+        self.ran.append(do.__name__)
+        self._inside = True
+        try:
+            return do(*args, **more)
+        finally:
+            self._inside = False
+
+
+class Guarded:
+    def __init__(self, real: Any, beside: Beside) -> None:
+        self._real, self._beside = real, beside
+
+    def __getattr__(self, name: str) -> Any:
+        assert not self._beside._inside, f"{name} is the loop's"
+        return getattr(self._real, name)
 
 
 def take(rewriting: Rewriting, *args: Any, **more: Any) -> Taken | None:
@@ -55,6 +86,7 @@ class Desk:
         planted: int = 0,
         seconds: float = 1.0,
         changed: bool | None = None,
+        **more: Any,
     ):
         """What went on, and where it parts. As rules would have it, unless `changed` says otherwise."""
         self._count += 1
@@ -67,6 +99,7 @@ class Desk:
             headers={},
             size=1000,
             now=float(self._count),
+            **more,
         )
         if taken.rewritten is not None:
             self.rewriting.goes(taken, changed=changed is not False)
@@ -217,3 +250,44 @@ def test_a_request_is_in_the_book_for_the_next_one_though_nobody_asked_what_it_i
     assert first.conversation is not None
     assert second.match.before is not None
     assert second.match.before.number == first.conversation.number
+
+
+def test_what_is_read_beside_the_loop_is_a_copy_and_the_same_is_said_of_it():
+    plain, desk = Desk(), Desk()
+    for each in (plain, desk):
+        each.asks(request(1, 0), prompt(1, 0), cached=0)
+    told, parting = plain.asks(request(2, 1), prompt(2, 1), cached=1000)
+    run = Beside(desk.rewriting)
+    taken, same = desk.asks(request(2, 1), prompt(2, 1), cached=1000, run=run)
+    assert len(run.ran) > 1
+    assert (taken.judged, same) == (told.judged, parting)
+
+
+def test_a_conversation_that_goes_on_meanwhile_is_for_the_thread_as_it_was():
+    desk = Desk()
+    desk.asks(request(1, 1), prompt(1, 1), cached=0)
+
+    def next_turn() -> None:
+        desk.asks(request(1, 2), prompt(1, 2), cached=1000)
+
+    run = Beside(desk.rewriting, next_turn)
+    taken, _ = desk.asks(request(2, 2), prompt(2, 2), cached=1000, run=run)
+    assert len(taken.match.before.received.messages) == len(request(1, 1)["messages"])
+    assert taken.judged.explained.cause is Cause.DATE
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_what_was_read_beside_the_loop_leaves_nothing_slow_to_it(changed, monkeypatch):
+    """Whichever form goes out: both were judged."""
+    desk = Desk(f"{RuleName.DATE}=fix")
+    desk.asks(request(1, 0), prompt(1, 0), cached=0)
+    beside, judged = Beside(desk.rewriting), []
+
+    def slow(*args: Any) -> Any:
+        judged.append(beside._inside)
+        return judge(*args)
+
+    monkeypatch.setattr("slotkeeper.runtime.rewriting.judge", slow)
+    taken, _ = desk.asks(request(2, 1), prompt(2, 1), cached=1000, run=beside, changed=changed)
+    assert taken.rewritten is not None
+    assert judged == [True, True]

@@ -3,7 +3,7 @@
 import pytest
 
 from slotkeeper.wire.layout import lay_out
-from slotkeeper.wire.layouts import RECENT, Recent, seen
+from slotkeeper.wire.layouts import RECENT, Recent, most_like, seen
 from slotkeeper.wire.routes import Api
 
 ASKED = {"role": "user", "content": "Which bolts are low?"}
@@ -50,15 +50,19 @@ def test_values_that_are_equal_to_python_only_are_not_equal(one, other):
     assert call.arguments["below"] is other
 
 
+def like(recent, api, client, doc):
+    return most_like(recent.of(api, client), api, doc)
+
+
 def test_the_one_that_has_most_in_common_is_found_but_never_another_clients():
     recent = Recent()
     short, long = {"messages": [ASKED]}, {"messages": [ASKED, SAID, ASKED]}
     for doc in (long, short):
         recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
-    assert recent.like(Api.CHAT, "anna", {"messages": [ASKED, SAID]}).raw is long["messages"]
-    assert recent.like(Api.CHAT, "bert", long) is None
-    assert recent.like(Api.MESSAGES, "anna", long) is None
-    assert recent.like(Api.COMPLETION, "anna", {"prompt": "x"}) is None
+    assert like(recent, Api.CHAT, "anna", {"messages": [ASKED, SAID]}).raw is long["messages"]
+    assert like(recent, Api.CHAT, "bert", long) is None
+    assert like(recent, Api.MESSAGES, "anna", long) is None
+    assert like(recent, Api.COMPLETION, "anna", {"prompt": "x"}) is None
 
 
 def test_only_the_last_ones_are_kept_and_none_with_images():
@@ -67,10 +71,10 @@ def test_only_the_last_ones_are_kept_and_none_with_images():
     recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
     for _ in range(RECENT):
         recent.add(Api.CHAT, "bert", {"messages": [picture]}, lay_out(Api.CHAT, {"messages": [picture]}), 10)
-    assert recent.like(Api.CHAT, "anna", doc)
+    assert like(recent, Api.CHAT, "anna", doc)
     for _ in range(RECENT):
         recent.add(Api.CHAT, "bert", doc, lay_out(Api.CHAT, doc), 10)
-    assert recent.like(Api.CHAT, "anna", doc) is None
+    assert like(recent, Api.CHAT, "anna", doc) is None
 
 
 def test_their_bodies_are_bounded_together_and_one_that_is_too_large_is_not_kept():
@@ -78,8 +82,8 @@ def test_their_bodies_are_bounded_together_and_one_that_is_too_large_is_not_kept
     layout = lay_out(Api.CHAT, doc)
     recent.add(Api.CHAT, "anna", doc, layout, 60)
     recent.add(Api.CHAT, "bert", doc, layout, 101)
-    assert recent.like(Api.CHAT, "anna", doc)
-    assert recent.like(Api.CHAT, "bert", doc) is None
+    assert like(recent, Api.CHAT, "anna", doc)
+    assert like(recent, Api.CHAT, "bert", doc) is None
     recent.add(Api.CHAT, "bert", doc, layout, 60)
-    assert recent.like(Api.CHAT, "anna", doc) is None
-    assert recent.like(Api.CHAT, "bert", doc)
+    assert like(recent, Api.CHAT, "anna", doc) is None
+    assert like(recent, Api.CHAT, "bert", doc)

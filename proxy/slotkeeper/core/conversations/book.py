@@ -6,7 +6,7 @@ A bound on characters and one on their number; the one that was not asked for th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any, Final
@@ -15,8 +15,7 @@ from slotkeeper.core.conversations.kinds import leads_nowhere
 from slotkeeper.core.conversations.likeness import (
     Likeness,
     calls_of,
-    keys,
-    kin,
+    keys_of,
     likeness,
     more_tools,
     named_key,
@@ -28,7 +27,7 @@ from slotkeeper.core.conversations.likeness import (
     standing,
     tools_key,
 )
-from slotkeeper.core.conversations.record import Conversation, Match, Who
+from slotkeeper.core.conversations.record import Conversation, Keys, Match, Near, Who
 from slotkeeper.core.requests.layout import Layout
 from slotkeeper.core.tokens import Tokens
 
@@ -49,7 +48,6 @@ class Conversations:
         self._keys: dict[int, tuple[bytes, ...]] = {}  # under which each is found
         self._index: dict[bytes, OrderedDict[int, None]] = {}
         self._numbers = count(1)
-        self._looked: tuple[Who, Layout, tuple[bytes, ...], tuple[bytes, ...]] | None = None
         self.characters = 0  # that are kept
 
     def __len__(self) -> int:
@@ -59,26 +57,18 @@ class Conversations:
         return f"<Conversations {len(self)} | {self.characters} of {self._limit} characters>"
 
     def find(self, who: Who, layout: Layout) -> Match:
-        """The conversation that a request goes on from: one of the same agent, if there is any.
+        """The conversation that a request goes on from."""
+        found_by = keys_of(who, layout)
+        return goes_on(who, layout, found_by, self.near(who, found_by))
 
-        `before` holds the notes that still stand in what both have in common, and what those told; it is
-        for reading, and `saw` knows it again.
-        """
-        first, related = self._keys_of(who, layout)
-        candidates = self._latest((*named_key(who), *first))
-        found = [like for line in candidates if (like := likeness(line, who, layout))]
-        own = [like for like in found if same_agent(like.conversation.received, layout)]
-        best = max(own or found, key=lambda like: like.rank, default=None)
-        others = (line for line in self._latest(related, each=2) if not line.aside)
-        sibling = max(others, key=lambda line: _kinship(line, layout), default=None)
-        beside = next(self._latest((tools_key(who),), each=1), None)
-        return Match(
-            before=_as_it_stands(best) if best else None,
-            common=best.common if best else 0,
-            sibling=sibling,
-            beside=beside,
-            same_agent=bool(own) or best is None,
-        )
+    def near(self, who: Who, found_by: Keys, *, still: bool = False) -> Near:
+        """All that `goes_on` chooses among. `still`: as it is now, for a thread that reads it meanwhile."""
+        lines = self._latest((*named_key(who), *found_by.first))
+        kin = [line for line in self._latest(found_by.kin, each=2) if not line.aside]
+        beside = self._latest((tools_key(who),), each=1)
+        if still:
+            lines, kin, beside = ([_copied(line) for line in some] for some in (lines, kin, beside))
+        return Near(tuple(lines), tuple(kin), beside[0] if beside else None)
 
     def saw(
         self,
@@ -108,7 +98,7 @@ class Conversations:
             line.who = Who(who.client, who.name or line.who.name)
             line.received, line.sent, line.at, line.tokens = received, sent, now, None
         line.notes, line.told, line.rules = dict(notes), dict(told), tuple(rules)
-        self._list(line)
+        self._list(line, match.keys or keys_of(who, received))
         self._evict()
         return line
 
@@ -158,23 +148,16 @@ class Conversations:
             return None
         return line if line.aside == aside else None
 
-    def _keys_of(self, who: Who, layout: Layout) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """Computed once for the two calls that one request makes."""
-        looked = self._looked
-        if looked is None or looked[0] != who or looked[1] is not layout:
-            looked = self._looked = (who, layout, keys(who, layout), kin(who, layout))
-        return looked[2], looked[3]
-
-    def _latest(self, wanted: Iterable[bytes], each: int = COMPARED) -> Iterator[Conversation]:
+    def _latest(self, wanted: Iterable[bytes], each: int = COMPARED) -> list[Conversation]:
         seen: dict[int, None] = {}
         for key in wanted:
             seen.update(dict.fromkeys(islice(reversed(self._index.get(key, {})), each)))
-        return iter([self._lines[number] for number in seen])
+        return [self._lines[number] for number in seen]
 
-    def _list(self, line: Conversation) -> None:
-        first, related = self._keys_of(line.who, line.received)
+    def _list(self, line: Conversation, keys: Keys) -> None:
         tools = (tools_key(line.who),) if line.received.tools and not line.aside else ()
-        found_by = (*named_key(line.who), *first, *(related if not line.aside else ()), *tools)
+        kin = keys.kin if not line.aside else ()
+        found_by = (*named_key(line.who), *keys.first, *kin, *tools)
         self._lines[line.line] = line
         self._keys[line.line] = found_by
         for key in found_by:
@@ -199,6 +182,30 @@ class Conversations:
         """The latest always stays, however long it is."""
         while len(self._lines) > 1 and (self.characters > self._limit or len(self._lines) > self._most):
             self._unlist(next(iter(self._lines.values())))
+
+
+def goes_on(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
+    """The conversation that a request goes on from: one of the same agent, if there is any.
+
+    `before` holds the notes that still stand in what both have in common, and what those told; it is
+    for reading, and `Conversations.saw` knows it again.
+    """
+    found = [like for line in near.lines if (like := likeness(line, who, layout))]
+    own = [like for like in found if same_agent(like.conversation.received, layout)]
+    best = max(own or found, key=lambda like: like.rank, default=None)
+    return Match(
+        before=_as_it_stands(best) if best else None,
+        common=best.common if best else 0,
+        sibling=max(near.kin, key=lambda line: _kinship(line, layout), default=None),
+        beside=near.beside,
+        same_agent=bool(own) or best is None,
+        keys=found_by,
+    )
+
+
+def _copied(line: Conversation) -> Conversation:
+    """All else in it is replaced, never changed."""
+    return replace(line, replies=dict(line.replies))
 
 
 def _kinship(line: Conversation, layout: Layout) -> tuple[bool, float, int]:

@@ -25,7 +25,7 @@ from slotkeeper.core.conversations.reasons import CAUSES, OF_FACT, Cause
 from slotkeeper.core.conversations.record import Match
 from slotkeeper.core.conversations.values import covering, value_cause
 from slotkeeper.core.requests.layout import NOWHERE, Layout, Message, Role, Section
-from slotkeeper.core.requests.loose import digest, same
+from slotkeeper.core.requests.loose import digest
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
 
@@ -189,11 +189,11 @@ def _of_messages(old: tuple[Message, ...], new: tuple[Message, ...], at: int, fo
 
 def _came_or_went(old: tuple[Message, ...], new: tuple[Message, ...]) -> Cause | None:
     """Whether the first of either stands a few messages further on in the other."""
-    was, now = old[0], new[0]
-    if same(was, now):
+    was, now = digest(old[0]), digest(new[0])  # of each once: texts may be long
+    if was == now:
         return None
-    put_in = next((n for n, message in enumerate(new) if same(was, message)), None)
-    taken_out = next((n for n, message in enumerate(old) if same(message, now)), None)
+    put_in = next((n for n, message in enumerate(new) if digest(message) == was), None)
+    taken_out = next((n for n, message in enumerate(old) if digest(message) == now), None)
     if put_in and (not taken_out or put_in <= taken_out):
         return _named(new[:put_in], Cause.MESSAGE_INSERTED, Cause.REASONING_ADDED)
     if taken_out:
@@ -261,4 +261,4 @@ def _head(pieces: Sequence[Piece]) -> Piece | None:
 
 def _otherwise(was: Message, now: Message) -> Cause:
     """What loose comparison calls the same differs in a program's words; all else is an edit."""
-    return Cause.REMINDER_MOVED if same(was, now) else Cause.MESSAGE_EDITED
+    return Cause.REMINDER_MOVED if digest(was) == digest(now) else Cause.MESSAGE_EDITED

@@ -12,7 +12,7 @@ import orjson
 
 from slotkeeper.core.conversations.divergence import common_start, first_difference, json_text, parted
 from slotkeeper.core.conversations.phrases import SUMMARIZED, user_says
-from slotkeeper.core.conversations.record import Conversation, Who
+from slotkeeper.core.conversations.record import Conversation, Keys, Who
 from slotkeeper.core.requests.layout import NOWHERE, Layout, Message, Role, Section, Text
 from slotkeeper.core.requests.loose import common, digest, same
 
@@ -51,13 +51,17 @@ def opening(layout: Layout) -> int:
     return 0
 
 
-def keys(who: Who, layout: Layout) -> tuple[bytes, ...]:
-    """By which a conversation is looked up: its first user message."""
+def keys_of(who: Who, layout: Layout) -> Keys:
+    """All that a request's conversation is looked up by, but for its name."""
+    return Keys(_first(who, layout), _kin(who, layout))
+
+
+def _first(who: Who, layout: Layout) -> tuple[bytes, ...]:
     at = layout.lead + opening(layout) - 1
     return (_key("first", who.client, digest(layout.messages[at])),) if at >= layout.lead else ()
 
 
-def kin(who: Who, layout: Layout) -> tuple[bytes, ...]:
+def _kin(who: Who, layout: Layout) -> tuple[bytes, ...]:
     """What conversations of one agent share: system text but for facts, names of tools, the first words."""
     found = []
     if layout.lead:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from slotkeeper.core.conversations.agents import Agents
@@ -22,6 +23,8 @@ from slotkeeper.core.requests.layout import Layout, Role, Section
 WORDS: Final = 48  # characters of a task that are kept
 TELLING: Final = 12  # characters of a task from which on a text that holds them is about it
 TASKS: Final = 8  # messages of users in which the task is looked for: the first may be a program's
+SOUGHT: Final = 2**18  # characters in which it is looked for; of those, each text takes some
+TEXT: Final = 64
 TITLES: Final = 64  # answers that are kept for conversations which are still to come
 LOOKED_IN: Final = 16_384  # characters of what such a title was asked for with
 NOT_A_TASK: Final = (*FILES, *SUMMARIZED, *EXAMPLES)
@@ -108,7 +111,7 @@ class Naming:
             return
         title = title_in(reply)
         if title:
-            what = squeezed(" ".join(_said(asked)))
+            what = squeezed(" ".join(_said(asked))[:SOUGHT])
             self._titles.append((client, what[:LOOKED_IN], title))
             for whose, name in reversed(self._names.values()):
                 if whose == client and _about(what, name):
@@ -147,7 +150,7 @@ def asks_for_title(layout: Layout) -> bool:
 def task_of(layout: Layout) -> str:
     """The first words that a person seems to have said; empty where none are found."""
     for text in _tasks(layout):
-        words = squeezed(text)
+        words = squeezed(text[:LOOKED_IN])
         if words:
             return shortened(words)
     return ""
@@ -163,9 +166,14 @@ def shortened(words: str) -> str:
 
 def _tasks(layout: Layout) -> Iterator[str]:
     users = [message for message in layout.messages if message.role is Role.USER]
-    for message in users[:TASKS]:
-        if not says(message, NOT_A_TASK):
-            yield from (bare(text) for text in message.texts if text.section is Section.USER)
+    spoken = (m.texts for m in users[:TASKS] if not says(m, NOT_A_TASK))
+    left = SOUGHT
+    for text in chain.from_iterable(spoken):
+        if left <= 0:
+            return
+        if text.section is Section.USER:
+            yield bare(replace(text, text=text.text[:left]))
+        left -= TEXT + len(text.text)
 
 
 def _said(layout: Layout) -> Iterator[str]:

@@ -40,6 +40,23 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class Keys:
+    """Under which a request's conversation is looked up."""
+
+    first: tuple[bytes, ...]  # by its first user message
+    kin: tuple[bytes, ...]  # by what conversations of one agent share
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """What the book has that a request may go on from."""
+
+    lines: tuple[Conversation, ...]
+    kin: tuple[Conversation, ...]
+    beside: Conversation | None  # the latest of this client that has tools
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """Where a request comes from."""
 
@@ -48,6 +65,7 @@ class Match:
     sibling: Conversation | None = None  # of the same client, with the same system text or tools
     beside: Conversation | None = None  # the latest of this client that has tools
     same_agent: bool = True  # whether `before` is of the same agent: see `likeness.same_agent`
+    keys: Keys | None = field(default=None, compare=False)  # of the request
 
     @property
     def remembered(self) -> Conversation | None:
