@@ -21,6 +21,7 @@ from engine.conftest import stock
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.prose import prose
 from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import RestoreResult
 from slotkeeper.engine.flags import EngineFlags
@@ -97,13 +98,17 @@ async def bench(model: str, build: str, folder: Path, *args: str) -> AsyncIterat
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation whose replies are known beforehand, and the snapshots that were made of it."""
+    """A conversation whose replies are known beforehand."""
 
     number: int
     replies: list[Reply] = field(default_factory=list)
     lead: int = 1500  # characters of the system prompt; the first turn has 1800 in all
     turn: int = 0  # turns that were taken
-    saved: list[SnapshotId] = field(default_factory=list)
+    begins: Tokens = field(default_factory=Tokens)  # its first prompt
+
+    def owns(self, snapshot: Kept) -> bool:
+        """Whether it is of this talk: one may be made, by a park, during a turn of another."""
+        return snapshot.tokens.lcp(self.begins) == min(len(snapshot.tokens), len(self.begins))
 
     def body(self, turn: int) -> Reply:
         """The request of one turn, with the replies before it."""
@@ -135,6 +140,7 @@ async def undisturbed(engine: Bench, count: int, turns: int, *, lead: int = 1500
     async with aiohttp.ClientSession(engine.base) as client:
         for number in itertools.count():
             talk = Talk(number, lead=lead)
+            talk.begins = await _rendered(client, talk.body(0))
             margins = [await _spoken(client, talk, turn) for turn in range(turns)]
             if min(margins) > MARGIN:
                 talks.append(talk)
@@ -142,6 +148,14 @@ async def undisturbed(engine: Bench, count: int, turns: int, *, lead: int = 1500
                 break
     await engine.restart()
     return talks
+
+
+async def _rendered(client: aiohttp.ClientSession, body: Reply) -> Tokens:
+    """The token ids of a prompt."""
+    async with client.post("/apply-template", json=body) as answer:
+        prompt = (await answer.json())["prompt"]
+    async with client.post("/tokenize", json={"content": prompt, "add_special": True}) as answer:
+        return Tokens((await answer.json())["tokens"])
 
 
 async def _spoken(client: aiohttp.ClientSession, talk: Talk, turn: int) -> float:
@@ -248,16 +262,13 @@ def known(sidecar: Sidecar) -> dict[SnapshotId, Kept]:
 
 async def turn_and_save(sidecar: Sidecar, client: aiohttp.ClientSession, talk: Talk) -> None:
     """One turn, and all that is saved of it."""
-    before = known(sidecar).keys()
     await take_turn(client, talk)
     await settled(sidecar)
-    found = known(sidecar)
-    talk.saved = [id_ for id_ in talk.saved if id_ in found] + sorted(found.keys() - before)
 
 
 def deepest(talk: Talk, kept: Mapping[SnapshotId, Kept]) -> SnapshotId:
-    """The one that its next turn goes on from."""
-    return max((id_ for id_ in talk.saved if id_ in kept), key=lambda id_: len(kept[id_].tokens))
+    """The snapshot from which its next turn continues. ValueError: there is none."""
+    return max(filter(talk.owns, kept.values()), key=lambda one: len(one.tokens)).id
 
 
 def operations(sidecar: Sidecar) -> dict[tuple[str, str], float]:

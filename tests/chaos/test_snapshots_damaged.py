@@ -58,7 +58,7 @@ async def everybody_goes_on(
 ) -> None:
     """Everybody's next turn, on an engine that has just begun."""
     found = known(sidecar)
-    whole = {deepest(talk, found) for talk in talks if found.keys() & talk.saved} - bad
+    whole = {deepest(talk, found) for talk in talks if any(map(talk.owns, found.values()))} - bad
     witness.asked.clear()
     for talk in talks:
         await turn_and_save(sidecar, client, talk)
