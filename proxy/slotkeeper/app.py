@@ -42,6 +42,7 @@ from slotkeeper.web.intake import Intake
 from slotkeeper.web.keys import KeysError, OwnKeys
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.slot_actions import SlotActions
+from slotkeeper.web.tls import Tls, TlsError
 from slotkeeper.web.upstream import Upstream
 
 BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
@@ -57,7 +58,7 @@ class Sidecar:
     """Both ports and all that is behind them. Use as an async context manager."""
 
     def __init__(self, settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None) -> None:
-        """Raises KeysError."""
+        """Raises KeysError and TlsError."""
         key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
         self._engine_key = key
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
@@ -99,7 +100,8 @@ class Sidecar:
             seconds=settings.body_timeout,
             metrics=self.metrics,
         )
-        self._connections = connections_of(settings, self.metrics)
+        self._tls = Tls(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+        self._connections = connections_of(settings, self.metrics, self._tls)
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
@@ -178,21 +180,22 @@ class Sidecar:
         self.driver.start()
         data_port, admin_port = self.addresses
         port = int(data_port.rpartition(":")[2])
-        self.admin.listens(Address(Address.parse(settings.listen).host, port))
+        self.admin.listens(Address(Address.parse(settings.listen).host, port), settings.scheme)
         log.info("listening", data=data_port, admin=admin_port, upstream=list(settings.upstream))
 
     @property
     def reloads(self) -> bool:
         """Whether there is anything to read again."""
-        return self._keys is not None
+        return self._keys is not None or self._tls is not None
 
     def reload(self) -> None:
         """Read files again that may have changed. What cannot be used leaves all as it was."""
-        try:
-            if self._keys:
-                self._keys.reload()
-        except KeysError as error:
-            log.error("not_reloaded", error=str(error))  # noqa: TRY400 - the message says it all
+        for files in (self._keys, self._tls):
+            try:
+                if files:
+                    files.reload()
+            except (KeysError, TlsError) as error:
+                log.error("not_reloaded", error=str(error))  # noqa: TRY400 - the message says it all
 
     async def drain(self, *, delay: float) -> None:
         """Stop being ready, wait `delay`, stop accepting, let running answers finish."""
@@ -248,8 +251,11 @@ def trusted_in(settings: Settings) -> tuple[Network, ...]:
     return tuple(ip_network(text, strict=False) for text in settings.trusted_proxies)
 
 
-def connections_of(settings: Settings, metrics: Metrics) -> tuple[Connections, Connections]:
+def connections_of(
+    settings: Settings, metrics: Metrics, tls: Tls | None = None
+) -> tuple[Connections, Connections]:
     """Of the data port and of the admin port."""
+    context = tls.context if tls else None
     most = room_for(settings.max_connections, raise_descriptors())
     data = Connections(
         metrics,
@@ -257,9 +263,14 @@ def connections_of(settings: Settings, metrics: Metrics) -> tuple[Connections, C
         of_one=settings.max_connections_per_address,
         head_seconds=settings.head_timeout,
         trusted=trusted_in(settings),
+        tls=context,
     )
     admin = Connections(
-        metrics, most=ADMIN_CONNECTIONS, of_one=ADMIN_CONNECTIONS, head_seconds=KEEPALIVE_SECONDS
+        metrics,
+        most=ADMIN_CONNECTIONS,
+        of_one=ADMIN_CONNECTIONS,
+        head_seconds=KEEPALIVE_SECONDS,
+        tls=context,
     )
     return data, admin
 

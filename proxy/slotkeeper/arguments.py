@@ -32,6 +32,7 @@ METAVARS: Final = {
     ),
     "record": "DIR",
     "keys_file": "FILE.toml",
+    **dict.fromkeys(("tls_cert", "tls_key"), "FILE.pem"),
     **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "record_bytes", "max_body_bytes"), "SIZE"),
     **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),
     **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
@@ -39,6 +40,7 @@ METAVARS: Final = {
 }
 ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)"
 ADMIN_TOKEN: Final = "of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help
+ADMIN_CA: Final = "trust an admin port with TLS whose certificate is this one, or is signed by it"
 SNAPSHOTS: Final = """\
 List the snapshots of a sidecar, read each anew to see that its bytes are those that
 were kept, or remove some. A running sidecar is asked on its admin port; where none
@@ -127,6 +129,7 @@ def add_snapshots(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cold-dir", type=Path, metavar="DIR", help="beside --slot-dir: its second tier")
     parser.add_argument("--admin-token", metavar="TOKEN", help=ADMIN_TOKEN)
+    parser.add_argument("--admin-ca", type=Path, metavar="FILE.pem", help=ADMIN_CA)
     parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables and sentences")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -12,6 +14,8 @@ from slotkeeper.address import Address, base_of
 from slotkeeper.config import UsageError, load
 
 USUAL_ADMIN: Final = "http://127.0.0.1:9090"
+UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+END: Final = "-----END CERTIFICATE-----"
 ANSWER_SECONDS: Final = 10.0  # for what is answered at once
 
 
@@ -45,6 +49,10 @@ class AdminPort:
 
     def unreached(self, error: httpx.HTTPError) -> AskedError:
         base = str(self.client.base_url).rstrip("/")
+        if UNTRUSTED in str(error):
+            return AskedError(
+                f"{base} cannot be trusted: {error}. Name the certificate that signed its own by --admin-ca."
+            )
         if isinstance(error, httpx.ConnectError):
             return AskedError(f"no sidecar answers at {base}. {self._advice}")
         return AskedError(f"{base} broke off: {error or type(error).__name__}")
@@ -73,14 +81,43 @@ def strange(answer: httpx.Response) -> AskedError:
     )
 
 
+def trusting(path: Path, *, itself: bool = False) -> ssl.SSLContext:
+    """Certificates signed by those of this file; `itself`: the first one there, whatever it is called.
+
+    Raises UsageError.
+    """
+    try:
+        context = ssl.create_default_context()
+        if itself:  # our own, of this machine: the name in it is the one that others use
+            text = path.read_text("ascii")
+            context = ssl.create_default_context(cadata=text[: text.index(END) + len(END)])
+            context.check_hostname = False
+        else:
+            context.load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be used as a certificate: {error}") from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
 @asynccontextmanager
 async def admin_port(
-    url: str | None, token: str | None, advice: str = "Name its admin port by --admin."
+    url: str | None,
+    token: str | None,
+    advice: str = "Name its admin port by --admin.",
+    *,
+    ca: Path | None = None,
 ) -> AsyncIterator[AdminPort]:
-    """Of what is not given, what the sidecar's own variables say (SLOTKEEPER_ADMIN_LISTEN, _TOKEN)."""
+    """Of what is not given, what the sidecar's own variables say (SLOTKEEPER_ADMIN_LISTEN and others).
+
+    `ca`: certificates that are trusted beside those of the system.
+    """
     settings = load({"admin_token": token} if token else {}).settings
+    verify = trusting(ca) if ca else True
     if url is None:
-        url = f"http://{Address.parse(settings.admin_listen).reached}"
+        url = f"{settings.scheme}://{Address.parse(settings.admin_listen).reached}"
+        if settings.tls_cert and not ca:
+            verify = trusting(settings.tls_cert, itself=True)
     else:
         try:
             url = base_of(url)
@@ -88,5 +125,7 @@ async def admin_port(
             raise UsageError(f"--admin: {error}") from None
     key = settings.admin_token
     headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=ANSWER_SECONDS) as client:
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, timeout=ANSWER_SECONDS, verify=verify
+    ) as client:
         yield AdminPort(client, advice)

@@ -306,7 +306,7 @@ def _snapshots(commands: Any) -> None:
 
         check_snapshots(args)
         hot = args.slot_dir
-        opening = folder(hot, args.cold_dir) if hot else running(args.admin, args.admin_token)
+        opening = folder(hot, args.cold_dir) if hot else running(args.admin, args.admin_token, args.admin_ca)
         return int(run_loop(snapshots(args.action, args.ids, opening, Console(), as_json=args.json)))
 
     parser.set_defaults(run=run)

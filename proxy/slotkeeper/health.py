@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -12,9 +13,9 @@ from slotkeeper.terminal.out import complain
 ADVICE: Final = "`slotkeeper doctor --upstream URL` looks at one."
 
 
-async def health(*, admin: str | None, live: bool) -> int:
+async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> int:
     """0 if it is, 1 with a sentence on standard error if not. Probes need no token."""
-    async with admin_port(admin, None) as port:
+    async with admin_port(admin, None, ca=ca) as port:
         try:
             answer = await port.client.get("/livez" if live else "/readyz")
         except httpx.HTTPError as error:

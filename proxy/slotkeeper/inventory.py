@@ -63,8 +63,8 @@ class Running:
 
 
 @asynccontextmanager
-async def running(url: str | None, token: str | None) -> AsyncIterator[Running]:
-    async with admin_port(url, token, ELSEWHERE) as port:
+async def running(url: str | None, token: str | None, ca: Path | None = None) -> AsyncIterator[Running]:
+    async with admin_port(url, token, ELSEWHERE, ca=ca) as port:
         yield Running(port)
 
 

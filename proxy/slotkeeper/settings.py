@@ -131,6 +131,16 @@ class Settings(BaseSettings):
     engine_api_key: SecretStr | None = Field(
         default=None, description="the engine's --api-key, for our own control calls"
     )
+    tls_cert: Path | None = Field(
+        default=None,
+        description=(
+            "speak TLS on both ports, with this certificate and those between it and the root, as PEM; read "
+            "again at SIGHUP"
+        ),
+    )
+    tls_key: Path | None = Field(
+        default=None, description="its key, as PEM, if that does not stand in the file of the certificate"
+    )
     keys_file: Path | None = Field(
         default=None,
         description=(
@@ -319,6 +329,11 @@ class Settings(BaseSettings):
                 "the admin port is reachable from outside: set --admin-token, or listen on 127.0.0.1"
             )
         return self
+
+    @property
+    def scheme(self) -> str:
+        """Of both ports' URLs."""
+        return "https" if self.tls_cert else "http"
 
     @classmethod
     def settings_customise_sources(

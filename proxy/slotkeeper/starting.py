@@ -23,6 +23,7 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble, trouble_in
 from slotkeeper.web.keys import KeyList, KeysError
+from slotkeeper.web.tls import Tls, TlsError
 
 FOLDERS: Final = ("slot_dir", "cold_dir", "record")
 BELIEVED: Final = FOLDERS[:2]  # what lies there is given to the engine
@@ -59,6 +60,13 @@ def try_files(settings: Settings) -> None:
             KeyList.read(settings.keys_file)
         except KeysError as error:
             raise UsageError(f"--keys-file: {error}") from None
+    if settings.tls_key and not settings.tls_cert:
+        raise UsageError("--tls-key: it is the key of a certificate; name that by --tls-cert")
+    if settings.tls_cert:
+        try:
+            Tls(settings.tls_cert, settings.tls_key)
+        except TlsError as error:
+            raise UsageError(f"--tls-cert: {error}") from None
 
 
 def strangers_in(folder: Path) -> str:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -22,7 +23,15 @@ REQUESTS: Final = 10  # of the last ones; a terminal shows as many as it has lin
 Draw = Callable[[RenderableType], None]
 
 
-async def top(out: Console, *, admin: str | None, token: str | None, every: float, once: bool) -> int:
+async def top(
+    out: Console,
+    *,
+    admin: str | None,
+    token: str | None,
+    every: float,
+    once: bool,
+    ca: Path | None = None,
+) -> int:
     """Print what runs, anew `every` seconds, until it is interrupted. Returns the exit code.
 
     Without a terminal, one screen follows the other as plain text. A sidecar that goes away is waited for;
@@ -30,7 +39,7 @@ async def top(out: Console, *, admin: str | None, token: str | None, every: floa
     """
     live = out.is_terminal and not out.is_dumb_terminal and not once
     try:
-        async with interruptible(), admin_port(admin, token) as port:
+        async with interruptible(), admin_port(admin, token, ca=ca) as port:
             seen = await look(port, out)
             with _screen(out) if live else _paper(out) as draw:
                 draw(_shown(seen, port, out))

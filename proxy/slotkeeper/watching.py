@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from pathlib import Path
 from typing import Any, Final
 
-from slotkeeper.arguments import ADMIN, ADMIN_TOKEN
+from slotkeeper.arguments import ADMIN, ADMIN_CA, ADMIN_TOKEN
 
 MOST: Final = 500  # requests that the admin port lists at once
 LEAST_PAUSE: Final = 0.1  # seconds between two looks
@@ -61,6 +62,7 @@ def add_why(commands: Any) -> None:
                     console(),
                     admin=args.admin,
                     token=args.admin_token,
+                    ca=args.admin_ca,
                     last=args.last,
                     repeated=args.repeated,
                     as_json=args.json,
@@ -96,7 +98,14 @@ def add_top(commands: Any) -> None:
         from slotkeeper.terminal.out import console
         from slotkeeper.top import top
 
-        work = top(console(), admin=args.admin, token=args.admin_token, every=args.every, once=args.once)
+        work = top(
+            console(),
+            admin=args.admin,
+            token=args.admin_token,
+            ca=args.admin_ca,
+            every=args.every,
+            once=args.once,
+        )
         return int(asyncio.run(work))
 
     parser.set_defaults(run=run)
@@ -117,11 +126,12 @@ def add_health(commands: Any) -> None:
         "--live", action="store_true", help="only whether it lives, whatever its engines and its draining do"
     )
     parser.add_argument("--admin", metavar="URL", help=ADMIN)
+    parser.add_argument("--admin-ca", type=Path, metavar="FILE.pem", help=ADMIN_CA)
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.health import health
 
-        return int(asyncio.run(health(admin=args.admin, live=args.live)))
+        return int(asyncio.run(health(admin=args.admin, live=args.live, ca=args.admin_ca)))
 
     parser.set_defaults(run=run)
 
@@ -143,3 +153,4 @@ def _pause(text: str) -> float:
 def _where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--admin", metavar="URL", help=ADMIN)
     parser.add_argument("--admin-token", metavar="TOKEN", help=ADMIN_TOKEN)
+    parser.add_argument("--admin-ca", type=Path, metavar="FILE.pem", help=ADMIN_CA)

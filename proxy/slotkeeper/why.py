@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
@@ -27,6 +28,7 @@ async def why(
     last: int,
     repeated: bool,
     as_json: bool,
+    ca: Path | None = None,
 ) -> int:
     """Print one request's account, or a list of the last ones. Returns 1 when it cannot be told.
 
@@ -37,7 +39,7 @@ async def why(
     if id_ is not None and len(id_) < SHORTEST:
         raise UsageError(f"{id_!r} is too short: name at least the last {SHORTEST} letters of an ID")
     try:
-        async with admin_port(admin, token) as port:
+        async with admin_port(admin, token, ca=ca) as port:
             if id_ is None:
                 await _list(port, out, last=last, repeated=repeated, as_json=as_json)
             else:

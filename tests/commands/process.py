@@ -40,21 +40,23 @@ def ended(*words: str, env: Mapping[str, str] | None = None, **how: Any) -> subp
 
 
 @contextmanager
-def serving(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+def serving(
+    *words: str, scheme: str = "http", **how: Any
+) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
     """`slotkeeper serve` while the block lasts: the process, HOST:PORT of its data and of its admin port."""
     data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     ports = ("--listen", data, "--admin-listen", admin)
     how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | how
     with subprocess.Popen([*SLOTKEEPER, "serve", *ports, *words], env=environ(), **how) as process:
         try:
-            wait_until(lambda: lives(admin))
+            wait_until(lambda: lives(admin, scheme))
             yield process, data, admin
         finally:
             process.kill()
 
 
-def lives(admin: str) -> bool:
+def lives(admin: str, scheme: str = "http") -> bool:
     try:
-        return httpx.get(f"http://{admin}/livez", timeout=5).is_success
+        return httpx.get(f"{scheme}://{admin}/livez", timeout=5, verify=False).is_success  # noqa: S501
     except httpx.TransportError:
         return False

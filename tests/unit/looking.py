@@ -151,7 +151,7 @@ def state(**given: Any) -> Document:
         "queued": 4,
         "running": [],
         "clients": [],
-        "data_port": {"address": "127.0.0.1:8080", "port": 8080, "everywhere": False},
+        "data_port": {"scheme": "http", "address": "127.0.0.1:8080", "port": 8080, "everywhere": False},
         "why_text": False,
         "totals": figures,
         "history": [figures | {"at": CAME}],

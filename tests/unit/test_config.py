@@ -50,6 +50,8 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "rules": ("date=fix", '["all=off"]', "git_status=fix@qwen*"),
     "probe": ("0", "false", "false"),
     "read_flags": ("0", "false", "false"),
+    "tls_cert": ("/env/cert", '"/file/cert"', "/flag/cert"),
+    "tls_key": ("/env/key", '"/file/key"', "/flag/key"),
     "keys_file": ("/env/keys", '"/file/keys"', "/flag/keys"),
     "slot_actions": ("off", '"off"', "off"),
     "shared_slot_dir": ("1", "true", "true"),

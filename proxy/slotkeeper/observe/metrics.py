@@ -62,6 +62,7 @@ class Cut(StrEnum):
     HEAD = "head"  # it did not say in time what it wants
     BODY = "body"  # it did not send in time what it had promised
     CLOSING = "closing"  # it did not read the end of its answer
+    HANDSHAKE = "handshake"  # it did not speak TLS, or not in time
     MALFORMED = "malformed"  # what it sent is no HTTP
 
 

@@ -17,7 +17,9 @@ def greeter(settings: Settings) -> Callable[[str, str], None]:
 
     def greet(data: str, admin: str) -> None:
         if out := terminal(settings.log_format):
-            print(*greeting(data, admin, settings.api_prefix), sep="\n", file=out, flush=True)
+            print(
+                *greeting(data, admin, settings.api_prefix, settings.scheme), sep="\n", file=out, flush=True
+            )
 
     return greet
 
@@ -29,13 +31,13 @@ def terminal(log_format: str) -> TextIO | None:
     return next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
 
 
-def greeting(data: str, admin: str, api_prefix: str = "") -> list[str]:
+def greeting(data: str, admin: str, api_prefix: str = "", scheme: str = "http") -> list[str]:
     """Three lines."""
-    agents = f"http://{Address.parse(data).reached}{api_prefix}"
+    agents = f"{scheme}://{Address.parse(data).reached}{api_prefix}"
     watched = str(Address.parse(admin).reached)
-    where = "" if watched == USUAL_ADMIN else f" --admin http://{watched}"
+    where = "" if (watched, scheme) == (USUAL_ADMIN, "http") else f" --admin {scheme}://{watched}"
     return [
         f"Agents:     {agents}/v1 or {agents}, as the client wants it; llama-server's web UI is at {agents}/",
-        f"Dashboard:  http://{watched}/",
+        f"Dashboard:  {scheme}://{watched}/",
         f"Next:       slotkeeper why{where}   (the last requests, and why each was computed)",
     ]

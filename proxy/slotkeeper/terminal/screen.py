@@ -159,7 +159,7 @@ def _requests(seen: Seen, width: int) -> Iterator[RenderableType]:
         return
     yield Text("No request has come yet.", "dim")
     if port := seen.state["data_port"]:
-        base = f"http://{port['address']}"
+        base = f"{port['scheme']}://{port['address']}"
         yield Text(f"Point a client at {base}/v1, or at {base} if it adds /v1 itself.")
 
 

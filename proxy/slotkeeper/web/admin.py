@@ -42,9 +42,9 @@ class AdminPort:
         self._token = token
         self._guard = Guard(token, hosts, OPEN)
 
-    def listens(self, data_port: Address) -> None:
+    def listens(self, data_port: Address, scheme: str = "http") -> None:
         """Where clients are to be pointed at."""
-        self._state.data_port = data_port
+        self._state.data_port, self._state.scheme = data_port, scheme
 
     def drain(self) -> None:
         """Not ready any more, and never again."""

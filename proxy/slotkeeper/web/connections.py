@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -17,6 +19,7 @@ from aiohttp import web
 
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import Cut, Metrics
+from slotkeeper.runtime.tasks import Tasks
 
 DESCRIPTORS: Final = 65_536  # as many as anybody needs
 RESERVE: Final = 256  # descriptors for everything that is no client: engines, files, the admin port
@@ -41,8 +44,14 @@ class Connections:
         of_one: int,
         head_seconds: float,
         trusted: Sequence[Network] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`trusted` proxies speak for many clients: any number of connections may come from them."""
+        """`trusted` proxies speak for many clients: any number of connections may come from them.
+
+        With `tls` a connection counts, and has its deadline, before its handshake.
+        """
+        self._tls = tls
+        self._handshakes = Tasks(lambda error: log.error("connection_failed", error=repr(error)))
         self._metrics = metrics
         self._most = most
         self._of_one = of_one
@@ -65,9 +74,10 @@ class Connections:
         self._handlers = handlers
         self._look()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._next_look is not None:
             self._next_look.cancel()
+        await self._handshakes.close()
 
     def begun(self, handler: asyncio.BaseProtocol) -> None:
         """The first head has come: from here on the keep-alive timeout of the server is enough."""
@@ -84,7 +94,33 @@ class Connections:
         handler = self._handlers()
         self._by_address[connection.address] += 1
         self._open[handler] = connection
-        connection.let_in(handler)
+        if self._tls is None:
+            connection.let_in(handler)
+            return
+        try:
+            plug = connection.taken()
+        except OSError:
+            self.left(connection, handler)
+            self.cut(connection, Cut.FULL)
+            return
+        connection.next_handler = handler
+        shaking = self._handshakes.start(self._secure(connection, plug, self._tls))
+        shaking.add_done_callback(lambda _: self._shaken(connection, handler, plug))
+
+    async def _secure(self, connection: _Connection, plug: socket.socket, tls: ssl.SSLContext) -> None:
+        """Let it in once it speaks TLS."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, plug, ssl=tls, ssl_handshake_timeout=self._head_seconds
+            )
+        except OSError:  # the errors of ssl and of time are too
+            self._metrics.cut(Cut.HANDSHAKE)
+            self._seldom.warning("connection_refused", why=Cut.HANDSHAKE.value, client=connection.address)
+
+    def _shaken(self, connection: _Connection, handler: web.RequestHandler, plug: socket.socket) -> None:
+        if connection.handler is None:
+            self.left(connection, handler)
+            plug.close()
 
     def _refused(self, address: str) -> Cut | None:
         """Why there is no room for it; None if there is."""
@@ -111,6 +147,8 @@ class Connections:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in tuple(self._open.values()):
+            if connection.handler is None:  # its handshake has a deadline of its own
+                continue
             if connection.closing is not None:
                 if now - connection.closing > CLOSING_SECONDS:
                     self.cut(connection, Cut.CLOSING)
@@ -132,12 +170,30 @@ class _Connection(asyncio.Protocol):
         self.since = 0.0
         self.begun = False
         self.closing: float | None = None  # since when
+        self.next_handler: web.RequestHandler | None = None  # while it shakes hands
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        if self.next_handler is not None:
+            self.let_in(self.next_handler)
+            return
         self.address = site_of(transport.get_extra_info("peername"))
         self.since = asyncio.get_running_loop().time()
         self._connections.admit(self)
+
+    def taken(self) -> socket.socket:
+        """Its socket, without the transport that has accepted it: that could read what is for TLS.
+
+        Raises OSError where there is no descriptor.
+        """
+        if self.transport is None:
+            raise AssertionError("only a connection that was accepted can be taken")
+        try:
+            plug: socket.socket = self.transport.get_extra_info("socket").dup()
+        finally:
+            self.transport.abort()  # closes the descriptor that was copied, and says nothing to the client
+        plug.setblocking(False)
+        return plug
 
     def let_in(self, handler: web.RequestHandler) -> None:
         if self.transport is None:
@@ -177,7 +233,7 @@ class Site(web.TCPSite):
         self._connections.open(server)
 
     async def stop(self) -> None:
-        self._connections.close()
+        await self._connections.close()
         await super().stop()
 
 

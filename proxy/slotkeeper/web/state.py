@@ -55,6 +55,7 @@ class StateRoutes:
         self._began = time.monotonic()
         self.draining = False
         self.data_port: Address | None = None  # once it listens
+        self.scheme = "http"  # of its URL
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/api/state", self._state), web.get("/api/tree", self._tree)]
@@ -88,7 +89,12 @@ class StateRoutes:
         if self.data_port is None:
             return None
         reached = self.data_port.reached
-        return {"address": str(reached), "port": reached.port, "everywhere": reached != self.data_port}
+        return {
+            "scheme": self.scheme,
+            "address": str(reached),
+            "port": reached.port,
+            "everywhere": reached != self.data_port,
+        }
 
     def _last_in_slots(self) -> Latest:
         """Of each slot the newest request that ran there, as far as the journal goes back."""

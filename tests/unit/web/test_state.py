@@ -261,7 +261,7 @@ async def test_where_to_point_a_client_at(served, host, address, everywhere):
     assert (await served.get("/api/state"))["data_port"] is None
     served.admin.listens(Address(host, 8080))
     port = (await served.get("/api/state"))["data_port"]
-    assert port == {"address": address, "port": 8080, "everywhere": everywhere}
+    assert port == {"scheme": "http", "address": address, "port": 8080, "everywhere": everywhere}
 
 
 # -- files -----------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 import { byId, say } from "./dom.js";
 
-/** @param {?{address: string, port: number, everywhere: boolean}} port the data port, as the API has it */
+/** @param {?{scheme: string, address: string, port: number, everywhere: boolean}} port the data port, as the API has it */
 export function welcome(port) {
   byId("welcome").hidden = !port;
   if (!port) return;
   // One that listens on every address is reached by the name under which this page was.
-  const base = `http://${port.everywhere ? `${location.hostname}:${port.port}` : port.address}`;
+  const base = `${port.scheme}://${port.everywhere ? `${location.hostname}:${port.port}` : port.address}`;
   say(byId("welcome-v1"), `${base}/v1`);
   say(byId("welcome-base"), base);
 }

@@ -1,0 +1,202 @@
+"""TLS on both ports, with real clients of it and a real engine."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from certificates import Certificate, certificate
+from chaos.conftest import settings
+from chaos.raw import dial, until
+from commands.process import NOBODY, ended, serving
+from engine.conftest import wait_until
+from patience import PATIENCE
+from slotkeeper.app import Sidecar, running
+from slotkeeper.bench.lab import ready
+from slotkeeper.web.tls import Tls, TlsError
+
+ASK = {"prompt": "The heron stood in the reeds.", "n_predict": 8}
+WORDS = "The heron stood in the reeds and counted the frogs of the pond. " * 20_000
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Certificate:
+    return certificate(tmp_path)
+
+
+def trusting(own: Certificate) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(own.cert))
+
+
+def shown_by(address: str) -> bytes:
+    """The certificate of what listens there."""
+    host, _, port = address.rpartition(":")
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=PATIENCE))
+
+
+def in_file(path: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(path.read_text())
+
+
+def cut(sidecar: Sidecar, reason: str) -> float:
+    name = "slotkeeper_connections_cut_total"
+    return sidecar.metrics.registry.get_sample_value(name, {"reason": reason}) or 0
+
+
+def tls_settings(engine: Any, own: Certificate, **more: Any) -> Any:
+    return settings(engine.base, tls_cert=own.cert, tls_key=own.key, drain_timeout=1.0, **more)
+
+
+async def test_both_ports_speak_tls_and_answers_are_the_engines(engine, own):
+    async with running(tls_settings(engine, own)) as sidecar:
+        await ready(sidecar)
+        data, admin = (f"https://{address}" for address in sidecar.addresses)
+        async with httpx.AsyncClient(verify=trusting(own), timeout=PATIENCE) as client:
+            answer = await client.post(f"{data}/completion", json=ASK)
+            assert answer.status_code == 200
+            assert "x-slotkeeper-slot" in answer.headers
+            async with client.stream("POST", f"{data}/completion", json={**ASK, "stream": True}) as stream:
+                assert b'"stop":true' in await stream.aread()
+            large = {"content": WORDS, "with_pieces": True}  # 1.3 MB there, some ten back
+            ours = await client.post(f"{data}/tokenize", json=large)
+            assert ours.content == (await client.post(f"{engine.base}/tokenize", json=large)).content
+            assert len(ours.content) > 2**22
+            state = (await client.get(f"{admin}/api/state")).json()
+            assert state["data_port"]["scheme"] == "https"
+        async with httpx.AsyncClient(timeout=PATIENCE) as stranger:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await stranger.get(f"{data}/health")
+            with pytest.raises(httpx.TransportError):
+                await stranger.get(data.replace("https", "http") + "/health")
+        await until(lambda: cut(sidecar, "handshake") == 2, "both were counted")
+
+
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(engine, own):
+    """In one segment with it, so that it is there before anybody waits for it."""
+    async with running(tls_settings(engine, own)) as sidecar:
+        await ready(sidecar)
+        coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = trusting(own).wrap_bio(coming, going, server_hostname="localhost")
+        async with dial(sidecar.addresses[0]) as wire:
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    await wire.send(going.read())
+                    coming.write(await wire.reader.read(65536))
+            tls.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await wire.send(going.read())
+            said = b""
+            while b"ok" not in said:
+                try:
+                    said += tls.read()
+                except ssl.SSLWantReadError:
+                    piece = await wire.reader.read(65536)
+                    assert piece, "it hung up"
+                    coming.write(piece)
+        assert said.startswith(b"HTTP/1.1 200")
+
+
+async def test_handshakes_that_never_end_count_as_connections_and_have_a_deadline(engine, own):
+    most = 6
+    async with running(tls_settings(engine, own, max_connections=most, head_timeout=1.0)) as sidecar:
+        await ready(sidecar)
+        connections = sidecar._connections[0]
+        async with (
+            AsyncExitStack() as stack,
+            httpx.AsyncClient(verify=trusting(own), timeout=PATIENCE) as client,
+        ):
+            wires = [await stack.enter_async_context(dial(sidecar.addresses[0])) for _ in range(most)]
+            for wire in wires[: most // 2]:
+                await wire.send(b"\x16\x03\x01")  # it begins as TLS does
+            await until(lambda: len(connections) == most or cut(sidecar, "handshake"), "all are there")
+            async with dial(sidecar.addresses[0]) as refused:
+                if not cut(sidecar, "handshake"):
+                    assert (await refused.rest())[0] == b""
+            await until(lambda: cut(sidecar, "handshake") >= most, "they were cut off")
+            await until(lambda: len(connections) == 0, "there is room again")
+            answer = await client.get(f"https://{sidecar.addresses[0]}/health")
+            assert answer.status_code == 200
+
+
+async def test_an_end_does_not_wait_for_handshakes(engine, own):
+    async with running(tls_settings(engine, own)) as sidecar:
+        await ready(sidecar)
+        async with dial(sidecar.addresses[0]) as wire:
+            await until(lambda: len(sidecar._connections[0]) == 1)
+            await sidecar.close()
+            assert (await wire.rest())[0] == b""
+        assert len(sidecar._connections[0]._handshakes) == 0
+
+
+def test_a_new_certificate_counts_at_sighup_and_a_wrong_one_does_not(engine, own, tmp_path):
+    """In a process of its own, on uvloop."""
+    other = certificate(tmp_path, "other")
+    words = ("--upstream", engine.base, *own.flags)
+    with serving(*words, scheme="https") as (process, data, admin):
+        with httpx.Client(verify=trusting(own), base_url=f"https://{data}", timeout=PATIENCE) as client:
+            assert client.post("/completion", json=ASK).status_code == 200
+            before = in_file(own.cert)
+            assert [shown_by(data), shown_by(admin)] == [before] * 2
+            shutil.copy(other.key, own.key)  # it does not fit the certificate
+            process.send_signal(signal.SIGHUP)
+            assert client.get("/health").status_code == 200
+            assert shown_by(data) == before
+            shutil.copy(other.cert, own.cert)
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: [shown_by(data), shown_by(admin)] == [in_file(other.cert)] * 2)
+            assert client.get("/health").status_code == 200, "connections that are open go on"
+        assert process.poll() is None
+
+
+def test_client_commands_reach_an_admin_port_with_tls(own, tmp_path):
+    words = ("--upstream", NOBODY, "--slot-dir", str(tmp_path / "slots"), *own.flags)
+    with serving(*words, scheme="https") as (_, _, admin):
+        named = ("--admin", f"https://{admin}", "--admin-ca", str(own.cert))
+        ours = {"SLOTKEEPER_ADMIN_LISTEN": admin, "SLOTKEEPER_TLS_CERT": str(own.cert)}
+        for command in (["health", "--live"], ["why"], ["top", "--once"], ["snapshots", "ls"]):
+            for words, env in (((*command, *named), {}), (command, ours)):
+                done = ended(*words, env=env)
+                assert done.returncode == 0, (words, done.stderr)
+        stranger = ended("why", "--admin", f"https://{admin}")
+        assert stranger.returncode == 1
+        assert "--admin-ca" in stranger.stderr
+        wrong = certificate(tmp_path, "wrong")
+        assert ended("why", "--admin", f"https://{admin}", "--admin-ca", str(wrong.cert)).returncode == 1
+        assert ended("why", env=ours | {"SLOTKEEPER_TLS_CERT": str(wrong.cert)}).returncode == 1
+
+
+# -- files that cannot be used -------------------------------------------------------------------------
+
+
+def test_what_is_wrong_with_the_files_is_said(own, tmp_path):
+    other, locked = certificate(tmp_path, "other"), certificate(tmp_path, "locked", "-passout", "pass:sesame")
+    (empty := tmp_path / "empty.pem").write_text("")
+    for cert, key, said in (
+        (tmp_path / "none.pem", None, "none.pem: No such file"),
+        (own.cert, tmp_path / "none.key", "none.key: No such file"),
+        (own.cert, None, "its key"),
+        (own.cert, other.key, "KEY_VALUES_MISMATCH"),
+        (empty, own.key, "a certificate"),
+        (locked.cert, locked.key, "without a password"),
+    ):
+        with pytest.raises(TlsError, match=said):
+            Tls(cert, key)
+        words = ("--tls-cert", str(cert), *(("--tls-key", str(key)) if key else ()))
+    done = ended("serve", *words)
+    assert done.returncode == 2
+    assert "--tls-cert" in done.stderr
+    assert ended("serve", "--tls-key", str(own.key)).returncode == 2
+
+
+def test_a_key_may_stand_behind_its_certificate(own, tmp_path):
+    (both := tmp_path / "both.pem").write_text(own.cert.read_text() + own.key.read_text())
+    assert Tls(both, None).context.minimum_version is ssl.TLSVersion.TLSv1_2
