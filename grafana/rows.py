@@ -273,13 +273,14 @@ def trouble() -> list[Panel]:
         ),
         lines(
             "Refused, cut off, sent again",
-            "Requests that the engine might read otherwise, requests beyond a limit, closed connections, and "
-            "requests whose engine ended before their answer began. Good is 0.",
+            "Requests that the engine might read otherwise, requests beyond a limit, closed connections, "
+            "requests whose engine ended before their answer began, and engines that froze. Good is 0.",
             {
                 "refused: {{reason}}": NOW.increase("refused_requests_total", "reason"),
                 "too many: {{reason}}": NOW.increase("crowded_requests_total", "reason"),
                 "closed: {{reason}}": NOW.increase("connections_cut_total", "reason"),
                 "sent again": NOW.increase("requests_sent_again_total"),
+                "frozen: {{engine}}": NOW.increase("engine_freezes_total", "engine"),
             },
             width=COLUMNS,
         ),

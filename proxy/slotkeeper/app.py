@@ -51,6 +51,8 @@ ADMIN_CONNECTIONS: Final = 128
 OTHER_PORT: Final = "choose another --listen or --admin-listen, or end what has that port"
 KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (nginx: 60 s towards upstreams)
 
+Beside = Callable[[Mapping[EngineId, EngineLink]], Awaitable[None]]
+
 log = get_logger(__name__)
 
 
@@ -71,6 +73,7 @@ class Sidecar:
                 slot_dir=settings.slot_dir,
                 may_compute=settings.probe,
                 may_read=settings.read_flags,
+                frozen_after=settings.engine_frozen_after,
             )
             for engine in map(EngineId, settings.upstream)
         }
@@ -322,13 +325,13 @@ async def serve(
     settings: Settings,
     flags: Mapping[EngineId, EngineFlags] | None = None,
     *,
-    beside: Callable[[], Awaitable[None]] | None = None,
+    beside: Beside | None = None,
     listening: Callable[[str, str], None] | None = None,
 ) -> None:
     """Serve until a signal.
 
-    `beside` runs along (the supervised engine); its failure is raised here. `listening` is told HOST:PORT
-    of the data port and of the admin port, as really bound.
+    `beside` runs along (the supervised engine), with the lines to the engines; its failure is raised here.
+    `listening` is told HOST:PORT of the data port and of the admin port, as really bound.
     """
     signals = Signals()
     signals.install()
@@ -339,7 +342,7 @@ async def serve(
         if listening:
             listening(*sidecar.addresses)
         try:
-            companion = tasks.start(_run(beside))
+            companion = tasks.start(_run(beside, sidecar.driver.links))
             await _first(companion, tasks.start(_wait(signals.asked)))
             if companion.done():
                 companion.result()
@@ -359,8 +362,8 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def _run(beside: Callable[[], Awaitable[None]] | None) -> None:
+async def _run(beside: Beside | None, links: Mapping[EngineId, EngineLink]) -> None:
     if beside is None:
         await asyncio.Event().wait()
     else:
-        await beside()
+        await beside(links)

@@ -98,6 +98,14 @@ class Settings(BaseSettings):
             "back, unless their answer had begun; 0 answers them with an error at once"
         ),
     )
+    engine_frozen_after: float = Field(
+        default=30.0,
+        gt=0,
+        description=(
+            "seconds for which an engine may say nothing at all, not even to GET /health, until it counts as "
+            "frozen: its requests get 504, and `up` starts it again; one that computes for long does answer"
+        ),
+    )
     keep_alive: float = Field(
         default=10.0,
         gt=0,

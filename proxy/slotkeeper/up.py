@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from slotkeeper.engine.process import EngineDiedError, EngineProcess
 from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, private_folder, recommended
 from slotkeeper.engine.supervisor import Supervisor
 from slotkeeper.observe.log import get_logger
+from slotkeeper.runtime.link import EngineLink
 from slotkeeper.settings import Settings
 from slotkeeper.terminal.greeting import greeter
 from slotkeeper.terminal.out import complain
@@ -75,7 +77,8 @@ def up(
     front = settings.model_copy(update={"upstream": (base,), "engine_api_key": key, "slot_dir": folder})
     try:
         known = {EngineId(base): plan.flags}
-        run_loop(serve(front, known, beside=lambda: _supervise(plan), listening=greeter(front)))
+        beside = partial(_supervise, plan)
+        run_loop(serve(front, known, beside=beside, listening=greeter(front)))
     except EngineDiedError as died:
         complain("up", died)
         return 1
@@ -165,7 +168,7 @@ def _tells_secret(flag: str) -> bool:
     return flag == "-hft" or (tells_secret(flag) and not flag.endswith("tokens"))  # --image-max-tokens 512
 
 
-async def _supervise(plan: Plan) -> None:
+async def _supervise(plan: Plan, links: Mapping[EngineId, EngineLink]) -> None:
     base = plan.flags.base
     log.info(
         "engine_start",
@@ -190,9 +193,11 @@ async def _supervise(plan: Plan) -> None:
     def down(code: int, _: str) -> None:
         log.warning("engine_died", returncode=code, log=str(plan.log_path))
 
-    await Supervisor(
+    supervisor = Supervisor(
         lambda: EngineProcess(plan.binary, plan.args, base=base, log=plan.log_path),
         on_up=up,
         on_down=down,
         progress=progress,
-    ).run()
+    )
+    links[EngineId(base)].replace = supervisor.replace
+    await supervisor.run()

@@ -158,6 +158,35 @@ async def test_a_stream_that_waits_hears_comments_and_then_all_of_its_answer(mor
         assert b"prompt_progress" not in heard
 
 
+@pytest.mark.parametrize("key", [None, "good"])
+async def test_a_stream_that_comes_while_the_engine_is_down_hears_comments(build, tmp_path, key):
+    """If the engine had let its client in; nobody else's body is read before an engine is there to judge."""
+    wants = ("--api-key", key) if key else ()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with (
+        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, *wants, context_tokens=CONTEXT) as mortal,
+        lab.keeping(mortal, keep_alive=0.1, engine_api_key=key) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+    ):
+        assert (await asked(client, said("Good day"), **headers))[0] == 200
+        mortal.kill()
+        await is_down(sidecar)
+        stranger = None
+        if key:
+            knocks = asked(client, said("Good day", stream=True), Authorization="Bearer bad")
+            stranger = asyncio.get_running_loop().create_task(knocks)
+        async with client.post(CHAT, json=said("Good day", stream=True), headers=headers) as answer:
+            heard = bytearray()
+            while heard.count(WAITING) < 3:
+                heard += await answer.content.readany()
+            await mortal.start()
+            heard += await answer.read()
+        assert b"error" not in heard
+        assert heard.endswith(b"data: [DONE]\n\n")
+        if stranger:
+            assert (await stranger)[0] == 401
+
+
 async def test_a_stream_that_had_begun_ends_broken(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         chat = Chat("Anna")

@@ -159,6 +159,18 @@ def test_an_engine_that_is_killed_is_replaced_and_serves_again(up):
         assert not is_alive(second)
 
 
+def test_an_engine_that_freezes_is_replaced_and_its_clients_only_wait(up):
+    with up("--engine-frozen-after", "4") as running:
+        first = running.engine
+        assert running.chat().status_code == 200
+        os.kill(first, signal.SIGSTOP)
+        assert running.chat().status_code == 200
+        assert running.engine not in {None, first}
+        assert [line["replaced"] for line in running.lines("engine_frozen")] == [True]
+        assert [line["returncode"] for line in running.lines("engine_died")] == [-signal.SIGKILL]
+        assert len(running.lines("sent_again")) == 1
+
+
 def test_running_answers_are_finished_at_sigterm(up):
     with up() as running:
         long = {**CHAT, "max_tokens": 400, "stream": True, "ignore_eos": True}

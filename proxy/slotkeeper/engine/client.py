@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
+import aiohttp
 import orjson
 
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.answers import Guess, Health, PrefillResult, RestoreResult, SaveResult, seconds, view
 from slotkeeper.engine.errors import EngineError, EngineGoneError, EngineSilentError
-from slotkeeper.engine.http import EngineHttp, Headers, message_in, within
+from slotkeeper.engine.http import BRIEF_SECONDS, EngineHttp, Headers, Pulse, message_in, within
 
 __all__ = [
     "EngineClient",
@@ -24,12 +25,13 @@ __all__ = [
     "Headers",
     "Health",
     "PrefillResult",
+    "Pulse",
     "RestoreResult",
     "SaveResult",
     "message_in",
 ]
 
-QUICK: Final = within(5.0)  # these routes never enter the engine's task queue (engine.md 1.4, 1.7)
+QUICK: Final = within(BRIEF_SECONDS)  # these routes never enter the engine's task queue (engine.md 1.4, 1.7)
 TEXT: Final = within(60.0)  # megabytes to tokenize
 # Behind a batch, then 8 GB to a disk that writes 20 MB a second: longer than that, and it is stuck.
 LONG: Final = within(600.0)
@@ -50,8 +52,8 @@ PREFILL_FIELDS: Final = [
 class EngineClient:
     """One engine's control routes. Use as an async context manager, or `close` it."""
 
-    def __init__(self, base: str, *, api_key: str | None = None) -> None:
-        self._http = EngineHttp(base, api_key=api_key)
+    def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
+        self._http = EngineHttp(base, api_key=api_key, pulse=pulse)
         self.base = self._http.base
         self.computed = 0  # prompt tokens, by the prefills and guesses that came to their end
 
@@ -67,11 +69,12 @@ class EngineClient:
     async def close(self) -> None:
         await self._http.close()
 
-    async def health(self, *, headers: Headers | None = None) -> Health:
-        """Never raises. Does not wake a sleeping engine."""
+    async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
+        """Never raises. Does not wake a sleeping engine. It is silent after `seconds` without an answer."""
+        limits = within(seconds)
         try:
-            await self._http.json("GET", "/health", limits=QUICK)
-            props = await self.props(headers=headers)
+            await self._http.json("GET", "/health", limits=limits)
+            props = await self._props(limits, headers)
         except EngineError as error:
             if error.foreign:
                 return Health.FOREIGN
@@ -87,7 +90,10 @@ class EngineClient:
 
     async def props(self, *, headers: Headers | None = None) -> dict[str, Any]:
         """Does not wake a sleeping engine."""
-        said = await self._http.json("GET", "/props", limits=QUICK, headers=headers)
+        return await self._props(QUICK, headers)
+
+    async def _props(self, limits: aiohttp.ClientTimeout, headers: Headers | None) -> dict[str, Any]:
+        said = await self._http.json("GET", "/props", limits=limits, headers=headers)
         return said if isinstance(said, dict) else {}
 
     async def slots(self, *, headers: Headers | None = None) -> tuple[SlotView, ...]:
@@ -182,6 +188,7 @@ class EngineClient:
         once = {**(headers or {}), "Connection": "close"}
         async with self._http.ask("POST", "/completion", limits=PATIENT, headers=once, body=body) as response:
             async for line in response.content:
+                self._http.pulse.heard()
                 if line.startswith(b"data: {"):
                     last = orjson.loads(line[6:])
                     if said := last.get("prompt_progress"):

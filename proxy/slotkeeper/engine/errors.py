@@ -20,3 +20,7 @@ class EngineGoneError(ConnectionError):
 
 class EngineSilentError(EngineGoneError):
     """Silent past the time limit: it may be gone, or on a machine that is too busy to answer."""
+
+
+class EngineFrozenError(EngineSilentError):
+    """It has said nothing for so long, to anybody, that nothing is waited for any more."""

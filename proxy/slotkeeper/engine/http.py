@@ -6,17 +6,20 @@ Which calls there are is said in `client`.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from io import BytesIO
 from typing import Any, Final
 
 import aiohttp
 import orjson
 
-from slotkeeper.engine.errors import EngineError, EngineGoneError, EngineSilentError
+from slotkeeper.engine.errors import EngineError, EngineFrozenError, EngineGoneError, EngineSilentError
 
 CONNECT_SECONDS: Final = 5.0
+BRIEF_SECONDS: Final = 5.0  # a call that has no more needs nobody to end it
 KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
 CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
 NO_ROUTE: Final = frozenset({404, 405, 410, 501})
@@ -29,11 +32,54 @@ def within(seconds: float | None) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
 
 
+class Pulse:
+    """When one engine was last heard of, and all that waits for it, to be broken off once it is frozen.
+
+    So no call needs a time limit of its own: a prefill may take an hour, as long as its engine is alive.
+    """
+
+    def __init__(self) -> None:
+        self.heard_at = time.monotonic()
+        self.frozen = False
+        self._waiting: set[asyncio.Timeout] = set()
+
+    def __repr__(self) -> str:
+        return f"<Pulse {'frozen' if self.frozen else 'alive'}, {len(self._waiting)} wait>"
+
+    def heard(self) -> None:
+        """It has said something, to whomever: a token, the progress of a prefill, an answer."""
+        self.heard_at = time.monotonic()
+
+    @asynccontextmanager
+    async def answer(self) -> AsyncIterator[None]:
+        """Around what waits for the engine. Raises EngineFrozenError, at once where it is frozen already."""
+        if self.frozen:
+            raise EngineFrozenError
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._waiting.add(limit)
+                try:
+                    yield
+                finally:
+                    self._waiting.discard(limit)
+        except TimeoutError as error:
+            if limit.expired():
+                raise EngineFrozenError from error
+            raise
+
+    def stop(self) -> None:
+        """It is frozen: break off all that waits for it."""
+        self.frozen, now = True, asyncio.get_running_loop().time()
+        for limit in self._waiting:
+            limit.reschedule(now)
+
+
 class EngineHttp:
     """One engine's address and key, and the connections to it. `close` it."""
 
-    def __init__(self, base: str, *, api_key: str | None = None) -> None:
+    def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
         self.base = base.rstrip("/")
+        self.pulse = pulse or Pulse()
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -78,6 +124,24 @@ class EngineHttp:
         `once`: never sent a second time, whatever happens to the connection.
         Raises EngineError for every other status, EngineGoneError when there is no answer.
         """
+        brief = limits.total is not None and limits.total <= BRIEF_SECONDS
+        async with (
+            nullcontext() if brief else self.pulse.answer(),
+            self._asked(method, path, limits=limits, headers=headers, body=body, once=once) as response,
+        ):
+            yield response
+
+    @asynccontextmanager
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        *,
+        limits: aiohttp.ClientTimeout,
+        headers: Headers | None,
+        body: Mapping[str, Any] | None,
+        once: bool,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         data = orjson.dumps(body) if body is not None else None
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:

@@ -117,10 +117,17 @@ class EngineProcess:
         """End it now, with whatever it started, and reap it."""
         if self._child is None:
             return
+        self.end_unasked()
+        self._child.wait()
+
+    def end_unasked(self) -> None:
+        """End it now, also where it is stopped or hangs, without waiting for that."""
         self._send(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)  # its own session: the group has the child's number
-        self._child.wait()
+            if self._child is not None:
+                os.killpg(
+                    self._child.pid, signal.SIGKILL
+                )  # its own session: the group has the child's number
 
     def tail(self) -> str:
         """The last lines of the log, without the end of line; none of an earlier run."""

@@ -57,6 +57,11 @@ class Supervisor:
     def __repr__(self) -> str:
         return f"<Supervisor starts={self.starts} {self.process}>"
 
+    def replace(self) -> None:
+        """End the engine that runs now, which does not answer any more: the next one is started."""
+        if self.process is not None:
+            self.process.end_unasked()
+
     async def run(self) -> None:
         """Until cancelled; the engine has ended when this has."""
         served = False

@@ -134,6 +134,11 @@ class Metrics:
             "requests_sent_again_total",
             "Times that a request was sent again, since its engine had ended before the answer began.",
         )
+        self.freezes = counter(
+            "engine_freezes_total",
+            "Times that an engine said nothing for so long that it counted as frozen.",
+            "engine",
+        )
         self.inexact = counter("inexact_prompts_total", "Prompts whose length we had counted wrongly.")
         self.flags_learned = counter(
             "engine_flags_learned_total", "Engines' flags that were found out, and how.", "flag", "how"

@@ -130,6 +130,7 @@ class Driver:
                     await self.snapshots.tried.wait()
         for link in self.links.values():
             self.metrics.engine_up(link.engine, up=False)
+            self.metrics.freezes.labels(engine=link.engine)
             self.tasks.start(link.watch(self._engine_up, self._engine_lost))
             self.tasks.start(lifeline(link.engine, link.doubt))
 
@@ -152,21 +153,37 @@ class Driver:
         for link in self.links.values():
             await link.client.close()
 
-    async def awake(self) -> None:
-        """Wait, but not for long, until some engine is ready, and none may have been restarted unseen."""
+    async def awake(self, since: float) -> None:
+        """Wait, but not for long, until some engine is ready, and none may have been restarted unseen.
+
+        For one that has ended and is expected back it waits longer, counted from `since`.
+        """
         doubtful = [link for link in self.links.values() if link.doubtful]
         if self.front.ready and not doubtful:
             return
+        if not all(link.pulse.frozen for link in self.links.values()):
+            await self._probed(doubtful)
+        await self._returned(since)
+
+    async def _probed(self, doubtful: list[EngineLink]) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*(link.settle() for link in doubtful))
                 if not self.front.ready:
                     await asyncio.gather(*(link.wake() for link in self.links.values()))
-        await self.returned()
 
-    async def returned(self) -> None:
-        """Wait until some engine is ready, but only as long as one that has ended is expected back."""
-        while not self.front.ready and (until := self.placement.back_by(self.now())) is not None:
+    @property
+    def expects_one(self) -> bool:
+        """Whether none is ready, and one that has ended should be back soon."""
+        coming = any(link.coming for link in self.links.values())
+        return not self.front.ready and (coming or self.placement.back_by(self.now()) is not None)
+
+    async def _returned(self, since: float) -> None:
+        """Wait until some engine is ready: all that come while one is expected wait for the same time."""
+        until = since + (self._limits or Limits()).engine_wait if self.expects_one else since
+        while not self.front.ready and any(link.returns for link in self.links.values()):
+            if until <= self.now():
+                return
             with suppress(TimeoutError):
                 async with asyncio.timeout(until - self.now()):
                     await self._came_or_went.wait()
@@ -175,7 +192,7 @@ class Driver:
         """After a call that it did not answer: whether it had ended, and some engine is ready now."""
         if not await link.was_lost(link.losses):
             return False
-        await self.returned()
+        await self._returned(self.now())
         return self.front.ready
 
     def _say_it_came_or_went(self) -> None:
@@ -308,6 +325,8 @@ class Driver:
 
     def _engine_lost(self, link: EngineLink) -> None:
         self.metrics.engine_up(link.engine, up=False)
+        if link.pulse.frozen:
+            self.metrics.freezes.labels(engine=link.engine).inc()
         self.post(EngineLost(at=self.now(), engine=link.engine, returns=link.returns))
         self._say_it_came_or_went()
 

@@ -15,7 +15,7 @@ from slotkeeper.core.traits import EngineTraits
 from slotkeeper.core.types import EngineId, SlotId
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.canary import ProbeResult
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, Pulse
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
@@ -28,7 +28,9 @@ from slotkeeper.wire.document import Doc, Prompt
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
 EAGER: Final = 0.1  # seconds, while the engine is not there
 FILES_RETRY: Final = 30.0  # seconds
-SILENCE: Final = 30.0  # seconds without an answer, until an engine that was up counts as lost
+FROZEN: Final = 30.0  # seconds without a sign of life, until an engine is given up
+LONGEST_LOOK: Final = 5.0  # seconds
+THAW: Final = 1.0  # seconds in which a frozen engine, once it goes on, reads what was sent to it meanwhile
 UNAUTHORIZED: Final = 401
 REFUSALS: Final = 3  # of GET /slots in a row: without it nobody knows when a slot is free
 
@@ -47,11 +49,13 @@ class EngineLink:
         slot_dir: Path | None = None,
         may_compute: bool = False,
         may_read: bool = False,
+        frozen_after: float = FROZEN,
     ) -> None:
         """How to watch an engine.
 
         `slot_dir` is its --slot-save-path as we see it. What is allowed to find out more: `may_compute` a
-        canary, while it is unused, `may_read` to look for its process on this machine.
+        canary, while it is unused, `may_read` to look for its process on this machine. It is given up after
+        `frozen_after` seconds of silence.
         """
         self.engine = engine
         self.files: ProbeResult | None = None  # what its slot files are like
@@ -59,7 +63,11 @@ class EngineLink:
         self._slot_dir = slot_dir
         self._may_compute = may_compute
         self._may_read = may_read
-        self.client = EngineClient(engine, api_key=api_key)
+        self.pulse = Pulse()
+        self.client = EngineClient(engine, api_key=api_key, pulse=self.pulse)
+        self.frozen_after = frozen_after
+        self.replace: Callable[[], None] | None = None  # ends its process, and another is started
+        self._silences = 0  # looks in a row that it did not answer
         self.flags = flags
         self.tokenizer: Tokenizer | None = None
         self._tokenizers = Tokenizers(self.tokenize)
@@ -83,6 +91,11 @@ class EngineLink:
         self._keeping = asyncio.Lock()
 
     @property
+    def coming(self) -> bool:
+        """Whether it was lost, and is sure to be back: it loads already, or somebody starts it."""
+        return self.returns and (self.health is Health.LOADING or self.replace is not None)
+
+    @property
     def ready(self) -> bool:
         return self.up and self.tokenizer is not None
 
@@ -96,7 +109,9 @@ class EngineLink:
 
     async def was_lost(self, losses: int) -> bool:
         """Look at once, after a connection has failed: whether it is gone, or was since it had `losses`."""
-        return self.losses != losses or await self._turns_out(lambda: not self.ready or self.losses != losses)
+        if self.losses != losses or self.pulse.frozen:
+            return True
+        return await self._turns_out(lambda: not self.ready or self.losses != losses)
 
     async def _turns_out(self, so: Callable[[], bool]) -> bool:
         """The look that is under way may have begun too early, so the next counts as well."""
@@ -136,8 +151,8 @@ class EngineLink:
             self._looked.set()
             self._looked = asyncio.Event()
             try:
-                calm = self.health is Health.OK or self.health.wrong or self._slow
-                async with asyncio.timeout(CALM if calm else EAGER):
+                calm = self.health in {Health.OK, Health.SILENT} or self.health.wrong
+                async with asyncio.timeout(min(CALM, self.frozen_after) if calm else EAGER):
                     await self._kick.wait()
                 self._kick.clear()
                 if not self._doubt:  # for which requests wait
@@ -146,13 +161,16 @@ class EngineLink:
                 pass
 
     async def _look(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
-        self.health = await self.client.health(headers=self.auth)
+        limit = min(LONGEST_LOOK, self.frozen_after / 2)
+        self.health = await self.client.health(headers=self.auth, seconds=limit)
         if self.health in {Health.OK, Health.SLEEPING}:
             self.down_since = None
         elif self.down_since is None:
             self.down_since = time.monotonic()
-        if self._slow:
+        if self.health is Health.SILENT:
+            self._silent(on_lost)
             return
+        await self._heard()
         process = await self._identity() if self.health is Health.OK else ""
         if self.up and (self.health is not Health.OK or process != self.process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
@@ -175,13 +193,40 @@ class EngineLink:
 
     @property
     def _slow(self) -> bool:
-        """An engine that does not answer in time is not gone: were it given up, its slots would be lost.
+        """It does not answer in time. Where its process ends, connections end with it, and that is seen."""
+        return self.up and self.health is Health.SILENT
 
-        When its process ends, connections end with it, and that is seen at once.
+    def _silent(self, on_lost: Callable[[EngineLink], None]) -> None:
+        """Were a slow engine given up, its slots would be lost.
+
+        One look is not enough: it may have been us who stood still.
         """
-        if not self.up or self.health is not Health.SILENT or self.down_since is None:
-            return False
-        return time.monotonic() - self.down_since < SILENCE
+        self._silences += 1
+        late = time.monotonic() - self.pulse.heard_at >= self.frozen_after
+        if late and self._silences > 1 and not self.pulse.frozen:
+            self._freeze(on_lost)
+
+    async def _heard(self) -> None:
+        """What a frozen engine had not read may be tasks: they must not come into slots given out since."""
+        self._silences = 0
+        if self.pulse.frozen:
+            log.info("engine_thawed", engine=self.engine, health=self.health.value)
+            if self.health is Health.OK:
+                await asyncio.sleep(THAW)
+            self.pulse.frozen = False
+        self.pulse.heard()
+
+    def _freeze(self, on_lost: Callable[[EngineLink], None]) -> None:
+        """Whatever waits for it hears so now. What can be replaced is, unless it was still starting."""
+        silent, was_up = round(time.monotonic() - self.pulse.heard_at, 1), self.up
+        replace = self.replace if was_up else None
+        log.warning("engine_frozen", engine=self.engine, seconds=silent, replaced=replace is not None)
+        self.pulse.stop()
+        if was_up:
+            self._lost(returns=replace is not None)
+            on_lost(self)
+        if replace:
+            replace()
 
     def _lost(self, *, returns: bool) -> None:
         self.up, self.returns = False, returns

@@ -11,11 +11,11 @@ from aiohttp import web
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.web.connections import Connections
-from slotkeeper.web.door import Refusal, Verdict
+from slotkeeper.web.door import Judged, Refusal, Verdict
 from slotkeeper.web.exchange import Exchange, Gate
 from slotkeeper.web.intake import Body, Intake
 from slotkeeper.web.outlet import Outlet
-from slotkeeper.web.upstream import GONE, abort, copy, prepared, target
+from slotkeeper.web.upstream import GONE, abort, answering, copy, prepared, target
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
 from slotkeeper.wire.claim import NotPlain, plain
@@ -89,14 +89,17 @@ class DataPort:
             api = classify(request.method, path, self._prefix)
             self._not_again(request)
             self._gate.door.admit(request, api, path)
-            judged = await self._gate.door.judge(request) if api in JUDGED else Verdict.LET_IN
+            takes_slot, came = api in TAKES_SLOT, self._gate.driver.now()
+            judged: Judged = Verdict.LET_IN
+            if api in JUDGED:
+                judged = await self._gate.door.judge(request, since=came, later=takes_slot)
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
             body = await incoming.read()
-            if api in TAKES_SLOT:
-                let_in, form = judged is Verdict.LET_IN, takes_form(path)
+            if takes_slot:
+                form = takes_form(path)
                 return await Exchange(
-                    self._gate, request, api, body or b"", known_as, let_in=let_in, form=form
+                    self._gate, request, api, body or b"", known_as, judged=judged, came=came, form=form
                 ).run()
             if api is Api.CONTROL:
                 return await self._acted(request, body or b"", known_as, let_in=judged is Verdict.LET_IN)
@@ -146,7 +149,8 @@ class DataPort:
         """A route without a slot: to the first engine that is there."""
         link = self._gate.driver.front
         try:
-            answer = await self._gate.upstream.send(link.engine, request, body, known_as)
+            async with answering(link):
+                answer = await self._gate.upstream.send(link.engine, request, body, known_as)
         except UpstreamFault:
             link.kick()
             raise
@@ -156,7 +160,8 @@ class DataPort:
             outcome = "ok" if answer.status < 400 else "client_error"
             try:
                 with Outlet(self._gate.ahead, request, response) as out:
-                    await copy(answer, out.write, lambda _: None)
+                    async with answering(link):
+                        await copy(answer, out.write, lambda _: None)
                     await out.end()
             except UpstreamFault as fault:
                 log.warning("answer_broke_off", request_id=known_as, error=fault.message)

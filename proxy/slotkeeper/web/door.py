@@ -53,6 +53,7 @@ _NAMESPACES: Final = b"namespaces of slotkeeper"  # what the folder's secret is 
 
 class Verdict(StrEnum):
     LET_IN = "let_in"
+    LATER = "later"  # the engine is gone, and had let it in: to be judged when that is back
     UNSURE = "unsure"  # nobody could say: the request goes straight through, and nothing is done for it
 
 
@@ -128,14 +129,21 @@ class Door:
         """The credential for calls of ours on behalf of this request; none where the engine has no say."""
         return {} if self.keys else credentials(request.headers)
 
-    async def judge(self, request: web.BaseRequest) -> Judged:
-        """Whether every engine that is there lets this client in."""
+    async def judge(self, request: web.BaseRequest, *, since: float, later: bool = False) -> Judged:
+        """Whether every engine that is there lets this client in. It may wait for one that is gone.
+
+        That wait counts from `since`; with `later` a client who was let in before does not wait here.
+        """
         driver = self._driver
         if any(link.doubtful for link in driver.links.values()):
-            await driver.awake()
+            if later and self._was_let_in(request):
+                return Verdict.LATER
+            await driver.awake(since)
         judged = await self._judged(request)
         if judged is Verdict.UNSURE:  # it may be starting
-            await driver.awake()
+            if later and driver.expects_one and self._was_let_in(request):
+                return Verdict.LATER
+            await driver.awake(since)
             judged = await self._judged(request)
         return judged
 
@@ -165,6 +173,16 @@ class Door:
             secret = self._secret() or secrets.token_bytes(32)
             self._namespace_key = blake2b(_NAMESPACES, key=secret, digest_size=32).digest()
         return _keyed(key, self._namespace_key).hex()
+
+    def _was_let_in(self, request: web.BaseRequest) -> bool:
+        """By the processes that were asked last, whatever comes in their place."""
+        digest = self._digest(request, SHOWN if self.keys is None else OURS_SHOWN)
+        last = [(engine, *self._anyone.get(engine, ("", False, 0.0))) for engine in self._driver.links]
+        closed = [(engine, process, digest) for engine, process, open_, _ in last if not open_]
+        if any(seen not in self._known for seen in closed):
+            return False
+        self._let_in(request, verified=bool(closed))
+        return True
 
     async def _judged(self, request: web.BaseRequest) -> Judged:
         links, judged, wanted = self._driver.links.values(), Verdict.LET_IN, False
@@ -224,6 +242,8 @@ class Door:
         return said
 
     async def _ask(self, link: EngineLink, headers: CIMultiDict[str]) -> Judged:
+        if link.pulse.frozen:
+            return Verdict.UNSURE
         try:
             answer = await self._upstream.look(link.engine, self._path, headers, seconds=ASK_SECONDS)
         except UpstreamFault:

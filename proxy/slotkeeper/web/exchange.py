@@ -21,12 +21,12 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.web.account import Account
 from slotkeeper.web.connections import Network, asker
-from slotkeeper.web.door import Caller, Door, credentials, digest_of
+from slotkeeper.web.door import Caller, Door, Refusal, Verdict, credentials, digest_of
 from slotkeeper.web.keys import CrowdedFault, Used
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.relay import Relay
 from slotkeeper.web.slot_actions import SlotActions
-from slotkeeper.web.upstream import GONE, NotSent, Upstream
+from slotkeeper.web.upstream import GONE, NotSent, Upstream, answering
 from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
@@ -86,15 +86,18 @@ class Exchange:
         body: bytes,
         request_id: str,
         *,
-        let_in: bool,
+        judged: Verdict,
+        came: float,
         form: bool = False,
     ) -> None:
-        """Unless the engine has `let_in` its client, it goes straight through: nothing is done for it.
+        """Where nobody could say that its client is let in, it goes straight through: nothing is done for it.
 
-        `form`: the body is a form with a file, and no JSON.
+        A wait for an engine counts from when it `came`. `form`: the body is a form with a file, and no JSON.
         """
         self._gate = gate
-        self._let_in = let_in
+        self._judged = judged
+        self._let_in = judged is not Verdict.UNSURE
+        self._waits_since = came
         self._request = request
         self._api = api
         self._body = body
@@ -192,6 +195,7 @@ class Exchange:
                     "sent_again", request_id=self._account.id, engine=forward.engine, error=fault.message
                 )
                 self._gate.metrics.sent_again.inc()
+                self._waits_since = self._gate.driver.now()
                 self._account.gone()
                 self._forward = None
                 if self._hears_comments():
@@ -232,7 +236,9 @@ class Exchange:
 
     async def _place(self) -> Forward:
         account, driver = self._account, self._gate.driver
-        await driver.awake()
+        await driver.awake(self._waits_since)
+        if self._judged is Verdict.LATER:
+            await self._judge()
         self._check_line()
         renders = account.open()
         arrival = self._arrival(renders=renders)
@@ -245,6 +251,16 @@ class Exchange:
             account.render()
         self._gate.metrics.waited(driver.now() - account.arrived, account.id)
         return forward
+
+    async def _judge(self) -> None:
+        """By the engine that is there now; where that cannot say, it stays let in. Raises Fault."""
+        if not self._gate.driver.front.ready:
+            return
+        judged = await self._gate.door.judge(self._request, since=self._waits_since)
+        if isinstance(judged, Refusal):
+            self._let_in = False
+            raise errors.retold(judged.status, judged.body)
+        self._judged, self._caller = Verdict.LET_IN, self._gate.door.caller(self._request)
 
     def _check_line(self) -> None:
         """Raises ClientFault where too many wait."""
@@ -303,9 +319,10 @@ class Exchange:
         link = driver.links[forward.engine]
         try:
             parent = self._trace.trace_parent if self._trace else None
-            answer = await self._gate.upstream.send(
-                forward.engine, self._request, body, self._account.id, trace_parent=parent
-            )
+            async with answering(link):
+                answer = await self._gate.upstream.send(
+                    forward.engine, self._request, body, self._account.id, trace_parent=parent
+                )
         except UpstreamFault:
             link.kick()
             raise

@@ -15,7 +15,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.web.account import Account
 from slotkeeper.web.outlet import Outlet, ReadAhead
-from slotkeeper.web.upstream import abort, copy, flows, whole
+from slotkeeper.web.upstream import abort, answering, copy, flows, whole
 from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
 from slotkeeper.wire.errors import UpstreamFault
@@ -74,10 +74,15 @@ class Relay:
         elif not alone:
             waiting.start()
         rest = account.listener.without(progress) if progress else bytes
+
+        def heard(chunk: bytes) -> None:
+            link.pulse.heard()
+            account.listener.heard(chunk)
+
         with Outlet(self._ahead, self._request, response) as out:
             try:
-                heard = account.listener.heard
-                await copy(answer, out.write, heard, lambda chunk: waiting.ends_with(rest(chunk)))
+                async with answering(link):
+                    await copy(answer, out.write, heard, lambda chunk: waiting.ends_with(rest(chunk)))
                 waiting.stop()
                 if progress:
                     await out.write(progress.close())
@@ -107,7 +112,8 @@ class Relay:
         """No stream came, and the client reads one by now: what the engine said, as an error event."""
         account = self._account
         try:
-            body = await whole(answer, account.listener.heard)
+            async with answering(link):
+                body = await whole(answer, account.listener.heard)
         except UpstreamFault:
             link.kick()
             raise

@@ -12,7 +12,7 @@ from slotkeeper.core.effects import Forward
 from slotkeeper.core.events import Acted, Arrived, Gone
 from slotkeeper.core.types import ClientId, EngineId, RequestId
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.web.upstream import Answer, Upstream
+from slotkeeper.web.upstream import Answer, Upstream, answering
 from slotkeeper.wire.errors import ClientFault, UpstreamFault
 from slotkeeper.wire.slot_actions import Act, SlotAction, left_by, read_action
 
@@ -38,7 +38,7 @@ class SlotActions:
             raise ClientFault(OFF, status=403)
         action = read_action(request.rel_url.raw_path_qs, body, self._prefix)
         driver, key = self._driver, RequestId(f"action {next(_numbers)}")
-        await driver.awake()
+        await driver.awake(driver.now())
         if action.refused:
             return (await self._send(driver.front.engine, action, request, known_as)).response(known_as)
         arrived = Arrived(
@@ -86,5 +86,7 @@ class SlotActions:
     async def _send(
         self, engine: EngineId, action: SlotAction, request: web.Request, known_as: str
     ) -> Answer:
-        async with await self._upstream.post(engine, action.target, action.body, request, known_as) as sent:
-            return await Answer.of(sent)
+        async with answering(self._driver.links[engine]):
+            sent = await self._upstream.post(engine, action.target, action.body, request, known_as)
+            async with sent:
+                return await Answer.of(sent)

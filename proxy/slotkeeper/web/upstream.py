@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
@@ -15,6 +16,8 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from slotkeeper.engine.errors import EngineFrozenError
+from slotkeeper.runtime.link import EngineLink
 from slotkeeper.web.early_answers import Connector
 from slotkeeper.wire import headers as names
 from slotkeeper.wire.errors import ClientFault, UpstreamFault
@@ -128,6 +131,13 @@ class Upstream:
             )
         except aiohttp.ClientConnectorError as error:
             raise NotSent(_why_not(base, error), status=503, retry_after=RETRY_AFTER) from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise NotSent(
+                f"the engine at {base} did not accept a connection within {CONNECT_SECONDS:g} s; "
+                "is its machine there, and its process running?",
+                status=504,
+                retry_after=RETRY_AFTER,
+            ) from error
         except BROKEN as error:
             raise UpstreamFault(
                 f"the engine at {base} closed the connection without an answer", retry_after=RETRY_AFTER
@@ -142,6 +152,21 @@ def _why_not(base: str, error: OSError) -> str:
             "let Slotkeeper have more open files (ulimit -n)"
         )
     return f"the engine at {base} does not accept connections; is llama-server running there?"
+
+
+@asynccontextmanager
+async def answering(link: EngineLink) -> AsyncIterator[None]:
+    """Around all that waits for an engine. Raises UpstreamFault (504) when that is frozen."""
+    try:
+        async with link.pulse.answer():
+            yield
+    except EngineFrozenError as error:
+        raise UpstreamFault(
+            f"the engine at {link.engine} has said nothing for {link.frozen_after:g} s, not even to "
+            "GET /health (--engine-frozen-after); is its process stopped, or its machine out of memory?",
+            status=504,
+            retry_after=RETRY_AFTER,
+        ) from error
 
 
 def target(request: web.BaseRequest) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from slotkeeper.core.effects import Observe, Report
 from slotkeeper.core.events import Arrived, EngineLost, EngineUp, Finished, Rendered
+from slotkeeper.core.limits import Limits
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.types import EngineId, Reason, SlotId
@@ -135,3 +137,35 @@ async def test_whether_an_engine_is_up_is_a_metric():
     driver._engine_lost(up)
     assert metrics.registry.get_sample_value("slotkeeper_engine_up", {"engine": ENGINE}) == 0
     await driver.close()
+
+
+# -- an engine that is gone ----------------------------------------------------------------------------
+
+WAIT = Limits().engine_wait
+
+
+@pytest.mark.parametrize(
+    ("lost", "came", "starts", "waits"),
+    [
+        (0, 0, False, True),
+        (WAIT - 1, 0, False, True),  # its wait is its own, not what is left of the first one's
+        (WAIT + 1, 0, False, False),  # nobody expects it any more
+        (WAIT + 1, 0, True, True),  # but where somebody starts it
+        (WAIT + 1, WAIT + 1, True, False),  # and then not for ever
+    ],
+)
+async def test_each_request_waits_as_long_for_an_engine_that_is_gone(
+    driver, link, *, lost, came, starts, waits
+):
+    """`lost` and `came`: so many seconds ago."""
+    link.up, link.returns, link.pulse.frozen = False, True, True
+    link.replace = (lambda: None) if starts else None
+    now = driver.now()
+    driver.post(EngineLost(at=now - lost, engine=ENGINE, returns=True))
+    waiting = asyncio.get_running_loop().create_task(driver.awake(now - came))
+    await settled()
+    assert waiting.done() is not waits
+    link.up = True
+    driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=TRAITS))
+    driver._say_it_came_or_went()
+    await waiting

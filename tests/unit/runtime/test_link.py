@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from patience import PATIENCE
 from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import Health
-from slotkeeper.runtime import link as link_module
+from slotkeeper.engine.errors import EngineFrozenError
 from slotkeeper.runtime.link import EngineLink
 
 NOBODY = EngineId("http://127.0.0.1:9")
@@ -31,16 +32,15 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("said", "silence", "lost"),
+    ("said", "frozen_after", "lost"),
     [
         (Health.SILENT, 60.0, False),  # a busy machine
         (Health.SILENT, 0.0, True),  # it was silent for too long
         (Health.DOWN, 60.0, True),  # refused, or the connection broke
     ],
 )
-async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, silence, lost, monkeypatch):
-    monkeypatch.setattr(link_module, "SILENCE", silence)
-    link, gone, engine = EngineLink(NOBODY, api_key=None), [], Told()
+async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, lost, monkeypatch):
+    link, gone, engine = EngineLink(NOBODY, api_key=None, frozen_after=frozen_after), [], Told()
     await link.client.close()
     monkeypatch.setattr(link, "client", engine)
     link.up, link.process = True, "one"
@@ -49,13 +49,70 @@ async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, silence, lost,
         while engine.asked < 1:
             await asyncio.sleep(0)
         engine.said, before = said, engine.asked
-        while engine.asked < before + 2:
+        while engine.asked < before + 3:
             link.kick()
             await asyncio.sleep(0)
     watch.cancel()
     await asyncio.wait([watch], timeout=PATIENCE)
     assert bool(gone) is lost
     assert link.up is not lost
+    assert link.pulse.frozen is (lost and said is Health.SILENT)
+
+
+async def looks(link: EngineLink, *said: Health) -> list[EngineLink]:
+    """Who was told that the engine is lost, after looks that found this."""
+    gone: list[EngineLink] = []
+    engine = link.client = Told()
+    for engine.said in said:
+        await link._look(lambda _: None, gone.append)
+    return gone
+
+
+def silent_for_long() -> EngineLink:
+    link = EngineLink(NOBODY, api_key=None, frozen_after=60.0)
+    link.up, link.process = True, "one"
+    link.pulse.heard_at = time.monotonic() - 61.0
+    return link
+
+
+async def test_one_look_in_vain_is_not_enough_since_we_may_have_stood_still():
+    assert not await looks(silent_for_long(), Health.SILENT)
+    assert not await looks(silent_for_long(), Health.SILENT, Health.OK, Health.SILENT)
+    assert await looks(silent_for_long(), Health.SILENT, Health.SILENT)
+
+
+async def test_an_engine_whose_answers_go_on_is_not_frozen():
+    link = silent_for_long()
+    link.pulse.heard()  # a token, or the progress of a prefill
+    assert not await looks(link, Health.SILENT, Health.SILENT)
+
+
+async def test_a_frozen_engine_is_replaced_once_where_somebody_can():
+    link, replaced = silent_for_long(), []
+    link.replace = lambda: replaced.append(link)
+    assert await looks(link, *[Health.SILENT] * 4) == [link]
+    assert replaced == [link]
+    assert link.returns
+
+
+async def test_what_waits_for_a_frozen_engine_is_broken_off_and_what_comes_is_not_let_wait():
+    link, waits = silent_for_long(), asyncio.Event()
+
+    async def call() -> None:
+        async with link.pulse.answer():
+            waits.set()
+            await asyncio.Event().wait()
+
+    under_way = asyncio.get_running_loop().create_task(call())
+    await waits.wait()
+    await looks(link, Health.SILENT, Health.SILENT)
+    for broken_off in (under_way, call()):
+        with pytest.raises(EngineFrozenError):
+            await broken_off
+    link.pulse.frozen = False
+    with pytest.raises(TimeoutError, match="its own"):
+        async with link.pulse.answer():
+            raise TimeoutError("its own")
 
 
 @pytest.mark.parametrize("turns", range(6))

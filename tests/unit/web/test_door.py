@@ -9,7 +9,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from slotkeeper.core.types import EngineId
-from slotkeeper.engine.client import Health
+from slotkeeper.engine.client import Health, Pulse
 from slotkeeper.web import door as door_module
 from slotkeeper.web.door import LASTS, REFUSAL_LASTS, Caller, Door, Refusal, Verdict, key_in
 from slotkeeper.web.keys import OwnKeys
@@ -18,6 +18,7 @@ from slotkeeper.wire.errors import ClientFault, UpstreamFault
 from slotkeeper.wire.routes import Api, classify
 
 ENGINE = EngineId("http://engine")
+CAME = 5.0
 GOOD, BAD = {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}
 
 
@@ -49,7 +50,7 @@ class Engine:
     def __init__(self, key: str | None = "Bearer good") -> None:
         self.key, self.status, self.asked, self.clock = key, 0, 0, 1000.0
         self.engine, self.process, self.health, self.doubtful = ENGINE, "one", Health.OK, False
-        self.up = True
+        self.up, self.pulse = True, Pulse()
         self.links = {ENGINE: self}
         self.let: list[dict[str, str]] = []
         self.door = self.new_door()
@@ -68,8 +69,12 @@ class Engine:
         fits = self.key is None or key_in(headers) in self.key.removeprefix("Bearer ").split(",")
         return Answer(self.status or (200 if fits else 401))
 
-    async def awake(self) -> None:
-        pass
+    async def awake(self, since: float) -> None:
+        assert since == CAME
+
+    @property
+    def expects_one(self) -> bool:
+        return self.status < 0
 
     def kick(self) -> None:
         pass
@@ -77,13 +82,16 @@ class Engine:
     def let_in(self, auth: dict[str, str]) -> None:
         self.let.append(auth)
 
-    async def caller(self, headers: dict[str, str], door: Door | None = None) -> Caller:
+    async def caller(
+        self, headers: dict[str, str], door: Door | None = None, *, later: bool = False
+    ) -> Caller:
         request = make_mocked_request("POST", "/completion", headers=headers)
-        await (door or self.door).judge(request)
+        await (door or self.door).judge(request, since=CAME, later=later)
         return (door or self.door).caller(request)
 
-    async def judge(self, headers: dict[str, str]) -> Any:
-        return await self.door.judge(make_mocked_request("POST", "/completion", headers=headers))
+    async def judge(self, headers: dict[str, str], *, later: bool = False) -> Any:
+        request = make_mocked_request("POST", "/completion", headers=headers)
+        return await self.door.judge(request, since=CAME, later=later)
 
 
 async def test_an_engine_without_a_key_is_asked_once():
@@ -122,6 +130,21 @@ async def test_a_key_that_was_taken_back_is_refused_after_a_minute_at_most():
     engine.key = "Bearer other"
     engine.clock += LASTS
     assert isinstance(await engine.judge(GOOD), Refusal)
+
+
+@pytest.mark.parametrize("key", [None, "Bearer good"])
+async def test_who_was_let_in_by_an_engine_that_is_gone_is_judged_when_it_is_back(key):
+    engine = Engine(key)
+    engine.door = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    assert await engine.judge(GOOD, later=True) is Verdict.LET_IN
+    known_as = await engine.caller(GOOD)
+    engine.status, engine.process, engine.health = -1, "", Health.DOWN
+    assert await engine.judge(GOOD, later=True) is Verdict.LATER
+    assert await engine.caller(GOOD, later=True) == known_as
+    assert await engine.judge(GOOD) is Verdict.UNSURE
+    assert await engine.judge(BAD, later=True) is (Verdict.UNSURE if key else Verdict.LATER)
+    engine.status, engine.process, engine.key = 0, "two", "Bearer other"
+    assert isinstance(await engine.judge(GOOD, later=True), Refusal)
 
 
 async def test_another_process_is_asked_anew():
@@ -285,7 +308,7 @@ async def test_a_name_is_the_namespace_and_the_place_in_line(tmp_path):
     for headers in (ALICE, ROOT):
         request = make_mocked_request("POST", "/completion", headers=headers)
         door.admit(request, Api.COMPLETION, "/completion")
-        assert await door.judge(request) is Verdict.LET_IN
+        assert await door.judge(request, since=CAME) is Verdict.LET_IN
         callers.append(door.caller(request))
         assert door.lent(request) == {}
     assert [caller.namespace for caller in callers] == ["alice", "root"]
@@ -299,5 +322,5 @@ async def test_an_engine_that_refuses_our_own_key_is_the_operators_trouble(tmp_p
     for up in (True, False):
         engine.up = up
         with pytest.raises(UpstreamFault, match="--engine-api-key"):
-            await door.judge(request)
+            await door.judge(request, since=CAME)
     assert engine.let == []

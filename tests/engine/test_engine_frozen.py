@@ -1,0 +1,261 @@
+"""An engine that is stopped (SIGSTOP) is told from one that is slow, and no client waits for it for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from engine.test_engine_waits import CHAT, CONTEXT, VERY_LONG, Chat, asked, said, until
+from patience import PATIENCE
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.core.table import SlotState
+
+SOON = 0.2  # seconds of silence, for an engine that says nothing in any case
+SHORT = 3.0  # seconds, for one that is slow
+BODIES = {
+    CHAT: said(VERY_LONG),
+    "/v1/messages": said(VERY_LONG),
+    "/v1/responses": {"input": VERY_LONG, "max_output_tokens": 8},
+    "/completion": {"prompt": VERY_LONG, "n_predict": 8},
+}
+ENDLESS = {"stream": True, "max_tokens": 5000, "ignore_eos": True}
+
+
+@pytest.fixture
+async def mortal(build, tmp_path) -> AsyncIterator[lab.Restartable]:
+    async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path, context_tokens=CONTEXT) as mortal:
+        yield mortal
+
+
+def stop(mortal: lab.Restartable) -> None:
+    assert mortal.process.pid is not None
+    os.kill(mortal.process.pid, signal.SIGSTOP)
+
+
+def go_on(mortal: lab.Restartable) -> None:
+    assert mortal.process.pid is not None
+    os.kill(mortal.process.pid, signal.SIGCONT)
+
+
+@contextmanager
+def frozen(mortal: lab.Restartable, sidecar: Sidecar) -> Iterator[None]:
+    """Stopped inside the block, and soon known to be; on a busy machine it must not seem so before."""
+    (link,) = sidecar.driver.links.values()
+    stop(mortal)
+    usual, link.frozen_after = link.frozen_after, SOON
+    try:
+        yield
+    finally:
+        link.frozen_after = usual
+        go_on(mortal)
+
+
+async def is_frozen(sidecar: Sidecar) -> None:
+    (link,) = sidecar.driver.links.values()
+    await until(lambda: link.pulse.frozen)
+
+
+def count(sidecar: Sidecar, name: str, **labels: str) -> float:
+    return sidecar.metrics.registry.get_sample_value(f"slotkeeper_{name}", labels) or 0.0
+
+
+async def post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async with client.post(path, json=body) as answer:
+        return answer.status, await answer.json()
+
+
+def message(path: str, doc: dict[str, Any]) -> str:
+    """Of an error in the API's own shape."""
+    if path == "/v1/messages":
+        assert doc["type"] == "error"
+        assert doc["error"]["type"] == "timeout_error"
+    else:
+        assert doc["error"]["code"] == 504
+    return str(doc["error"]["message"])
+
+
+async def serves_again(sidecar: Sidecar, client: aiohttp.ClientSession) -> None:
+    """All of its slots are free, one of them is given out, and its answer comes."""
+    await lab.ready(sidecar)
+    status, doc = await asked(client, said("Is anybody there?"))
+    assert status == 200, doc
+    await lab.rested(sidecar)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_who_waits_in_a_prefill_hears_504_in_the_shape_of_the_api(mortal, path):
+    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
+        (table,) = sidecar.driver.placement.tables.values()
+        waits = asyncio.get_running_loop().create_task(post(client, path, BODIES[path]))
+        await until(lambda: table.serving)
+        with frozen(mortal, sidecar):
+            status, doc = await waits
+            assert status == 504
+            assert "has said nothing for" in message(path, doc)
+        assert count(sidecar, "engine_freezes_total", engine=mortal.base) == 1
+        assert count(sidecar, "requests_sent_again_total") == 0
+        await serves_again(sidecar, client)
+
+
+async def test_who_waits_in_line_hears_504_and_answers_that_had_begun_end_broken(mortal):
+    async with (
+        lab.keeping(mortal) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+        AsyncExitStack() as stack,
+    ):
+        begun = []
+        for n in range(2):
+            answer = await stack.enter_async_context(client.post(CHAT, json=said(f"{n} ships", **ENDLESS)))
+            await answer.content.readany()
+            begun.append(answer)
+        in_line = asyncio.get_running_loop().create_task(asked(client, said("Good day")))
+        await until(lambda: sidecar.driver.placement.queued == 1)
+        with frozen(mortal, sidecar):
+            status, doc = await in_line
+            assert (status, doc["error"]["code"]) == (504, 504)
+            for answer in begun:
+                heard = await answer.read()
+                assert b'"error"' in heard
+                assert b"[DONE]" not in heard
+        await serves_again(sidecar, client)
+
+
+async def test_a_stream_without_a_byte_of_its_answer_ends_with_the_error_as_its_event(mortal):
+    async with (
+        lab.keeping(mortal, keep_alive=0.05) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+        client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer,
+    ):
+        assert answer.status == 200, "a comment of ours was due"
+        with frozen(mortal, sidecar):
+            heard = await answer.read()
+        assert b'"code":504' in heard
+        assert b"[DONE]" not in heard
+        await serves_again(sidecar, client)
+
+
+async def test_while_it_is_frozen_requests_hear_504_at_once(mortal):
+    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
+        (link,) = sidecar.driver.links.values()
+        with frozen(mortal, sidecar):
+            first = asyncio.get_running_loop().create_task(asked(client, said("Good day")))
+            await is_frozen(sidecar)
+            assert (await first)[0] == 504
+            link.frozen_after = 10 * PATIENCE  # nothing that waits now would be broken off in time
+            for path in ("/tokenize", CHAT):
+                assert (await post(client, path, said("Good day", content="x")))[0] == 504
+            async with client.get("/v1/models") as answer:
+                assert answer.status == 504
+        await serves_again(sidecar, client)
+
+
+@pytest.mark.parametrize("action", ["save", "restore", "prefill"])
+async def test_a_step_that_a_frozen_engine_does_not_end_holds_no_slot(build, tmp_path, action, monkeypatch):
+    files_only = ("--cache-ram", "0")
+    async with (
+        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, *files_only, context_tokens=CONTEXT) as mortal,
+        lab.keeping(mortal) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+    ):
+        (link,), began = sidecar.driver.links.values(), asyncio.Event()
+        chats = [Chat(name) for name in ("Anna", "Berta", "Clara")]
+        for chat in chats:
+            _, doc = await asked(client, chat.asks())
+            chat.hears(doc["choices"][0]["message"]["content"])
+            await lab.rested(sidecar)
+        real = getattr(link.client, action)
+
+        async def freezes(*args: Any, **more: Any) -> Any:
+            if not began.is_set():
+                stop(mortal)
+                began.set()
+            return await real(*args, **more)
+
+        monkeypatch.setattr(link.client, action, freezes)
+        turn = asyncio.get_running_loop().create_task(asked(client, chats[0].asks()))
+        async with asyncio.timeout(PATIENCE):
+            await began.wait()
+        with frozen(mortal, sidecar):
+            await is_frozen(sidecar)
+            status, doc = await turn
+            assert status == (504 if action == "restore" else 200), "the others were begun after its answer"
+        await serves_again(sidecar, client)
+        if status == 200:
+            chats[0].hears(doc["choices"][0]["message"]["content"])
+        else:
+            chats[0].messages.pop()
+        status, doc = await asked(client, chats[0].asks())
+        assert status == 200, doc
+
+
+async def test_one_that_goes_on_in_time_has_lost_nothing(mortal):
+    async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
+        (link,) = sidecar.driver.links.values()
+        async with client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer:
+            stop(mortal)
+            await until(lambda: link.health.value == "silent")
+            go_on(mortal)
+            heard = await answer.read()
+        assert heard.endswith(b"data: [DONE]\n\n")
+        assert count(sidecar, "engine_freezes_total", engine=mortal.base) == 0
+        assert link.losses == 0
+
+
+async def test_one_that_computes_for_long_is_not_frozen(mortal):
+    """It is asked for no stream, so it says nothing of this request before the end."""
+    async with (
+        lab.keeping(mortal, engine_frozen_after=SHORT) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+    ):
+        (link,), began = sidecar.driver.links.values(), sidecar.driver.now()
+        endless = said(VERY_LONG, max_tokens=50_000, ignore_eos=True)
+        computes = asyncio.get_running_loop().create_task(asked(client, endless))
+        await until(lambda: sidecar.driver.now() > began + 2 * SHORT)
+        assert not computes.done()
+        assert link.losses == 0
+        computes.cancel()
+
+
+async def test_where_it_is_replaced_requests_wait_and_are_sent_again(mortal):
+    async with (
+        lab.keeping(mortal) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+        AsyncExitStack() as stack,
+    ):
+        (link,), starts = sidecar.driver.links.values(), list[asyncio.Task[None]]()
+
+        def replace() -> None:
+            mortal.kill()
+            starts.append(asyncio.get_running_loop().create_task(mortal.start()))
+
+        link.replace = replace
+        begun = await stack.enter_async_context(client.post(CHAT, json=said("A ship", **ENDLESS)))
+        await begun.content.readany()
+        (table,) = sidecar.driver.placement.tables.values()
+        waits = [
+            asyncio.get_running_loop().create_task(asked(client, said(VERY_LONG))),
+            asyncio.get_running_loop().create_task(asked(client, said("In line"))),
+        ]
+        await until(lambda: not table.idle and sidecar.driver.placement.queued == 1)
+        stop(mortal)
+        link.frozen_after = SOON
+        await until(lambda: bool(starts))
+        link.frozen_after = PATIENCE
+        for answer in waits:
+            status, doc = await answer
+            assert status == 200, doc
+        heard = await begun.read()
+        assert b'"error"' in heard
+        assert b"[DONE]" not in heard
+        assert link.losses == 1
+        assert table.states.count(SlotState.IDLE) <= len(table.states)
+        await asyncio.gather(*starts)
