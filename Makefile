@@ -19,7 +19,8 @@ test: $(VENVS)/dev/ready lint  ## all checks and tests, on both real engines
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
 	$(PYTHON) tests/rehearse.py $(ARGS)
 
-fuzz: $(VENVS)/dev/ready  ## bodies and paths against both engines: make fuzz ARGS="--count 100000" (tests/engine/fuzz_bodies.py)
+fuzz: $(VENVS)/dev/ready  ## bodies, paths and framings by the thousand: make fuzz ARGS="--count 100000" (fuzz_bodies.py, fuzz_http.py)
+	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.fuzz_http $(ARGS)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m engine.fuzz_bodies $(ARGS)
 
 test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)

@@ -7,6 +7,7 @@ back. Only one of the two works at any time. In front of each can stand a relay 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -93,12 +94,20 @@ async def engine_for(
 
 
 @asynccontextmanager
-async def served(upstream: str, words: str, stderr: int | None = None) -> AsyncIterator[Served]:
-    """`slotkeeper serve` as users run it, in its own process; `words` are further arguments."""
+async def served(
+    upstream: str, words: str, stderr: int | None = None, *, tree: Path | None = None
+) -> AsyncIterator[Served]:
+    """`slotkeeper serve` as users run it, in its own process; `words` are further arguments.
+
+    `tree`: of another checkout.
+    """
     port, admin = free_port(), free_port()
     fixed = f"serve --upstream {upstream} --listen 127.0.0.1:{port} --admin-listen 127.0.0.1:{admin}"
     line = f"{fixed} --drain-delay 0 --drain-timeout 1 {words}".split()
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "slotkeeper", *line, stderr=stderr)
+    path = {"PYTHONPATH": str(tree / "proxy")} if tree else {}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "slotkeeper", *line, stderr=stderr, env={**os.environ, **path}
+    )
     try:
         async with asyncio.timeout(READY_SECONDS), httpx.AsyncClient() as client:
             while not await _ready(client, f"http://127.0.0.1:{admin}/readyz"):  # noqa: ASYNC110

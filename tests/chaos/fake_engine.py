@@ -36,6 +36,7 @@ class Fault(StrEnum):
     TRICKLE = "trickle"  # an event for each `go`
     FLOOD = "flood"  # far more than any buffer
     CUSTOM = "custom"  # the bytes of `custom`, head and all
+    CUSTOM_AND_END = "custom_and_end"  # and the end of the connection behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,12 @@ class FakeEngine:
                 await self._trickle(job)
             case Fault.CUSTOM:
                 job.writer.write(self.custom)
+            case Fault.CUSTOM_AND_END:
+                self.control.slots[job.slot] = None  # before its client can know
+                job.writer.write(self.custom)
+                job.writer.close()
+                await job.writer.wait_closed()
+                raise Hangup
             case _:
                 job.writer.write(job.bytes())
         await job.writer.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -27,6 +28,7 @@ CONNECT_SECONDS: Final = 5.0
 RETRY_AFTER: Final = 2  # seconds: a llama-server that is starting or restarting
 NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
 CHUNK: Final = 64 * 1024
+CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # Our own hints stay with us. aiohttp frames the body itself.
 NOT_SENT: Final = ("host", "content-length", "expect", names.BYPASS, names.CONVERSATION)
 GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenPipeError)
@@ -206,9 +208,14 @@ def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> C
 
 
 def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamResponse:
-    """The head of the client's answer: the engine's own, less this hop's headers."""
+    """The head of the client's answer: the engine's own, less this hop's headers.
+
+    Raises UpstreamFault for one that must not be written: aiohttp reads more than it writes.
+    """
     response = web.StreamResponse(status=answer.status, reason=answer.reason)
     for name, value in forwardable(answer.headers.items()):
+        if CONTROL.search(value):
+            raise UpstreamFault(f"the engine's answer has a control character in its header {name}")
         response.headers.add(name, value)
     response.headers[names.REQUEST_ID] = request_id
     return response
