@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import aiohttp
 import httpx
 import pytest
+from yarl import URL
 
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.counter import counted
-from slotkeeper.bench.lab import url_of
+from slotkeeper.bench.lab import ready, url_of
+from slotkeeper.core.types import SlotId
+from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.settings import Settings
 from slotkeeper.web.door import Door, Verdict
+from slotkeeper.wire.headers import AUTH
 
 KEY: Final = {"Authorization": "Bearer sesame"}
 STRANGERS: Final[tuple[dict[str, str], ...]] = (
@@ -121,3 +126,52 @@ async def test_an_error_tells_nothing_of_what_we_know(engine, stream):
             answer = await client.post("/completion", json=ask)
         assert answer.status_code == 400
         assert telling(answer) == []
+
+
+OTHER: Final = {"X-Api-Key": "other"}
+SYSTEM: Final = {"role": "system", "content": STORY}
+
+
+async def test_what_is_computed_for_a_request_goes_under_its_own_key(engine_factory, build, monkeypatch):
+    """Its template, its tokens and its plants; what nobody has asked for goes under ours."""
+    calls: list[tuple[str, dict[str, str]]] = []
+    send = aiohttp.ClientSession.request
+
+    def heard(session: aiohttp.ClientSession, method: str, url: Any, **more: Any) -> Any:
+        headers = {**session.headers, **(more.get("headers") or {})}
+        calls.append((URL(str(url)).path, {name: headers[name] for name in AUTH if name in headers}))
+        return send(session, method, url, **more)
+
+    engine = engine_factory(build=build, args=["--api-key", "sesame,other"])
+    async with running(before(engine)) as sidecar:
+        await ready(sidecar)
+        (link,) = sidecar.driver.links.values()
+        assert link.tokenizer is not None
+        while link.tokenizer.mode != "whole":  # so that the engine is asked for tokens
+            link.tokenizer.distrust("for this test")
+        monkeypatch.setattr(aiohttp.ClientSession, "request", heard)
+        async with httpx.AsyncClient(base_url=url_of(sidecar), headers=OTHER, timeout=PATIENCE) as client:
+            for number in range(4):  # they part behind the system text, so a checkpoint is planted there
+                messages = [SYSTEM, {"role": "user", "content": f"{number} frogs. {STORY}"}]
+                body = {"messages": messages, "max_tokens": 2}
+                assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+            answer = await client.post("/v1/messages", json={**body, "messages": messages[1:]})
+            assert answer.status_code == 200
+        monkeypatch.undo()
+    ours = [(path, auth) for path, auth in calls if auth == KEY]
+    theirs = {path for path, auth in calls if auth == OTHER}
+    assert {"/apply-template", "/tokenize", "/completion"} <= theirs
+    assert {path for path, _ in ours} <= {"/health", "/props", "/slots"}
+    assert [auth for _, auth in calls if len(auth) > 1] == []
+    assert sidecar.driver.hands._lent == {}
+
+
+async def test_a_credential_that_is_lent_stands_alone(engine_factory, build):
+    """The engine reads Authorization first: our own beside a client's X-Api-Key would count."""
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
+    async with EngineClient(engine.base, api_key="wrong") as client:
+        with pytest.raises(EngineError):
+            await client.tokenize("a", add_special=False, parse_special=False)
+        lent = {"X-Api-Key": "sesame"}
+        ids = await client.tokenize("a b c d", add_special=False, parse_special=False, headers=lent)
+        assert (await client.prefill(ids, SlotId(0), headers=lent)).computed > 0

@@ -24,6 +24,8 @@ KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
 CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
 NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 
+CREDENTIALS: Final = frozenset({"Authorization", "X-Api-Key"})
+
 Headers = Mapping[str, str]
 
 
@@ -80,11 +82,11 @@ class EngineHttp:
     def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
         self.base = base.rstrip("/")
         self.pulse = pulse or Pulse()
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
-        return f"{self.base}{' with key' if self._headers else ''}"
+        return f"{self.base}{' with key' if self._own else ''}"
 
     async def close(self) -> None:
         if self._session is not None:
@@ -121,6 +123,7 @@ class EngineHttp:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A 200; leaving before its end closes the connection.
 
+        With `headers` that hold a credential our own key stays away: the engine would read one of the two.
         `once`: never sent a second time, whatever happens to the connection.
         Raises EngineError for every other status, EngineGoneError when there is no answer.
         """
@@ -143,6 +146,8 @@ class EngineHttp:
         once: bool,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         data = orjson.dumps(body) if body is not None else None
+        own = {} if any(name in CREDENTIALS for name in headers or ()) else self._own
+        headers = {**own, **(headers or {})}
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             stream = BytesIO(data) if data is not None else None  # aiohttp warns of bytes above 1 MiB
@@ -187,7 +192,7 @@ class EngineHttp:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Content-Type": "application/json", **self._headers},
+            headers={"Content-Type": "application/json"},
         )
 
 

@@ -65,6 +65,7 @@ class Hands:
         self._snapshots = snapshots
         self._lost = lost
         self._progress = progress
+        self._lent: dict[RequestId, Mapping[str, str]] = {}
         self._plants: dict[RequestId, asyncio.Task[None]] = {}
         self._reached: dict[RequestId, tuple[int, int]] = {}  # by plants under way: so far, and cached of it
 
@@ -93,6 +94,14 @@ class Hands:
         if plant := self._plants.pop(request, None):
             plant.cancel()
         return self._reached.pop(request, None)
+
+    def lend(self, request: RequestId, auth: Mapping[str, str]) -> None:
+        """Plants for this request go under its client's credential, until `forget`."""
+        if auth:
+            self._lent[request] = auth
+
+    def forget(self, request: RequestId) -> None:
+        self._lent.pop(request, None)
 
     def computed(self, request: RequestId) -> int:
         """Tokens that a running plant for this request has computed so far."""
@@ -124,7 +133,10 @@ class Hands:
 
         try:
             result = await link.client.prefill(
-                plant.tokens.ids(), plant.place.slot, headers=link.auth, progress=count
+                plant.tokens.ids(),
+                plant.place.slot,
+                headers=self._lent.get(plant.request) or link.auth,
+                progress=count,
             )
             computed, seconds, cuts = result.computed, result.seconds, result.cuts
             count(result.computed + result.cached, result.cached)

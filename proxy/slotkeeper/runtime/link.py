@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -33,6 +35,9 @@ LONGEST_LOOK: Final = 5.0  # seconds
 THAW: Final = 1.0  # seconds in which a frozen engine, once it goes on, reads what was sent to it meanwhile
 UNAUTHORIZED: Final = 401
 REFUSALS: Final = 3  # of GET /slots in a row: without it nobody knows when a slot is free
+
+# Between a request's text and the call stand caches and encoders that know of no client.
+_LENT: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("lent", default=None)
 
 log = get_logger(__name__)
 
@@ -269,7 +274,7 @@ class EngineLink:
             self.probed += self.client.computed - before
         self.fresh = await self._unused(reading.left)
         self.tokenizer = await self._tokenizers.fitting(reading)
-        ending = await self.render_text(str(reading.props.get("eos_token") or ""))
+        ending = await self.render_text(str(reading.props.get("eos_token") or ""), {})
         self.end_of_turn = ending[0] if len(ending) == 1 else -1
         log.info(
             "engine_up",
@@ -354,20 +359,23 @@ class EngineLink:
         self, content: str | list[int | str], *, add_special: bool, parse_special: bool
     ) -> list[int]:
         return await self.client.tokenize(
-            content, add_special=add_special, parse_special=parse_special, headers=self.auth
+            content, add_special=add_special, parse_special=parse_special, headers=_LENT.get() or self.auth
         )
 
     async def render_chat(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
         """The exact prompt of a chat body (engine.md 1.4). Raises EngineError, EngineGoneError."""
         text = await self.client.apply_template(chat, headers=auth or self.auth)
-        return await self._tokenizer().tokenize(text)
+        with _lending(auth):
+            return await self._tokenizer().tokenize(text)
 
-    async def render_prompt(self, prompt: Prompt) -> Tokens:
-        return await self._tokenizer().tokenize_prompt(prompt)
+    async def render_prompt(self, prompt: Prompt, auth: Mapping[str, str]) -> Tokens:
+        with _lending(auth):
+            return await self._tokenizer().tokenize_prompt(prompt)
 
-    async def render_text(self, text: str) -> Tokens:
+    async def render_text(self, text: str, auth: Mapping[str, str]) -> Tokens:
         """Plain text in the middle of a prompt."""
-        return await self._tokenizer().tokenize(text, add_special=False)
+        with _lending(auth):
+            return await self._tokenizer().tokenize(text, add_special=False)
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -379,3 +387,13 @@ class EngineLink:
         if not self._own_key and auth and auth != self.auth and not (self.up and self.auth):
             self.auth = auth
             self.kick()  # what was refused to us may be shown now
+
+
+@contextmanager
+def _lending(auth: Mapping[str, str]) -> Iterator[None]:
+    """What is asked of the engine in this block goes under the credential of a client."""
+    before = _LENT.set(auth)
+    try:
+        yield
+    finally:
+        _LENT.reset(before)

@@ -29,7 +29,7 @@ async def prompt_of(link: EngineLink, ask: Ask, auth: Mapping[str, str]) -> Toke
     if ask.chat is not None:
         return await link.render_chat(ask.chat, auth)
     if ask.prompt is not None:
-        return await link.render_prompt(ask.prompt)
+        return await link.render_prompt(ask.prompt, auth)
     return None
 
 
@@ -42,7 +42,7 @@ async def with_reply(
     with the engine's count: then the reply does not come back as it was sampled.
     """
     total = len(prompt) + max(0, generated - 1)
-    said = await link.render_text(str(reply.get("content") or ""))
+    said = await link.render_text(str(reply.get("content") or ""), auth)
     # All that was sampled, or all but the token that ended the turn; never more than that.
     whole = len(said) in (generated, generated - 1)
     if ask.chat is None:

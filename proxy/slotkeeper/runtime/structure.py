@@ -41,7 +41,7 @@ async def boundaries_of(
         rendered = await _tried(_rendered(link, ask.chat, prompt, markers, auth))
     found = boundaries(prompt, markers, rendered)
     if link.traits and checkpoints_last(link.traits):
-        lines = await _tried(_lines(link, ask.chat, prompt, found))
+        lines = await _tried(_lines(link, ask.chat, prompt, found, auth))
         return tuple(sorted((*found, *lines)))
     return found
 
@@ -73,13 +73,15 @@ async def _rendered(
     return found
 
 
-async def _lines(link: EngineLink, chat: Doc, prompt: Tokens, found: Sequence[Boundary]) -> list[Boundary]:
+async def _lines(
+    link: EngineLink, chat: Doc, prompt: Tokens, found: Sequence[Boundary], auth: Mapping[str, str]
+) -> list[Boundary]:
     """Where the last lines begin of a long user message at the end."""
     message, last = last_message(found, len(prompt)), chat["messages"][-1:]
     if message is None or not last or text(last[0], "role") != "user":
         return []
     ends = endings(words(last[0]))
-    ids = await gather(*(link.render_text(end) for end, _ in ends))
+    ids = await gather(*(link.render_text(end, auth) for end, _ in ends))
     places = [(begins(prompt, message, end), kind) for end, (_, kind) in zip(ids, ends, strict=True)]
     return [Boundary(at, kind) for at, kind in places if at is not None]
 

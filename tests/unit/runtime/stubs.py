@@ -98,10 +98,10 @@ class StubLink(EngineLink):
             raise self.says
         return self.says
 
-    async def render_prompt(self, prompt: Any) -> Tokens:
-        return Tokens(prompt) if isinstance(prompt, list) else await self.render_text(prompt)
+    async def render_prompt(self, prompt: Any, auth: Any) -> Tokens:
+        return Tokens(prompt) if isinstance(prompt, list) else await self.render_text(prompt, auth)
 
-    async def render_text(self, text: str) -> Tokens:
+    async def render_text(self, text: str, auth: Any) -> Tokens:
         return Tokens(map(ord, text))
 
 
