@@ -66,6 +66,7 @@ class Hands:
         self._lost = lost
         self._progress = progress
         self._lent: dict[RequestId, Mapping[str, str]] = {}
+        self._alarm: asyncio.Task[None] | None = None
         self._plants: dict[RequestId, asyncio.Task[None]] = {}
         self._reached: dict[RequestId, tuple[int, int]] = {}  # by plants under way: so far, and cached of it
 
@@ -80,7 +81,7 @@ class Hands:
             case Drop() | Prove():
                 self._tasks.start(self._keep_house(effect))
             case Wake():
-                self._tasks.start(self._wake(effect))
+                self._set_alarm(effect)
             case Observe():
                 self._tasks.start(self._observe(effect))
             case Forward() | Report() | Learned():
@@ -182,8 +183,15 @@ class Hands:
         elif self._snapshots and isinstance(order, Prove):
             await self._snapshots.prove(order)
 
+    def _set_alarm(self, wake: Wake) -> None:
+        """In place of the one before: that would be later, and is asked for again if it is still wanted."""
+        if self._alarm:
+            self._alarm.cancel()
+        self._alarm = self._tasks.start(self._wake(wake))
+
     async def _wake(self, wake: Wake) -> None:
         await asyncio.sleep(wake.delay)
+        self._alarm = None
         self._post(Woke(at=time.monotonic()))
 
     async def _observe(self, look: Observe) -> None:

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save, Stop
-from slotkeeper.core.events import Erased, Event, Loading, Planted, Restored, Saved
+from patience import PATIENCE
+from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save, Stop, Wake
+from slotkeeper.core.events import Erased, Event, Loading, Planted, Restored, Saved, Woke
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Place, RequestId, SlotId
@@ -96,3 +97,18 @@ async def test_whoever_looks_on_hears_how_far_a_prefill_is():
     hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
     assert heard == [(OWNER, 128), (OWNER, len(FILE.tokens))]
+
+
+async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
+    """Else each pause of a busy day leaves a task that sleeps for a minute."""
+    said: list[Event] = []
+    tasks = Tasks(said.append)
+    hands = Hands({ENGINE: StubLink()}, Metrics(), tasks, said.append, None, lost=lambda _: None)
+    for delay in (3600.0, 60.0, 0.01):
+        hands.perform(Wake(delay=delay))
+    async with asyncio.timeout(PATIENCE):
+        while not said:
+            await asyncio.sleep(0.005)
+    await settled()
+    assert [type(event) for event in said] == [Woke]
+    assert len(tasks) == 0
