@@ -51,7 +51,12 @@ class Waiting:
         self.begun = False  # bytes of the engine's own are with the client
 
     def start(self) -> None:
-        """Comment from now on, in what is open, else in an answer of our own that begins when it must."""
+        """Comment from now on, in what is open, else in an answer of our own that begins when it must.
+
+        A request that is sent again may still be commenting: then that goes on, and `stop` ends it.
+        """
+        if self._talking is not None:
+            return
         owner = asyncio.current_task()
         if owner is None:
             raise AssertionError("a handler runs in a task")

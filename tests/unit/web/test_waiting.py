@@ -104,6 +104,20 @@ async def test_the_first_bytes_that_go_on_end_the_comments(tasks):
     assert len(response.written) == heard
 
 
+async def test_waiting_again_is_one_wait_that_ends_with_the_answer(tasks):
+    """As for a request whose engine has ended before it said anything, which is sent again."""
+    response = Response(takes=1000)
+    talk = waiting(tasks, response)
+    talk.start()
+    talk.start()
+    while not response.written:
+        await asyncio.sleep(SHORT)
+    talk.ends_with(b"data: 1\n\n")
+    heard = len(response.written)
+    await fewer(tasks, 0)
+    assert len(response.written) == heard, "a comment may stand between two pieces of one event"
+
+
 async def test_our_head_says_what_is_known_and_comments_what_came_later_or_otherwise(tasks):
     known = {"X-Slotkeeper-Decision": "prefix", "X-Slotkeeper-Slot": "1"}
     request = make_mocked_request("POST", "/", {"Origin": "http://page.example"})
