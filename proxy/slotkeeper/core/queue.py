@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 
 from slotkeeper.core.types import ClientId, RequestId
 
@@ -29,14 +30,12 @@ class FairQueue:
     def __iter__(self) -> Iterator[RequestId]:
         """One request of each client in turn, then the second of each, and so on."""
         turns = [iter(line) for line in self._lines.values()]
-        while turns:
-            still = []
-            for line in turns:
-                for request in line:
-                    yield request
-                    still.append(line)
-                    break
-            turns = still
+        while len(turns) > 1:
+            heads = [next(line, None) for line in turns]
+            yield from filter(None, heads)
+            if None in heads:
+                turns = [line for line, head in zip(turns, heads, strict=True) if head is not None]
+        yield from chain.from_iterable(turns)  # at once: thousands may wait
 
     def of(self, client: ClientId) -> int:
         """How many of its requests wait."""
