@@ -1,4 +1,4 @@
-"""Keys of our own in front of a real engine: who is served, what the engine hears, what is too much."""
+"""Keys of our own before a real engine: which clients are served, what it hears, what is too much."""
 
 from __future__ import annotations
 
