@@ -43,7 +43,7 @@ async def test_leaving_in_the_middle_of_a_stream_closes_the_engines_connection(f
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["in prefill", "in the stream"])
-async def test_who_closes_its_half_of_the_connection_has_left(fake, sidecar, data, begun):
+async def test_closing_one_half_of_a_connection_is_leaving(fake, sidecar, data, begun):
     """It would still read, but it looks as one that is gone; nothing that clients use does this."""
     fake.script.append(Fault.TRICKLE)
     async with dial(data) as wire:

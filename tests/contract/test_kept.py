@@ -23,6 +23,8 @@ MAKERS: Final = frozenset(
 )
 DISPLAYS: Final = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
 
+NAMED: Final = r"`([\w/]+\.py)::(\w+)`"
+
 
 def makes(value: ast.expr | None) -> bool:
     """Whether an expression makes a collection that can grow."""
@@ -88,9 +90,18 @@ def test_the_page_names_every_collection_and_no_other():
 
 def test_the_page_names_tests_that_there_are():
     text = PAGE.read_text("utf-8")
-    named = re.findall(r"`(\w+\.py)::(\w+)`", text)
+    named = re.findall(NAMED, text)
     assert len(named) > 10
     for file, test in named:
         (path,) = (ROOT / "tests").rglob(file)
         assert f"def {test}(" in path.read_text("utf-8"), f"{file}::{test}"
     assert set(re.findall(r"`(\w+)\(\)`", text)) == {fill.__name__ for fill in FILLED}
+
+
+def test_every_fault_has_a_test():
+    """In its own row, or in the one above it."""
+    _, _, section = PAGE.read_text("utf-8").partition("## What each fault costs")
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 20
+    assert [row for row in rows if not re.search(NAMED, row) and "| the same test |" not in row] == []
+    assert re.search(NAMED, rows[0])
