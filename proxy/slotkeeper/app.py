@@ -127,22 +127,26 @@ class Sidecar:
         settings, key = self.settings, self._engine_key
         ours = {"Authorization": f"Bearer {key}"} if key else {}
         self._upstream = Upstream(secrets.token_hex(8), ours if self._keys else None)
+        door = Door(
+            self.driver,
+            self._upstream,
+            prefix=settings.api_prefix,
+            trusted=trusted_in(settings),
+            keys=self._keys,
+            namespaces={"key": True, "off": False}.get(settings.namespaces),
+            secret=self._secret,
+            were_apart=lambda: self.driver.placement.shelf.apart,
+        )
+        actions = settings.slot_actions
         gate = Gate(
             self.driver,
             self._upstream,
-            Door(
-                self.driver,
-                self._upstream,
-                prefix=settings.api_prefix,
-                trusted=trusted_in(settings),
-                keys=self._keys,
-                secret=self._secret,
-            ),
+            door,
             SlotActions(
                 self.driver,
                 self._upstream,
                 prefix=settings.api_prefix,
-                allowed=settings.slot_actions == "on",
+                allowed=lambda: actions == "on" or (actions == "auto" and not door.namespaces),
             ),
             self.metrics,
             self.rewriting,

@@ -18,6 +18,7 @@ METAVARS: Final = {
     "admin_listen": "HOST:PORT",
     "admin_host": "NAME",
     "slot_actions": "on|off",
+    "namespaces": "key|off",
     "otlp_endpoint": "URL",
     "trusted_proxies": "NETWORK",
     **dict.fromkeys(

@@ -166,11 +166,18 @@ class Settings(BaseSettings):
     admin_token: SecretStr | None = Field(
         default=None, description="bearer token of the admin port; needed unless it listens on loopback"
     )
-    slot_actions: Literal["on", "off"] = Field(
-        default="on",
+    namespaces: Literal["auto", "key", "off"] = Field(
+        default="auto",
+        description=(
+            "key: what was computed for one API key is never reused for another; off: all keys share one "
+            "cache; auto: off until an engine has let in a second key, from then on key (docs/security.md)"
+        ),
+    )
+    slot_actions: Literal["auto", "on", "off"] = Field(
+        default="auto",
         description=(
             "on: clients may save, restore and erase slots themselves (POST /slots/N?action=...), in files "
-            "that are not ours; off: that is refused with 403"
+            "that are not ours; off: that is refused with 403; auto: off where namespaces are on"
         ),
     )
     api_prefix: str = Field(default="", description="the engine's --api-prefix")

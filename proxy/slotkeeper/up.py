@@ -74,7 +74,10 @@ def up(
     base, keys = plan.flags.base, plan.flags.api_keys
     key = settings.engine_api_key or (SecretStr(keys[0]) if keys else None)
     folder = plan.flags.slot_save_path  # the user may have named another one after --
-    front = settings.model_copy(update={"upstream": (base,), "engine_api_key": key, "slot_dir": folder})
+    mode = "key" if _keeps_apart(settings, plan.flags) else settings.namespaces
+    front = settings.model_copy(
+        update={"upstream": (base,), "engine_api_key": key, "slot_dir": folder, "namespaces": mode}
+    )
     try:
         known = {EngineId(base): plan.flags}
         beside = partial(_supervise, plan)
@@ -106,6 +109,7 @@ def _plan(
     elif model is not None:
         raise UsageError("the model is named twice: by --model and after --")
     folder = settings.slot_dir or _state_folder()
+    environ = None if binary.kind is Kind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
     args = [
         *recommended(
             binary.known,
@@ -116,12 +120,27 @@ def _plan(
             context_tokens=context_tokens,
             trained_tokens=trained,
             eager_thinning=binary.eager_thinning,
+            namespaces=_keeps_apart(settings, EngineFlags.parse(words, environ)),
         ),
         *words,
     ]
-    environ = None if binary.kind is Kind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
     flags = replace(EngineFlags.parse(args, environ), build=binary.build)
     return Plan(binary=binary, args=args, flags=flags, log_path=folder / LOG_NAME)
+
+
+def _keeps_apart(settings: Settings, flags: EngineFlags) -> bool:
+    """Whether namespaces are on from the start: they are to be, or the engine has several keys."""
+    if settings.namespaces != "auto":
+        return settings.namespaces == "key"
+    return len(flags.api_keys) > 1 or (flags.api_key_file is not None and _lines(flags.api_key_file) > 1)
+
+
+def _lines(path: Path) -> int:
+    """Of a file of keys; where it cannot be read, the engine will say so."""
+    try:
+        return sum(1 for line in path.read_text("utf-8", errors="replace").splitlines() if line.strip())
+    except OSError:
+        return 0
 
 
 def _state_folder() -> Path:

@@ -28,6 +28,8 @@ class Task:
     number: int = 0
     cached: int = 0
     slot: int | None = None  # where it began
+    space: str = ""  # the namespace that it is of
+    uncached: bool = False
     at_work: int = 0  # of a parent: how many of its tasks, itself included, are not over
 
     @property
@@ -39,6 +41,7 @@ class Task:
 @dataclass
 class Slot:
     tokens: Tokens = EMPTY
+    space: str = ""  # the namespace of who wrote them
     task: Task | None = None
     last: int | None = None  # number of the last task
     age: int = 0
@@ -50,6 +53,7 @@ class SimulatedEngine:
     slots: list[Slot] = field(default_factory=list)
     deferred: list[Task] = field(default_factory=list)
     collisions: list[tuple[Task, Task]] = field(default_factory=list)  # (newcomer, who was there)
+    mixed: list[Task] = field(default_factory=list)  # that reused what another namespace had left
     tasks: int = 0
 
     def __post_init__(self) -> None:
@@ -61,7 +65,11 @@ class SimulatedEngine:
 
     def submit(self, task: Task) -> None:
         task.at_work = task.copies + task.prompts - 1
-        for more in [task, *(Task(task.owner, task.prompt, parent=task) for _ in range(task.prompts - 1))]:
+        others = (
+            Task(task.owner, task.prompt, parent=task, space=task.space, uncached=task.uncached)
+            for _ in range(task.prompts - 1)
+        )
+        for more in [task, *others]:
             self.tasks += 1
             more.number = self.tasks
             if not self._launch(more):
@@ -72,7 +80,7 @@ class SimulatedEngine:
         here = self.slots[slot]
         task = here.task
         assert task is not None
-        here.task = None
+        here.task, here.space = None, task.space
         task.whole.at_work -= 1
         if task.parent and task.parent.copies > 1:
             here.tokens = EMPTY  # copies are cleared (engine.md 6)
@@ -110,11 +118,14 @@ class SimulatedEngine:
         more = [n for n, other in enumerate(self.slots) if other.task is None and n != slot]
         if len(more) < task.copies - 1:
             return False  # all copies begin together, or none
-        task.cached = min(self.slots[slot].tokens.lcp(task.prompt), len(task.prompt) - 1)
+        here = self.slots[slot]
+        task.cached = 0 if task.uncached else min(here.tokens.lcp(task.prompt), len(task.prompt) - 1)
+        if task.cached and here.space != task.space:
+            self.mixed.append(task)
         self._occupy(slot, task)
         for n in more[: task.copies - 1]:
             self.tasks += 1
-            self._occupy(n, Task(task.owner, task.prompt, parent=task, number=self.tasks))
+            self._occupy(n, Task(task.owner, task.prompt, parent=task, number=self.tasks, space=task.space))
         return True
 
     def _occupy(self, slot: int, task: Task) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -55,7 +55,7 @@ from slotkeeper.core.structure import Boundary, Kind
 from slotkeeper.core.table import LINGER, SlotState
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.core.types import ClientId, EngineId, RequestId
+from slotkeeper.core.types import ClientId, EngineId, Reason, RequestId
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.observe.why.record import Record
@@ -72,6 +72,7 @@ class Quiet(RuleBasedStateMachine):
     """Everything that happens to us alone: nobody else uses the engines."""
 
     foreign_tasks: ClassVar[bool] = False
+    namespaces: ClassVar[bool] = False  # one for each client
 
     # -- the world -----------------------------------------------------------------------------------
 
@@ -116,6 +117,9 @@ class Quiet(RuleBasedStateMachine):
         self.forwards: Counter[RequestId] = Counter()
         self.reports: Counter[RequestId] = Counter()
         self.kinds: dict[RequestId, str] = {}
+        self.spaces: dict[RequestId, str] = {}
+        self.reasons: dict[RequestId, Reason] = {}
+        self.told: dict[RequestId, Report] = {}
         self.started: set[RequestId] = set()
         self.metrics, self.journal = Metrics(), Journal(1000)
         self.records: dict[RequestId, Record] = {}
@@ -135,19 +139,13 @@ class Quiet(RuleBasedStateMachine):
     def perform(self, effect: Effect) -> None:
         match effect:
             case Forward():
-                assert effect.request in self.alive, "forwarded, but its client is gone"
-                self.forwards[effect.request] += 1
-                assert self.forwards[effect.request] == 1, "forwarded twice"
-                prompt = self.prompts[effect.request]
-                task = Task(effect.request, prompt, effect.slot, 1 + len(prompt) % 5)
-                task.copies = 2 if self.kinds[effect.request] == "two copies" else 1
-                task.prompts = 2 if self.kinds[effect.request] == "two prompts" else 1
-                self.transit.append((self.clock, effect.engine, task))
+                self.forwarded(effect)
             case Plant():
                 ours = effect.request in self.placement._state.chores
                 assert ours or effect.request in self.alive, "planted, but its client is gone"
                 self.purposes[effect.request] = effect.purpose
-                task = Task(effect.request, effect.tokens, effect.place.slot, plant=True)
+                task = Task(effect.request, effect.tokens.within(""), effect.place.slot, plant=True)
+                task.space = effect.tokens.space
                 self.transit.append((self.clock, effect.place.engine, task))
             case Save() | Restore() | Erase():
                 self.actions.append(effect)
@@ -163,6 +161,22 @@ class Quiet(RuleBasedStateMachine):
             case Report():
                 self.account(effect)
 
+    def forwarded(self, effect: Forward) -> None:
+        assert effect.request in self.alive, "forwarded, but its client is gone"
+        self.forwards[effect.request] += 1
+        assert self.forwards[effect.request] == 1, "forwarded twice"
+        prompt = self.prompts[effect.request]
+        task = Task(effect.request, prompt, effect.slot, 1 + len(prompt) % 5)
+        task.copies = 2 if self.kinds[effect.request] == "two copies" else 1
+        task.prompts = 2 if self.kinds[effect.request] == "two prompts" else 1
+        task.space, kind = self.spaces[effect.request], self.kinds[effect.request]
+        task.uncached = bool(task.space) and not effect.apart
+        self.reasons[effect.request] = effect.reason
+        if task.uncached and kind == "messages":
+            self.broken(task)  # it cannot be sent uncached: it is refused
+        else:
+            self.transit.append((self.clock, effect.engine, task))
+
     def stop(self, owner: RequestId) -> None:
         """A chore's prefill is broken off: if it is not over yet, the engine goes on for a while."""
         tasks = [item[2] for item in self.transit]
@@ -175,6 +189,7 @@ class Quiet(RuleBasedStateMachine):
 
     def account(self, report: Report) -> None:
         self.reports[report.request] += 1
+        self.told[report.request] = report
         self.metrics.report(report)
         prompt = self.prompts[report.request]
         if report.predicted is not None:
@@ -229,6 +244,7 @@ class Quiet(RuleBasedStateMachine):
                     outcome, slot.tokens = Loading.REFUSED, EMPTY
                 elif not lost:
                     slot.tokens, slot.last = self.files[action.snapshot.id], None
+                    slot.space = action.snapshot.tokens.space
                 self.inbox.append(Restored(at=0.0, request=request, outcome=outcome))
             case Erase():
                 if not lost:
@@ -243,7 +259,8 @@ class Quiet(RuleBasedStateMachine):
             self.files[new] = tokens
             size = len(tokens) * TOKEN_BYTES
             times = {"created": self.clock, "used": self.clock}
-            kept = Snapshot(id=new, fingerprint="f", tokens=tokens, size=size, **times)
+            known = tokens.within(action.tokens.space)
+            kept = Snapshot(id=new, fingerprint="f", tokens=known, size=size, **times)
         told, request, name = tokens if kept else None, action.request, action.place.engine
         if not lost:
             self.inbox.append(Saved(at=0.0, request=request, snapshot=None, written=True))
@@ -298,8 +315,9 @@ class Quiet(RuleBasedStateMachine):
     def arrive(self, choices: list[int], who: tuple[str, int], kind: str, turn: int, renders: bool) -> None:
         client, talk = who
         request = RequestId(f"r{len(self.prompts)}")
-        self.prompts[request] = Tokens([7] * 10 + [talk] * 200 * turn + [1000 + len(self.prompts)] * 6)
+        self.prompts[request] = self.prompt_of(client, talk, turn)
         self.kinds[request] = kind
+        self.spaces[request] = client if self.namespaces else ""
         self.alive.add(request)
         self.records[request] = record = Record(request_id=request, route="chat", came=0.0, at=self.clock)
         self.journal.came(record)
@@ -312,6 +330,8 @@ class Quiet(RuleBasedStateMachine):
                 at=self.clock,
                 request=request,
                 client=ClientId(client),
+                namespace=self.spaces[request],
+                generates=kind != "embeddings",
                 pinnable=kind not in ("messages", "embeddings", "two copies", "two prompts"),
                 rendered=rendered and kind != "embeddings",
                 id_slot=turn * 3 - 7 if kind == "own slot" else None,
@@ -322,6 +342,9 @@ class Quiet(RuleBasedStateMachine):
             )
         )
         self.time_goes_on(choices)
+
+    def prompt_of(self, client: str, talk: int, turn: int) -> Tokens:
+        return Tokens([7] * 10 + [talk] * 200 * turn + [1000 + len(self.prompts)] * 6)
 
     @rule(choices=st.lists(st.integers(0, 999), min_size=1, max_size=12))
     def time_goes_on(self, choices: list[int]) -> None:
@@ -510,6 +533,11 @@ class Quiet(RuleBasedStateMachine):
     def a_request_is_reported_once_at_most(self) -> None:
         assert all(count == 1 for count in self.reports.values())
 
+    @invariant()
+    def no_namespace_meets_the_state_of_another(self) -> None:
+        for engine in self.engines.values():
+            assert not (self.namespaces and engine.mixed)
+
     def teardown(self) -> None:
         """Let everything come to its end; then nothing may be left over."""
         if not hasattr(self, "engines"):
@@ -604,6 +632,12 @@ class Shared(Quiet):
             self.engines[name].submit(Task(None, Tokens([5] * length), wanted))
 
 
+class Apart(Quiet):
+    """The same, with a namespace for each client. All of them say much the same."""
+
+    namespaces = True
+
+
 def with_time(event: Event, now: float) -> Event:
     return replace(event, at=now)
 
@@ -612,3 +646,58 @@ TestQuiet = Quiet.TestCase
 TestQuiet.settings = SETTINGS
 TestShared = Shared.TestCase
 TestShared.settings = SETTINGS
+TestApart = Apart.TestCase
+TestApart.settings = SETTINGS
+
+
+class Relabelled(Apart):
+    """The tokens of one client are others than those of all the rest, as they are among themselves."""
+
+    def prompt_of(self, client: str, talk: int, turn: int) -> Tokens:
+        said = super().prompt_of(client, talk, turn)
+        return Tokens([token + 500_000 for token in said]) if client == "b" else said
+
+
+# Where a task takes several slots, or none can be chosen, the engine chooses by likeness: what it overwrites
+# depends on all slots. See docs/security.md.
+CHOOSABLE = ("chat", "messages", "bypass", "own slot", "resumable")
+ARRIVALS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 999), max_size=8),
+        st.tuples(st.sampled_from("ab"), st.integers(1, 2)),
+        st.sampled_from(CHOOSABLE),
+        st.integers(1, 4),
+        st.booleans(),
+        st.sampled_from([0.001, 0.06, 0.5, 70.0]),
+    ),
+    min_size=2,
+    max_size=20,
+)
+
+
+def seen_by_a(world: Quiet, build: dict[str, Any], arrivals: list[Any]) -> list[Any]:
+    """Decisions and figures of all requests of one client."""
+    world.build(**build)
+    for choices, who, kind, turn, renders, seconds in arrivals:
+        world.arrive(choices=choices, who=who, kind=kind, turn=turn, renders=renders)
+        world.wait(seconds=seconds)
+    world.teardown()
+    return [
+        (request, world.reasons.get(request), world.told.get(request))
+        for request, space in world.spaces.items()
+        if space == "a"
+    ]
+
+
+@given(
+    arrivals=ARRIVALS,
+    slots=st.integers(1, 3),
+    ram=st.booleans(),
+    files=st.sampled_from([0, 2, 4]),
+    memory=st.sampled_from([Memory.DENSE, Memory.HYBRID]),
+)
+@settings(max_examples=60)
+def test_what_another_namespace_says_changes_nothing(arrivals, slots, ram, files, memory):
+    """Only that it is there, and how much it asks for: that costs slots, room and time."""
+    build = {"slots": [slots], "ram": ram, "files": files, "memory": memory}
+    assert seen_by_a(Apart(), build, arrivals) == seen_by_a(Relabelled(), build, arrivals)

@@ -55,6 +55,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "tls_key": ("/env/key", '"/file/key"', "/flag/key"),
     "keys_file": ("/env/keys", '"/file/keys"', "/flag/keys"),
     "slot_actions": ("off", '"off"', "off"),
+    "namespaces": ("off", '"key"', "off"),
     "shared_slot_dir": ("1", "true", "true"),
     "evacuate": ("1", "true", "true"),
     "why_requests": ("20", "21", "22"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.up import _without_keys
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.settings import Settings
+from slotkeeper.up import _keeps_apart, _without_keys
 
 SECRET = "s3cret-of-somebody"  # noqa: S105
 
@@ -49,3 +51,23 @@ def test_what_is_no_secret_is_said_as_it_is():
         "5",
     ]
     assert _without_keys(words) == words
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "apart"),
+    [
+        ("auto", [], False),
+        ("auto", ["--api-key", "one"], False),
+        ("auto", ["--api-key", "one,two"], True),
+        ("auto", ["--api-key-file", "ONE"], False),
+        ("auto", ["--api-key-file", "TWO"], True),
+        ("auto", ["--api-key-file", "/nowhere"], False),
+        ("off", ["--api-key", "one,two"], False),
+        ("key", [], True),
+    ],
+)
+def test_an_engine_with_several_keys_holds_them_apart(tmp_path, mode, words, apart):
+    for name, keys in (("ONE", "a\n\n"), ("TWO", "a\nb\n")):
+        (tmp_path / name).write_text(keys, "utf-8")
+    words = [str(tmp_path / word) if word.isupper() else word for word in words]
+    assert _keeps_apart(Settings(namespaces=mode), EngineFlags.parse(words)) is apart

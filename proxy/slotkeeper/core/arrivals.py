@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.core import chores, en_route
+from slotkeeper.core import apart, chores, en_route
 from slotkeeper.core.choice import Plan, blind, cheapest, continuing
 from slotkeeper.core.effects import Effect, Forward, Observe
 from slotkeeper.core.events import Arrived, Rendered
@@ -25,6 +25,7 @@ LOOKAHEAD: Final = 16
 
 
 def arrived(state: State, event: Arrived) -> None:
+    event = apart.confined(event)
     priced = event.rewritten is not None and not event.uncached  # equal outlines may be of unequal prompts
     pending = Pending(
         arrived=event,
@@ -43,6 +44,7 @@ def rendered(state: State, event: Rendered) -> None:
     pending = state.requests.get(event.request)
     if pending is None or pending.rendered:
         return
+    event = apart.rendered_within(event, pending.arrived.namespace)
     pending.rendered = True
     pending.waits_in = None
     own = Form(pending.arrived.outline, event.prompt, event.boundaries)
@@ -145,10 +147,15 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
     if request.id_slot is not None:
         tables = state.up[:1] if request.action else sorted(state.up, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, now)  # 2
-    if request.pinnable and (plan := continuing(state.up, request.outline, now)):
+    space = request.namespace
+    if space and request.generates and not request.pinnable:
+        return apart.steered(state, pending, now)
+    sure = [table for table in state.up if not (space and table.shadow.may_load)]
+    if request.pinnable and (plan := continuing(sure, request.outline, now)):
         return plan  # 3
     if request.pinnable and request.brief:
-        return _named(blind(state.up, pinnable=True, now=now, shelf=state.shelf), Reason.BRIEF)  # 4
+        plan = blind(state.up, pinnable=True, now=now, shelf=state.shelf, space=space)
+        return _named(plan, Reason.BRIEF)  # 4
     if not pending.rendered:
         return None
     if pending.prompt is not None and len(pending.prompt) > 0:
@@ -163,7 +170,8 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         )
         return en_route.behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
-    return _named(blind(state.up, pinnable=request.pinnable, now=now, shelf=state.shelf), reason)  # 6
+    plan = blind(state.up, pinnable=request.pinnable, now=now, shelf=state.shelf, space=space)
+    return _named(plan, reason)  # 6
 
 
 def _named(plan: Plan | None, reason: Reason) -> Plan | None:
@@ -249,6 +257,7 @@ def forward(pending: Pending, now: float) -> Forward:
         slot=slot if plan.pinned else None,
         reason=plan.reason,
         changed=_is_changed(pending),
+        apart=plan.apart,
     )
 
 
@@ -309,5 +318,11 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
             state.steered.remove(request)
             again(state, pending)
         elif owned[0].open_for_unpinned(now):
-            state.steered.remove(request)
-            yield forward(pending, now)
+            idle, busy = apart.rivals(state, owned[0], pending)
+            if idle:
+                state.steered.remove(request)
+                owned[0].move(owned[1], SlotState.IDLE, None, now)
+                again(state, pending)
+            elif not busy:
+                state.steered.remove(request)
+                yield forward(pending, now)

@@ -48,6 +48,15 @@ class Plan:
     price: float = 0.0
     wait: bool = False  # the best place will be free in a moment
     beaten: tuple[Plan, ...] = ()  # the next best, cheapest first
+    clears: bool = False  # it only empties the slot: then its request is placed again
+    cleared: bool = False  # it goes unpinned, and no other namespace's state can look as good to the engine
+
+    @property
+    def apart(self) -> bool:
+        """Whether the slot holds nothing of another namespace by the time that the request goes there."""
+        foreign = self.look is not None and self.look.foreign
+        emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
+        return emptied if self.pinned else self.cleared
 
 
 def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: float) -> Plan | None:
@@ -101,7 +110,7 @@ def cheapest(
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
     offers = _pinned if pinnable else _unpinnable
-    want = Want(prompt, outline, now, shelf)
+    want = Want(prompt, outline, now, shelf, plain=plain)
     plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
     best = nsmallest(1 + BEATEN, plans, key=lambda plan: _order(plan, now))
     return replace(best[0], beaten=tuple(best[1:])) if best else None
@@ -113,7 +122,9 @@ def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
     return plan.price + held_up, plan.wait, plan.table.load, plan.slot
 
 
-def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float, shelf: Shelf) -> Plan | None:
+def blind(
+    tables: Iterable[EngineTable], *, pinnable: bool, now: float, shelf: Shelf, space: str = ""
+) -> Plan | None:
     """The slot that loses least, for a prompt whose tokens are unknown."""
     plans = []
     for table in tables:
@@ -121,6 +132,7 @@ def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float, shelf: S
         for slot in table.idle if ready else ():
             held = table.shadow.slots[slot]
             price = blind_price(table, held, shelf, now)
+            look = table.shadow.look_apart(slot, space) if space and pinnable else None
             plans.append(
                 Plan(
                     table=table,
@@ -128,6 +140,8 @@ def blind(tables: Iterable[EngineTable], *, pinnable: bool, now: float, shelf: S
                     pinned=pinnable,
                     reason=Reason.UNRENDERED,
                     price=price,
+                    look=look,
+                    steps=(Wipe(),) if look and look.foreign and table.may_wipe(now) else (),
                 )
             )
     return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
@@ -146,7 +160,8 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         yield _plan(table, look, price, wait=True)
     yield from _tended(table, want)
     if (
-        table.open_for_unpinned(now)
+        not prompt.space  # by then another slot may be free, and look better to the engine
+        and table.open_for_unpinned(now)
         and (natural := shadow.engine_choice(prompt, idle))
         and not natural.unsafe
     ):
@@ -170,7 +185,8 @@ def _tended(table: EngineTable, want: Want) -> Iterator[Plan]:
 def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:
     for slot in table.idle:
         look = table.shadow.look(slot, want.prompt)
-        steps = (Wipe(),) if look.unsafe else ()
+        wiped = look.unsafe or (look.foreign and table.may_wipe(want.now) and not want.plain)
+        steps = (Wipe(),) if wiped else ()
         yield _plan(table, look, price_of(table, look, want), steps=steps)
 
 
@@ -180,7 +196,8 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
     Not where it would load what the touch itself has put there: that is no more than the slot as it is.
     """
     shadow, idle, prompt = table.shadow, table.idle, want.prompt
-    reachable = shadow.longest_common(prompt, idle) if shadow.traits.ram_cache else 0
+    loads = shadow.traits.ram_cache and not prompt.space  # it would load another namespace's as well
+    reachable = shadow.longest_common(prompt, idle) if loads else 0
     for slot in idle:
         if reachable - shadow.look(slot, prompt).reuse <= TOUCH_PRICE:
             continue
@@ -226,14 +243,14 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
     """A route without id_slot: leave it to the engine, or first put the prompt where we want it (T5)."""
     prompt, now = want.prompt, want.now
     wait = not table.open_for_unpinned(now)
-    natural = table.shadow.engine_choice(prompt, table.idle)
+    natural = table.shadow.engine_choice(prompt, table.idle) if not prompt.space else None
     if natural and not natural.unsafe:
         price = price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
     for plan in _pinned(table, want):
         if plan.wait:
             yield plan
-        elif plan.pinned and plan.look and len(prompt) > STEER_TAIL:
+        elif plan.pinned and plan.look and len(prompt) > STEER_TAIL and (plan.apart or not prompt.space):
             yield _plan(
                 table,
                 plan.look,

@@ -73,7 +73,8 @@ class Edge:
     def take(self, sequence: Tokens, begin: int, end: int) -> None:
         """Warm the edge with the ids of a sequence that has it from `begin` on, and have it end at `end`."""
         self.head, self.hashed = EMPTY, 0
-        self.ids = Tokens.of(sequence.packed[begin * WIDTH : end * WIDTH])  # no copy if it is all
+        ids = sequence.packed[begin * WIDTH : end * WIDTH]  # no copy if it is all
+        self.ids = Tokens.of(ids, sequence.space)
 
     def cool(self) -> None:
         """Keep the hashes of all whole blocks, and the ids before and behind."""

@@ -119,6 +119,7 @@ class Forward:
     slot: int | None  # written into the body; None: any that the body names is taken out
     reason: Reason
     changed: bool = False  # whether it goes as rules would have it; else as its client wrote it
+    apart: bool = False  # it can meet nothing that another namespace has left in the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,8 @@ def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
     prompt, look, request = pending.prompt, plan.look, pending.arrived
     if prompt is None or look is None or pending.plain or request.adapted:
         return plan
+    if prompt.space and plan.pinned and not plan.apart:  # it goes uncached: what is planted would be lost
+        return plan
     table = plan.table
     found = planting.steps(
         prompt,

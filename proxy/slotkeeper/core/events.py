@@ -20,6 +20,7 @@ class Arrived:
     at: float
     request: RequestId
     client: ClientId
+    namespace: str = ""  # within which states are shared; empty: namespaces are off
     pinnable: bool = True  # whether the route honours id_slot
     rendered: bool = True  # whether `Rendered` will follow
     id_slot: int | None = None  # the client's own choice
@@ -31,6 +32,7 @@ class Arrived:
     brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
     adapted: bool = False  # LoRA scales of its own
     uncached: bool = False  # cache_prompt is false: the engine will compute all of it
+    generates: bool = True  # else nothing in its answer tells what was reused
     action: bool = False  # no task, but a client's own save, restore or erasure of `id_slot`
     resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
     bypass: bool = False

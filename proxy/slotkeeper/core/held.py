@@ -60,13 +60,14 @@ class Held:
 
     def known_as(self, tokens: Tokens) -> Held:
         """The same state, now that more of its ids are known. Its length does not change."""
-        known = tokens.cut(0, self.total)
+        known = tokens.cut(0, self.total).within(self.tokens.space)
         return replace(self, tokens=known, opaque=self.total - len(known))
 
     def followed_by(self, tokens: Tokens | None) -> Held:
         """The same state, now that it is known what the next turn will begin with, or that nobody can say."""
         if tokens is None:
             return replace(self, foreseen=True)
+        tokens = tokens.within(self.tokens.space)
         there = tokens == self.tokens and not self.opaque
         return replace(self, following=None if there else tokens, sure=there, foreseen=True)
 
@@ -78,7 +79,8 @@ class Held:
             if not checkpoints
             else tuple(known.get(at, Checkpoint(at, RESTORED)) for at in checkpoints)
         )
-        return replace(self, tokens=tokens, opaque=0, checkpoints=kept, rough=False)
+        known_as = tokens.within(self.tokens.space)
+        return replace(self, tokens=known_as, opaque=0, checkpoints=kept, rough=False)
 
     def relisted(self, traits: EngineTraits) -> Held:
         """The same state, now that it is known how many checkpoints the engine keeps, and for how long."""

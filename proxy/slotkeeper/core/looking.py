@@ -114,6 +114,8 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
         table.shadow.slots[view.slot] = None
     elif count == ours and not held.rough:
         return
+    elif held.tokens.space and not held.rough and count < ours - COUNT_SLIP:
+        table.shadow.slots[view.slot] = Held(opaque=count, used=now)  # perhaps of another namespace
     elif held.rough or count <= ours + COUNT_SLIP:
         table.shadow.slots[view.slot] = held.shrunk(count)
     elif table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft
@@ -134,6 +136,7 @@ def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
         for view in seen.slots
         if not view.busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
     ]
+    unseen = False
     for orphan in due:
         table.orphans.remove(orphan)
         total = orphan.total
@@ -142,6 +145,9 @@ def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
             newest = max(fitting, key=_age)
             settled[orphan.request] = newest.slot
             free.remove(newest)
+        unseen = unseen or not fitting or orphan.slots > 1
+    if unseen:
+        table.disown()
     if not table.orphans:
         for view in free:
             _correct(table, view, seen.at)

@@ -114,6 +114,7 @@ def _release(
         outline=pending.arrived.outline,
         request=event.request,
         now=now,
+        space=pending.arrived.namespace,
     )
     if pending.arrived.adapted:
         held = table.shadow.slots[slot] = replace(held, adapted=True)
@@ -133,6 +134,8 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
     if event.slot is not None and event.slot < len(table.states):
         pending.slot = SlotId(event.slot)
         table.move(pending.slot, SlotState.RUNNING, event.request, event.at)
+        if sent.slots > 1:
+            table.disown()
         _release(pending, table, pending.slot, event, event.at, certain=True)
     else:
         total = 0
@@ -142,6 +145,8 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
         over = [orphan for orphan in table.orphans if orphan.total is not None][:-UNSEEN]
         for orphan in over:  # others ran in its slot since: nobody will see any more where it was
             table.orphans.remove(orphan)
+        if over:
+            table.disown()
         return bool(over)
     return False
 
@@ -231,8 +236,8 @@ def reply_known(state: State, event: ReplyKnown) -> None:
     for table in state.tables.values():
         for slot, held in enumerate(table.shadow.slots):
             if held and held.request == event.request and table.owners[slot] is None:
-                table.shadow.slots[slot] = held.known_as(event.tokens)
-                state.tree.add(event.tokens.cut(0, held.total), event.at)
+                known = table.shadow.slots[slot] = held.known_as(event.tokens)
+                state.tree.add(known.tokens, event.at)
 
 
 def next_known(state: State, event: NextKnown) -> None:

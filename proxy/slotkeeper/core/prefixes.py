@@ -17,9 +17,9 @@ from slotkeeper.core.snapshots import Snapshot
 State = Snapshot | Held
 
 
-def _place(state: State) -> tuple[bytes, str]:
+def _place(state: State) -> tuple[str, bytes, str]:
     """What to sort by: any order of the ids will do, if a sequence stands right before its extensions."""
-    return state.tokens.packed, state.id if isinstance(state, Snapshot) else ""
+    return state.tokens.space, state.tokens.packed, state.id if isinstance(state, Snapshot) else ""
 
 
 class PrefixOrder:

@@ -110,6 +110,8 @@ def _go_on(
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
         yield next_step(state, pending, now)
+    elif pending.plan and pending.plan.clears:
+        _without(state, pending, table, slot, now=now)
     elif pending.plan and pending.plan.pinned:
         yield forward(pending, now)
     else:
@@ -130,6 +132,8 @@ def _take_in(
             return event.outcome is Loading.DONE, _restored(state, table, slot, step, event)
         case Erased():
             table.shadow.erase(slot)
+            if not event.ok:
+                table.no_wipe_until = event.at + SAVES_REST
             return event.ok, []
         case _:
             assert_never(event)

@@ -33,6 +33,7 @@ class Want:
     outline: Sequence[bytes]
     now: float
     shelf: Shelf
+    plain: bool = False  # without any step before
 
 
 def price_of(table: EngineTable, look: Look, want: Want) -> float:

@@ -38,6 +38,7 @@ class Look:
     parked: bool  # whether the engine would first copy the slot's content to its RAM cache
     touched: bool = False  # after a one-token task in that slot
     unsafe: bool = False  # the engine would answer wrongly (T9): erase the slot first
+    foreign: bool = False  # the engine might use what another namespace has left: erase the slot first
 
 
 class EngineShadow:
@@ -93,6 +94,17 @@ class EngineShadow:
         """Send a prompt of which nothing is known but that it has little in common with any other."""
         parked = parks(self.slots[slot], self.traits)
         return Look(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=parked)
+
+    def look_apart(self, slot: SlotId, space: str) -> Look:
+        """The same in a namespace: `foreign` unless the slot is its own, and no RAM cache can be asked."""
+        held = self.slots[slot]
+        foreign = held is None or held.tokens.space != space or self.may_load
+        return Look(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=foreign)
+
+    @property
+    def may_load(self) -> bool:
+        """Whether the engine may have a RAM cache, from which it loads by likeness alone."""
+        return self.traits.ram_cache or self.traits.known("ram_cache") is Known.UNFOUND
 
     def engine_choice(self, prompt: Tokens, idle: Sequence[SlotId]) -> Look | None:
         """Where the engine itself would put an unpinned prompt: most similar, else least recently used."""
@@ -156,12 +168,13 @@ class EngineShadow:
         outline: tuple[bytes, ...],
         request: RequestId | None,
         now: float,
+        space: str = "",
     ) -> Held:
         """A task ended in `slot`. The slot holds the prompt and all but the last sampled token."""
         base = self.slots[slot]
         checkpoints = self.checkpoints_after(base, reuse=cached, end=prompt_tokens, user_starts=user_starts)
         total = prompt_tokens + max(0, (generated or 0) - 1)
-        tokens = prompt.cut(0, total) if prompt else EMPTY
+        tokens = prompt.cut(0, total) if prompt else EMPTY.within(space)
         kept_most = base is not None and cached >= base.total * KEEP
         held = Held(
             tokens=tokens,
@@ -265,6 +278,8 @@ class EngineShadow:
         evict: bool = False,
     ) -> Look:
         common = held.tokens.lcp(prompt) if held else 0
+        if prompt.space and self._mixes(held, prompt, common):
+            return Look(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=True)
         saves = parks(held, self.traits, common, len(prompt)) or (evict and self.traits.ram_cache)
         base, source = held, Source.SLOT
         if saves and (entry := better(held, ram, prompt)):
@@ -280,6 +295,15 @@ class EngineShadow:
             parked=saves and held is not None,
             unsafe=unsafe(base, prompt, self.traits),
         )
+
+    def _mixes(self, held: Held | None, prompt: Tokens, common: int) -> bool:
+        """Whether the engine might use another namespace's state: the slot's, or one of its RAM cache.
+
+        A slot that we believe empty may hold a file of which GET /slots shows nothing (engine.md 1.7).
+        """
+        if held is None or held.tokens.space != prompt.space:
+            return True
+        return self.may_load and parks(held, replace(self.traits, ram_cache=True), common, len(prompt))
 
     def _last_used(self, slot: SlotId) -> float:
         held = self.slots[slot]

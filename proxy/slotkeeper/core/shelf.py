@@ -31,6 +31,7 @@ class Shelf:
         self._all: dict[SnapshotId, Snapshot] = {}
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
         self._covered: dict[tuple[str, Tokens], int] = {}
+        self.apart = False  # whether there ever was one of a namespace
 
     def __len__(self) -> int:
         return len(self._all)
@@ -64,6 +65,7 @@ class Shelf:
             self._leaves_order(before)
         self._orders.setdefault((snapshot.tier, snapshot.fingerprint), PrefixOrder()).put(snapshot)
         self._all[snapshot.id] = snapshot
+        self.apart = self.apart or bool(snapshot.tokens.space)
         if before is None or before.checkpoints != snapshot.checkpoints:
             self._covered.clear()
 
@@ -138,7 +140,8 @@ class Shelf:
 def _nearest(order: PrefixOrder, prompt: Tokens) -> Iterator[tuple[Snapshot, int]]:
     """Snapshots and what each has in common with `prompt`, the most first: they stand around its place."""
     states, common = order.states, order.common
-    behind = bisect_left(states, prompt.packed, key=lambda state: state.tokens.packed)
+    place = (prompt.space, prompt.packed)
+    behind = bisect_left(states, place, key=lambda state: (state.tokens.space, state.tokens.packed))
     before = behind - 1
     left = states[before].tokens.lcp(prompt) if before >= 0 else 0
     right = states[behind].tokens.lcp(prompt) if behind < len(states) else 0

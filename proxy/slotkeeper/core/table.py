@@ -114,6 +114,7 @@ class EngineTable:
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
     warmed: set[SnapshotId] = field(default_factory=set)  # since it came up
     no_save_until: float = -1.0  # a save failed, and so would the next ones
+    no_wipe_until: float = -1.0  # an erasure failed
     crowded_until: float = -1.0  # there are more conversations than slots
     doubts: Doubts = field(default_factory=Doubts)
     active_at: float = -1.0  # when a client's task last began or ended
@@ -221,6 +222,9 @@ class EngineTable:
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until
 
+    def may_wipe(self, now: float) -> bool:
+        return self.traits.slot_files and now >= self.no_wipe_until
+
     @property
     def quiet(self) -> bool:
         """Whether nothing of ours is at work there or on its way."""
@@ -288,6 +292,13 @@ class EngineTable:
         late = LINGER if unbegun else 0.0
         self.move(slot, state, None, now)
         self.changed[slot] = now + late
+
+    def disown(self) -> None:
+        """A task ran where nobody saw it: in namespaces no free slot is sure to hold what it held."""
+        for slot in self.idle:
+            held = self.shadow.slots[slot]
+            if held and held.tokens.space:
+                self.shadow.slots[slot] = Held(opaque=held.total, used=held.used)
 
     def learn_files(self, snapshot: Snapshot) -> None:
         """The first file of a slot that must have had checkpoints shows whether this build writes them."""

@@ -15,21 +15,32 @@ MOST_FOUND: Final = 20_000  # more than messages in a conversation: a text that 
 
 
 class Tokens:
-    """An immutable sequence of token ids."""
+    """An immutable sequence of token ids, of one namespace.
 
-    __slots__ = ("packed",)
+    Sequences of two namespaces have nothing in common, whatever their ids: so no state, branch or file of one
+    is ever found for a prompt of the other. Without namespaces all are of the same, which has no name.
+    """
+
+    __slots__ = ("packed", "space")
 
     packed: bytes
+    space: str
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self.packed = array("i", ids).tobytes()
+        self.space = ""
 
     @classmethod
-    def of(cls, packed: bytes) -> Self:
+    def of(cls, packed: bytes, space: str = "") -> Self:
         """Tokens from ids already packed as native int32."""
         tokens = cls.__new__(cls)
         tokens.packed = packed
+        tokens.space = space
         return tokens
+
+    def within(self, space: str) -> Tokens:
+        """The same ids in this namespace."""
+        return self if space == self.space else Tokens.of(self.packed, space)
 
     def __len__(self) -> int:
         return len(self.packed) // WIDTH
@@ -41,13 +52,13 @@ class Tokens:
         return memoryview(self.packed).cast("i")[index]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokens) and self.packed == other.packed
+        return isinstance(other, Tokens) and self.packed == other.packed and self.space == other.space
 
     def __hash__(self) -> int:
-        return hash(self.packed)
+        return hash((self.packed, self.space)) if self.space else hash(self.packed)
 
     def __add__(self, other: Tokens) -> Tokens:
-        return Tokens.of(self.packed + other.packed)
+        return Tokens.of(self.packed + other.packed, self.space)
 
     def __repr__(self) -> str:
         head = ", ".join(str(i) for i in self.cut(0, 4))
@@ -56,7 +67,7 @@ class Tokens:
     def cut(self, start: int = 0, end: int | None = None) -> Tokens:
         """The ids from `start` up to but without `end`, as a slice would give them."""
         view = memoryview(self.packed).cast("i")[start:end]
-        return Tokens.of(view.tobytes())
+        return Tokens.of(view.tobytes(), self.space)
 
     def ids(self) -> list[int]:
         """The ids as a list, for JSON."""
@@ -67,6 +78,8 @@ class Tokens:
 
         In tokens. Where all of ours is found there, nothing is copied.
         """
+        if self.space != other.space:
+            return 0
         a, b, shift = self.packed, other.packed, start * WIDTH
         if b.startswith(a, shift):
             return len(self)
@@ -85,7 +98,7 @@ class Tokens:
         return low
 
     def begins_with(self, other: Tokens) -> bool:
-        return self.packed.startswith(other.packed)
+        return self.space == other.space and self.packed.startswith(other.packed)
 
     def find_all(self, needle: Tokens, most: int = MOST_FOUND) -> list[int]:
         """Every index at which `needle` begins, in order; no more than the first `most`."""

@@ -77,6 +77,7 @@ class PromptTree:
 
     def __init__(self, warm: int = WARM_TOKENS, budget: int = BUDGET) -> None:
         self._root = _Node(Edge(EMPTY), None, 0.0)
+        self._roots: dict[str, _Node] = {}  # of the other namespaces
         self._limits = (warm, budget)
         self._warm: OrderedDict[_Node, None] = OrderedDict()  # those that can be cooled
         self._leaves: OrderedDict[_Node, None] = OrderedDict()
@@ -125,10 +126,10 @@ class PromptTree:
             if len(wanted) >= most:
                 break
             node: _Node | None = leaf
-            while node is not None and node is not self._root and node not in wanted:
+            while node is not None and node.parent is not None and node not in wanted:
                 wanted.add(node)
                 node = node.parent
-        found, ahead = [], [(self._root, 0)]
+        found, ahead = [], [(root, 0) for root in (self._root, *self._roots.values())]
         while ahead:
             parent, begin = ahead.pop()
             for node in parent.children.values():
@@ -146,7 +147,10 @@ class PromptTree:
 
     def add(self, sequence: Tokens, now: float = 0.0) -> None:
         """Remember a sequence that an engine holds or held."""
-        node, end = self._root, 0
+        if sequence.space and sequence.space not in self._roots:
+            self._roots = {space: root for space, root in self._roots.items() if root.children}
+            self._roots[sequence.space] = _Node(Edge(EMPTY), None, 0.0)
+        node, end = self._root_of(sequence) or self._root, 0
         for step, begin, common in self._path(sequence):
             node, end = step, begin + common
             if node.edge.parts(common, len(sequence) - end):
@@ -170,14 +174,18 @@ class PromptTree:
 
     def _path(self, prompt: Tokens) -> _Path:
         path: _Path = []
-        node, begin = self._root, 0
-        while begin < len(prompt) and (child := node.children.get(prompt[begin])):
+        node, begin = self._root_of(prompt), 0
+        while node and begin < len(prompt) and (child := node.children.get(prompt[begin])):
             common = child.edge.common(prompt, begin)
             path.append((child, begin, common))
             if common < len(child.edge):
                 break
             node, begin = child, begin + common
         return path
+
+    def _root_of(self, sequence: Tokens) -> _Node | None:
+        """Namespaces have a tree each, and all of them one budget."""
+        return self._roots.get(sequence.space) if sequence.space else self._root
 
     def _split(self, node: _Node, above: Tokens) -> _Node:
         """Part a node's edge after these ids; returns the node that ends there."""

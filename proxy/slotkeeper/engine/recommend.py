@@ -31,6 +31,7 @@ def recommended(
     context_tokens: int = CONTEXT_TOKENS,
     trained_tokens: int = 0,
     eager_thinning: bool = False,
+    namespaces: bool = False,
 ) -> list[str]:
     """The arguments to put before `user`'s own: only flags that the build knows and the user left open.
 
@@ -44,6 +45,7 @@ def recommended(
         context_tokens: of each slot; `-c` is for all of them together (engine.md 6).
         trained_tokens: the model's own limit, 0 = unknown.
         eager_thinning: b10434-class builds drop close checkpoints at every task (engine.md T7).
+        namespaces: keys are held apart, so that the RAM cache, which goes by likeness alone, is of no use.
     """
     said = given(user)
     each = min(context_tokens, trained_tokens) if trained_tokens else context_tokens
@@ -60,6 +62,8 @@ def recommended(
     ]
     if eager_thinning:  # on later builds the default keeps the oldest checkpoint and 0 drops it
         flags.append(("--checkpoint-min-step", "0"))
+    if namespaces:
+        flags.append(("--cache-ram", "0"))
     return [word for flag in flags if flag[0] in known and flag[0] not in said for word in flag]
 
 

@@ -113,6 +113,7 @@ class Intake:
             sha256=passed.sha256,
             created=self.now,
             build=self.saved.build,
+            namespace=self.saved.tokens.space,
         )
         self.shelf.admit(path, manifest, before)
         return Taken(manifest=manifest, tokens=found.tokens)
@@ -170,7 +171,7 @@ def _whole(file: FileIO, stamp: Stamp) -> SlotFile:
 def _agree(found: SlotFile, saved: Saved) -> None:
     """What is known of a slot may be a token or a reply behind or ahead, but never something else."""
     held, expected = found.tokens, saved.tokens
-    common = held.lcp(expected)
+    common = held.within(expected.space).lcp(expected)
     if not common or common < min(len(held), len(expected)):
         what = f"{len(held)} tokens, of which {common} are those of the {len(expected)} expected"
         raise TornError(f"the engine's file holds something else: {what}")

@@ -35,7 +35,7 @@ def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
     return Snapshot(
         id=manifest.id,
         fingerprint=manifest.fingerprint,
-        tokens=kept.tokens,
+        tokens=kept.tokens.within(manifest.namespace),
         size=manifest.size,
         checkpoints=manifest.checkpoints,
         repaired=manifest.repaired,

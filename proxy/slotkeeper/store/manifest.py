@@ -25,6 +25,7 @@ FORMAT: Final = 2
 UNKEYED: Final = 1  # sealed by a digest that needs no secret
 BLOCK: Final = 256  # tokens for each digest of the chain
 LINK_BYTES: Final = 8  # of each; what guards against tampering is the file's own hash
+LONGEST_NAMESPACE: Final = 64  # characters
 LARGEST: Final = 4 << 20  # bytes: a million tokens make 80 kB
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LINK: Final = re.compile(rf"[0-9a-f]{{{2 * LINK_BYTES}}}")
@@ -48,6 +49,7 @@ class Manifest:
     sha256: str
     created: float  # wall clock, seconds
     build: str
+    namespace: str = ""  # of the key whose state it is; not written where namespaces were off
 
     def fits(self, tokens: Tokens) -> bool:
         """Whether these are the tokens of which it was written."""
@@ -81,6 +83,8 @@ def chain(tokens: Tokens) -> tuple[str, ...]:
 def encode(manifest: Manifest, secret: bytes) -> bytes:
     """`secret` is the folder's (`seal`)."""
     body = {"format": FORMAT} | asdict(manifest)
+    if not manifest.namespace:
+        del body["namespace"]
     return orjson.dumps(
         body | {"seal": _seal(body, secret)}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
     )
@@ -133,7 +137,7 @@ _KINDS: Final[dict[str, type]] = {
 
 
 def _shaped(body: dict[str, Any]) -> bool:
-    if body.keys() != _KINDS.keys():
+    if type(body.get("namespace", "")) is not str or body.keys() - {"namespace"} != _KINDS.keys():
         return False
     if any(type(body[name]) is not kind for name, kind in _KINDS.items()):
         return False
@@ -146,6 +150,7 @@ def _possible(manifest: Manifest) -> bool:
     cuts = manifest.checkpoints
     return (
         ours(manifest.id + MANIFEST) is not None
+        and len(manifest.namespace) <= LONGEST_NAMESPACE
         and bool(manifest.fingerprint)
         and manifest.tokens > 0
         and manifest.size > manifest.tokens * WIDTH

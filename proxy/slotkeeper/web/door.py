@@ -88,13 +88,14 @@ class Door:
         keys: OwnKeys | None = None,
         namespaces: bool | None = False,
         secret: Callable[[], bytes | None] = lambda: None,
+        were_apart: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`prefix` is the engine's --api-prefix, `trusted` are proxies in front, `keys` a list of our own.
 
         `namespaces`: one for each key; None: with a list of our own, else from the second key on that an
         engine has verified. Those of engines' keys are told by `secret`, so that they are the same after a
-        restart; without one they are not.
+        restart; without one they are not. `were_apart`: whether there are states of namespaces from before.
         """
         self.keys = keys
         self._prefix = prefix
@@ -103,6 +104,7 @@ class Door:
         self._namespaces = True if namespaces is None and keys else namespaces
         self._first_key: bytes | None = None  # that was verified
         self._secret = secret
+        self._were_apart = were_apart
         self._namespace_key = b""
         self._upstream = upstream
         self._path = f"{prefix}/props"
@@ -164,7 +166,7 @@ class Door:
         if verified and self._namespaces is None:
             one = _keyed(key, self._salt)
             self._first_key = self._first_key or one
-            self._namespaces = True if one != self._first_key else None
+            self._namespaces = True if one != self._first_key or self._were_apart() else None
         line = _line(f"key {key}" if verified else asker(request, self._trusted))
         request[_CALLER] = Caller(line, self._namespace(key) if key and self._namespaces else "")
 

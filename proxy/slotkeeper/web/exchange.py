@@ -30,7 +30,7 @@ from slotkeeper.web.upstream import GONE, NotSent, Upstream, answering
 from slotkeeper.web.waiting import Waiting
 from slotkeeper.wire import errors
 from slotkeeper.wire import headers as names
-from slotkeeper.wire.claim import NotPlain, placed
+from slotkeeper.wire.claim import NotPlain, placed, uncached
 from slotkeeper.wire.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.wire.headers import request_id as safe_id
 from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
@@ -49,6 +49,11 @@ CROWDED: Final = {
     Crowded.KEY_QUEUED: "as many requests of this key wait for a slot as may; come again",
 }
 RETRY_AFTER: Final = 5  # seconds
+MIXED: Final = (
+    "this route cannot be kept apart from other keys' requests now; try again, or use /v1/chat/completions; "
+    "it needs a llama-server with --slot-save-path, and a sidecar with that folder as --slot-dir"
+)
+ANYONE: Final = "~"  # the namespace of requests without a key, where an engine wants none
 DEATHS: Final = 3  # of engines that were at work on a request, after which it is not sent to another
 AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
 BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
@@ -104,6 +109,7 @@ class Exchange:
         self._form = form
         self._caller = gate.door.caller(request)
         self._used: Used | None = None  # by its key, where it is of our own list
+        self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
         secrets = Secrets.of(request.headers, request.query_string)
         known = secrets.without(request.headers)  # as they may be kept
         self._account = Account(
@@ -278,6 +284,8 @@ class Exchange:
             at=self._gate.driver.now(),
             request=self._account.key,
             client=self._caller.line,
+            namespace=self._namespace,
+            generates=self._api.generates,
             pinnable=ask is not None and self._api.pinnable,
             rendered=renders,
             id_slot=self._account.claim.id_slot,
@@ -311,7 +319,7 @@ class Exchange:
 
     async def _answer(self, forward: Forward) -> web.StreamResponse:
         driver = self._gate.driver
-        body = placed(self._body_out, self._account.claim, forward.slot)
+        body = placed(self._apart(self._body_out, forward), self._account.claim, forward.slot)
         ask, progress = self._account.ask, None
         if ask is not None and forward.reason not in AS_IT_IS and can_ask(ask):
             body, progress = ask_for(body), ProgressFilter()
@@ -334,12 +342,21 @@ class Exchange:
             )
             return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
 
+    def _apart(self, body: bytes, forward: Forward) -> bytes:
+        """The body that goes where another namespace's state may be: without the help of any cache."""
+        one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
+        if not one_of_many or forward.apart or not self._api.generates:
+            return body
+        if not self._api.pinnable:
+            raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)
+        return uncached(body)
+
     def _labels(self) -> dict[str, str]:
         """Our own headers, as far as they are known by now."""
         if self._forward is None:
             return {}
         labels = {names.DECISION: self._forward.reason.value}
-        if self._forward.slot is not None:
+        if self._forward.slot is not None and not self._namespace:  # it would tell how busy others are
             labels[names.SLOT] = str(self._forward.slot)
         pending = self._gate.driver.placement.pending(self._account.key)
         labels[names.PLANTED] = str(pending.planted if pending else 0)

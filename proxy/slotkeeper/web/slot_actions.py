@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -24,7 +25,9 @@ _numbers = itertools.count(1)
 class SlotActions:
     """Each is a request for its slot, and waits in our line for it as others do."""
 
-    def __init__(self, driver: Driver, upstream: Upstream, *, prefix: str, allowed: bool) -> None:
+    def __init__(
+        self, driver: Driver, upstream: Upstream, *, prefix: str, allowed: Callable[[], bool]
+    ) -> None:
         self._driver = driver
         self._upstream = upstream
         self._prefix = prefix
@@ -34,7 +37,7 @@ class SlotActions:
         self, request: web.Request, body: bytes, known_as: str, client: ClientId
     ) -> web.StreamResponse:
         """The engine's own answer. Raises Fault for what is refused here, or cannot be reached."""
-        if not self._allowed:
+        if not self._allowed():
             raise ClientFault(OFF, status=403)
         action = read_action(request.rel_url.raw_path_qs, body, self._prefix)
         driver, key = self._driver, RequestId(f"action {next(_numbers)}")

@@ -106,6 +106,13 @@ def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:
     return body[:end] + b',"id_slot":%d' % wanted + body[end:]
 
 
+def uncached(body: bytes) -> bytes:
+    """The bytes of `body`, but the engine reuses nothing for it: of two equal keys it takes the last."""
+    end = body.rindex(b"}")
+    empty = body[:end].rstrip().endswith(b"{")
+    return body[:end] + (b"" if empty else b",") + b'"cache_prompt":false' + body[end:]
+
+
 def plain(path: str) -> str:
     """The same path (without its query), which reads alike for everybody. Raises NotPlain.
 

@@ -2,6 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.core.tokens import EMPTY, MOST_FOUND, Tokens
+from slotkeeper.core.tree import PromptTree
 
 IDS = st.lists(st.integers(-2, 3) | st.sampled_from([0x01010101, 2**31 - 1]), max_size=300)
 
@@ -77,3 +78,30 @@ def test_a_dump_shows_the_length_and_the_head():
     assert Tokens([5, 6])[1] == 6
     assert Tokens.of(Tokens([1, 2]).packed) == Tokens([1, 2])
     assert Tokens([1]) != [1]
+
+
+def test_two_namespaces_have_nothing_in_common():
+    ours, theirs = Tokens([1, 2, 3]), Tokens([1, 2, 3]).within("bob")
+    assert ours != theirs
+    assert len({ours, theirs}) == 2
+    assert ours.lcp(theirs) == theirs.lcp(ours) == 0
+    assert not theirs.begins_with(ours.cut(0, 1))
+    assert theirs.cut(0, 2) == Tokens([1, 2]).within("bob")
+    assert (theirs + Tokens([4])).space == "bob"
+    assert theirs.within("") == ours
+
+
+def test_namespaces_have_a_tree_each_within_one_budget():
+    tree = PromptTree(budget=40_000)
+    said = Tokens(range(1000))
+    tree.add(said.within("ann"))
+    assert tree.longest(said.within("ann")) == 1000
+    assert tree.longest(said.within("bob")) == tree.longest(said) == 0
+    tree.add((said.cut(0, 500) + Tokens([7] * 500)).within("bob"))
+    assert tree.branches(said.within("ann")) == []
+    assert [branch.at for branch in tree.branches(said.within("bob"))] == [500]
+    assert len(tree.outline(10)) == 2
+    for number in range(200):
+        tree.add(said.within(f"key {number}"))
+    assert tree.size <= 40_000
+    assert len(tree._roots) <= tree.leaves + 1

@@ -134,3 +134,12 @@ def test_keys_do_not_show(tmp_path: Path):
 def test_slot_files_are_for_us_alone(tmp_path):
     (tmp_path / "slots").mkdir(mode=0o755)
     assert private_folder(tmp_path / "slots").stat().st_mode & 0o777 == 0o700
+
+
+def test_where_keys_are_held_apart_there_is_no_ram_cache_unless_the_user_wants_one(tmp_path):
+    line = recommended(ALL, port=1, slot_dir=tmp_path, namespaces=True)
+    assert EngineFlags.parse(line).cache_ram == 0
+    assert "--cache-ram" not in recommended(
+        ALL, ["--cache-ram", "64"], port=1, slot_dir=tmp_path, namespaces=True
+    )
+    assert "--cache-ram" not in recommended(ALL, port=1, slot_dir=tmp_path)

@@ -54,8 +54,16 @@ def of_before(**changes: Any) -> bytes:
     return orjson.dumps(body | {"seal": seal})
 
 
+def test_without_namespaces_nothing_is_said_of_them():
+    assert b"namespace" not in encode(MANIFEST, SECRET)
+    assert decode(resealed(namespace=7), ID, SECRET) is Flaw.FIELDS
+    assert decode(resealed(namespace="x" * 65), ID, SECRET) is Flaw.VALUES
+
+
 def test_it_comes_back_as_it_was():
     assert decode(encode(MANIFEST, SECRET), ID, SECRET) == MANIFEST
+    of_a_key = replace(MANIFEST, namespace="0123abcd")
+    assert decode(encode(of_a_key, SECRET), ID, SECRET) == of_a_key
     assert decode(resealed(), ID, SECRET) == MANIFEST
 
 

@@ -1,0 +1,247 @@
+"""Two keys, one engine: what was computed for one is never reused for the other, nor seen in an answer."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from patience import PATIENCE
+from slotkeeper.app import Sidecar, running
+from slotkeeper.bench.lab import url_of
+from slotkeeper.settings import Settings
+
+ANN: Final = {"Authorization": "Bearer ann"}
+BOB: Final = {"X-Api-Key": "bob"}
+SKY: Final = "The heron stood in the reeds and counted the frogs of the pond, {} by {}. "
+HINTS: Final = ({}, {"X-Slotkeeper-Bypass": "1"})
+RAM: Final = {"no-ram-cache": ["--cache-ram", "0"], "ram-cache": []}
+
+
+def story(about: str) -> str:
+    """A prompt that no other case begins with."""
+    return "".join(SKY.format(about, n) for n in range(30))
+
+
+def asks(about: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """One prompt of some hundred tokens on every route that generates, in some in several ways."""
+    text = story(about)
+    chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    return {
+        "chat": ("/v1/chat/completions", chat),
+        "chat, cached": ("/v1/chat/completions", {**chat, "cache_prompt": True}),
+        "its own slot": ("/v1/chat/completions", {**chat, "id_slot": 0}),
+        "two answers": ("/v1/chat/completions", {**chat, "n": 2}),
+        "completion": ("/completion", {"prompt": text, "n_predict": 2}),
+        "completions": ("/v1/completions", {"prompt": text, "max_tokens": 2}),
+        "responses": ("/v1/responses", {"input": text, "max_output_tokens": 2}),
+        "messages": ("/v1/messages", chat),
+        "brief": ("/completion", {"prompt": text[:300], "n_predict": 1}),
+    }
+
+
+def reused(answer: httpx.Response) -> int:
+    """Tokens of the prompt that were not computed for it, as the answer tells them."""
+    planted = int(answer.headers["x-slotkeeper-planted"])
+    return max(0, cached(answer) - planted)  # of what was planted, tokens may be computed twice
+
+
+def cached(answer: httpx.Response) -> int:
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    if "timings" in body:
+        return int(body["timings"]["cache_n"])
+    usage = body["usage"]
+    if "cache_read_input_tokens" in usage:
+        return int(usage["cache_read_input_tokens"])
+    return int(usage["input_tokens_details"]["cached_tokens"])
+
+
+def told(answer: httpx.Response) -> dict[str, str]:
+    """All that the sidecar says of a request, but for its id."""
+    return {k: v for k, v in answer.headers.items() if k.startswith("x-slotkeeper")}
+
+
+def before(engine: Any, **more: Any) -> Settings:
+    return Settings(
+        upstream=(engine.base,),
+        listen="127.0.0.1:0",
+        admin_listen="127.0.0.1:0",
+        engine_api_key="ann",
+        idle_tokens=0,
+        save_pause=3600.0,
+        drain_timeout=1.0,
+        **{"namespaces": "key", "slot_dir": engine.slot_dir, **more},
+    )
+
+
+def client(sidecar: Sidecar, key: dict[str, str]) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url_of(sidecar), headers=key, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid", "tiny-swa"])
+@pytest.mark.parametrize("way", ["erased", "uncached"])
+async def test_the_engine_uses_nothing_of_its_ram_cache(engine_factory, build, model, way):
+    """What an erased slot and `cache_prompt: false` are for; a slot that holds something else loads it."""
+    engine = engine_factory(model, build, args=["-np", "1"])
+    async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as stock:
+
+        async def cache_n(text: str, **more: Any) -> int:
+            body = {"prompt": text, "n_predict": 1, "id_slot": 0, **more}
+            return cached(await stock.post("/completion", json=body))
+
+        await cache_n(story("bob"))
+        await cache_n("Something else altogether. " * 30)
+        loaded = await cache_n(story("bob") + "And then?")
+        await cache_n("Something else altogether. " * 30)
+        if way == "erased":
+            assert (await stock.post("/slots/0?action=erase", json={})).status_code == 200
+            found = await cache_n(story("bob") + "And now?")
+        else:
+            found = await cache_n(story("bob") + "And now?", cache_prompt=False)
+        after = await cache_n(story("bob") + "And now? It is night.")
+    assert loaded > 500
+    assert found == 0
+    assert after > 500
+
+
+@pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
+@pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
+async def test_a_prompt_of_another_key_is_computed_in_full(engine_factory, build, model, flags):
+    """Each time of a key that has asked nothing before: so all that it could find is another's."""
+    cases = [(name, hints) for hints in HINTS for name in asks("")]
+    keys = [f"ann{n}" for n in range(len(cases))]
+    engine = engine_factory(model, build, args=["--api-key", ",".join(["ann", "bob", *keys]), *flags])
+    async with running(before(engine)) as sidecar, client(sidecar, BOB) as bob:
+        for key, (name, hints) in zip(keys, cases, strict=True):
+            about = f"{name} {hints}"
+            path, body = asks(about)[name]
+            for _ in range(2):  # it lies in both slots, and in the RAM cache
+                await bob.post(path, json=body)
+                await bob.post("/completion", json={"prompt": story(f"else {about}"), "n_predict": 1})
+                await bob.post(path, json=body)
+            async with client(sidecar, {"X-Api-Key": key}) as ann:
+                found = reused(await ann.post(path, json=body, headers=hints))
+            assert (about, found) == (about, 0)
+
+
+@pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
+async def test_its_own_prompt_is_reused_as_ever(engine_factory, build, flags):
+    """But for one so short that its tokens are not looked for, where it might be in a RAM cache instead."""
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "-np", "1", *flags])
+    async with (
+        running(before(engine)) as sidecar,
+        client(sidecar, ANN) as ann,
+        client(sidecar, BOB) as bob,
+    ):
+        for name in asks(""):
+            if name == "two answers":  # more than there are slots
+                continue
+            path, body = asks(name)[name]
+            other = asks(f"other {name}")["completion"]
+            await ann.post(path, json=body)
+            again = reused(await ann.post(path, json=body))
+            await bob.post(other[0], json=other[1])
+            assert (name, again > 0) == (name, name != "brief" or bool(flags))
+
+
+async def test_an_answer_says_the_same_as_without_the_other_key(engine_factory, build):
+    said = []
+    for bob_was_there in (False, True):
+        engine = engine_factory("tiny-hybrid", build, args=["--api-key", "ann,bob"])
+        heard = []
+        async with (
+            running(before(engine)) as sidecar,
+            client(sidecar, ANN) as ann,
+            client(sidecar, BOB) as bob,
+        ):
+            for name in asks(""):
+                path, body = asks(name)[name]
+                if bob_was_there:
+                    await bob.post(path, json=body)
+                    await bob.post(path, json=body)
+                answer = await ann.post(path, json=body)
+                heard.append((name, told(answer), cached(answer)))
+        said.append(heard)
+    assert said[0] == said[1]
+
+
+async def test_without_slot_files_it_is_computed_in_full_as_well(engine_factory, build):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
+    async with (
+        running(before(engine, slot_dir=None)) as sidecar,
+        client(sidecar, ANN) as ann,
+        client(sidecar, BOB) as bob,
+    ):
+        for name in asks(""):
+            path, body = asks(name)[name]
+            for _ in range(2):
+                await bob.post(path, json=body)
+            answer = await ann.post(path, json=body)
+            if name == "messages":
+                assert answer.status_code == 503
+                assert answer.json()["error"]["message"].startswith("this route cannot be kept apart")
+            else:
+                assert (name, reused(answer)) == (name, 0)
+
+
+async def test_the_second_key_turns_it_on(engine_factory, build):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
+    path, body = asks("auto")["chat"]
+    settings = before(engine, namespaces="auto")
+    async with (
+        running(settings) as sidecar,
+        client(sidecar, ANN) as ann,
+        client(sidecar, BOB) as bob,
+    ):
+        first = await ann.post(path, json=body)
+        assert "x-slotkeeper-slot" in first.headers
+        assert reused(await ann.post(path, json=body)) > 0
+        other = await bob.post(path, json=body)
+        assert reused(other) == 0
+        assert "x-slotkeeper-slot" not in other.headers
+        assert (await bob.post("/slots/0?action=erase", json={})).status_code == 403
+    async with running(settings) as sidecar, client(sidecar, BOB) as bob:
+        assert "x-slotkeeper-slot" in (await bob.post(path, json=body)).headers
+
+
+async def test_off_all_keys_share_one_cache(engine_factory, build):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
+    path, body = asks("off")["chat"]
+    async with (
+        running(before(engine, namespaces="off")) as sidecar,
+        client(sidecar, ANN) as ann,
+        client(sidecar, BOB) as bob,
+    ):
+        await bob.post(path, json=body)
+        assert reused(await ann.post(path, json=body)) > 0
+
+
+@pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
+async def test_files_are_of_the_key_whose_prompts_they_hold(engine_factory, build, model):
+    """Also what two conversations begin with, and also for another sidecar and another engine."""
+    system = {"role": "system", "content": story("the system prompt")}
+    talks = [
+        {"messages": [system, {"role": "user", "content": f"{n}: {story(f'talk {n}')}"}], "max_tokens": 2}
+        for n in range(3)
+    ]
+    first = engine_factory(model, build, args=["--api-key", "ann,bob"])
+    async with running(before(first)) as sidecar, client(sidecar, ANN) as ann:
+        for talk in talks[:2]:
+            await ann.post("/v1/chat/completions", json=talk)
+        await sidecar.drain(delay=0.0)
+    assert list(first.slot_dir.glob("slotkeeper-*"))
+    again = engine_factory(
+        model, build, args=["--api-key", "ann,bob", "--slot-save-path", str(first.slot_dir)]
+    )
+    async with (
+        running(before(again, slot_dir=first.slot_dir)) as sidecar,
+        client(sidecar, ANN) as ann,
+        client(sidecar, BOB) as bob,
+    ):
+        for talk in talks:
+            answer = await bob.post("/v1/chat/completions", json=talk)
+            if talk is talks[0]:  # the others begin as his own first does
+                assert (reused(answer), answer.headers["x-slotkeeper-decision"]) == (0, "cold")
+        assert reused(await ann.post("/v1/chat/completions", json=talks[0])) > 500
