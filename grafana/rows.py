@@ -274,13 +274,15 @@ def trouble() -> list[Panel]:
         lines(
             "Refused, cut off, sent again",
             "Requests that the engine might read otherwise, requests beyond a limit, closed connections, "
-            "requests whose engine ended before their answer began, and engines that froze. Good is 0.",
+            "requests whose engine ended before their answer began, engines that froze, and slots that held "
+            "other tokens than they should. Good is 0.",
             {
                 "refused: {{reason}}": NOW.increase("refused_requests_total", "reason"),
                 "too many: {{reason}}": NOW.increase("crowded_requests_total", "reason"),
                 "closed: {{reason}}": NOW.increase("connections_cut_total", "reason"),
                 "sent again": NOW.increase("requests_sent_again_total"),
                 "frozen: {{engine}}": NOW.increase("engine_freezes_total", "engine"),
+                "poisoned: {{reason}}": NOW.increase("poisoned_slots_total", "reason"),
             },
             width=COLUMNS,
         ),

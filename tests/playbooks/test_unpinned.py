@@ -111,7 +111,7 @@ def test_one_that_left_no_trace_is_reported_without_a_slot():
 def test_nothing_is_predicted_for_a_slot_that_is_not_known():
     play = Play()
     assert play << arrives("r1", bypass=True) >> unpinned("r1", Reason.BYPASS) << knows("r1", A)
-    assert play << ends("r1", 1000, 900) << sees() >> reports("r1", predicted=None, exact=True)
+    assert play << ends("r1", 1000, 0) << sees() >> reports("r1", predicted=None, exact=True)
 
 
 def test_an_old_look_at_one_that_has_ended_does_not_make_it_anothers_task():

@@ -21,7 +21,7 @@ def test_wakes_that_were_overtaken_do_not_breed():
         prompt = prompts[turn % 2]
         begin(play, f"r{turn}", prompt)
         play.later(1)
-        play << ends(f"r{turn}", len(prompt), len(prompt) - 40)
+        play << ends(f"r{turn}", len(prompt), len(prompt) - 40 if turn > 1 else 0)
         do(play)
         if turn % 5 == 0:  # the stream pauses for a moment
             play << ends("stream", len(ENDLESS), 0)

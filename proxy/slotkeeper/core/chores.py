@@ -15,7 +15,7 @@ from slotkeeper.core.effects import Effect, Purpose, Stop, Wake
 from slotkeeper.core.held import Held
 from slotkeeper.core.keeping import drop
 from slotkeeper.core.state import State
-from slotkeeper.core.steps import Keep, Load, Prefill, Step, effect
+from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe, effect
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tending import (
     first_step,
@@ -122,6 +122,10 @@ def _chore(
 
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """A step of it has ended."""
+    if isinstance(chore.step, Wipe):
+        del state.chores[chore.id]
+        chore.leave(now)
+        return
     if chore.ahead and (not ok or chore.step == chore.goal):  # what follows from it is seen anew
         if ok:
             chore.arrived()
@@ -261,6 +265,11 @@ def _name(state: State, now: float) -> RequestId:
     """With the time: an answer to one of a core that failed must not be taken for one to its successor's."""
     state.chores_begun += 1
     return RequestId(f"chore:{state.chores_begun}@{now:.3f}")
+
+
+def wipe(state: State, table: EngineTable, slot: SlotId, now: float) -> Effect:
+    """Empty a free slot, before it is given out again."""
+    return _begin(state, Chore(_name(state, now), table, slot, Wipe(), None), now)
 
 
 def _begin(state: State, chore: Chore, now: float) -> Effect:

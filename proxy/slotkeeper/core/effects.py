@@ -31,6 +31,14 @@ class Purpose(StrEnum):
         return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT}
 
 
+class Poison(StrEnum):
+    """What shows that an engine does not hold what it says. In logs, metrics and tests alike."""
+
+    UNHEARD = "unheard"  # it reused more than any prompt before had in common with this one
+    FOREIGN = "foreign"  # it reused more than its slot had in common with this one, and could load nothing
+    UNSOUND = "unsound"  # it refused a file, and then did not compute a few tokens from the first one on
+
+
 class Moment(StrEnum):
     """When a slot is saved."""
 
@@ -141,6 +149,17 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Poisoned:
+    """An engine says that it reused more than is possible: what its slot held is not to be used again."""
+
+    request: RequestId
+    place: Place | None  # None: it could not be seen where it ran
+    why: Poison
+    cached: int  # tokens, as the engine says
+    possible: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one request cost, from the engine's figures, once all of it is known."""
 
@@ -156,4 +175,18 @@ class Report:
     step_seconds: float = 0.0  # that it waited for restores, touches and steers
 
 
-Effect = Plant | Stop | Save | Restore | Erase | Drop | Prove | Wake | Forward | Observe | Learned | Report
+Effect = (
+    Plant
+    | Stop
+    | Save
+    | Restore
+    | Erase
+    | Drop
+    | Prove
+    | Wake
+    | Forward
+    | Observe
+    | Learned
+    | Poisoned
+    | Report
+)

@@ -26,6 +26,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table.reset(event.traits, event.at)
     table.unseen = True
     _still_out(state, table, event.at)
+    table.private, table.unknown = event.fresh, 0
     if not event.fresh:
         table.shared_until = event.at + SHARED_FOR
     yield from close_ended(state)

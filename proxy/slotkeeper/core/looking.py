@@ -12,7 +12,7 @@ from typing import Final
 from slotkeeper.core.events import Observed
 from slotkeeper.core.held import Held
 from slotkeeper.core.observed import SlotView
-from slotkeeper.core.table import SHARED_FOR, EngineTable, Orphan, SlotState
+from slotkeeper.core.table import EngineTable, Orphan, SlotState
 from slotkeeper.core.types import RequestId, SlotId
 
 DRAFTED: Final = 64  # tokens of one draft at most: what was accepted behind a reply's end stays in the slot
@@ -86,7 +86,7 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
             table.shadow.slots[slot] = None
             table.move(slot, SlotState.DRAINING, None, seen.at)
         else:
-            table.shared_until = seen.at + SHARED_FOR
+            table.is_shared(seen.at)
             table.shadow.slots[slot] = None
             table.move(slot, SlotState.FOREIGN, None, seen.at)
 
@@ -122,7 +122,7 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
         table.shadow.slots[view.slot] = replace(held, opaque=held.opaque + count - ours)
     else:  # longer than we left it: somebody else wrote there
         table.shadow.slots[view.slot] = Held(opaque=count, used=now)
-        table.shared_until = now + SHARED_FOR
+        table.is_shared(now)
 
 
 def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.core import keeping
-from slotkeeper.core.effects import Effect, Purpose
+from slotkeeper.core import chores, keeping
+from slotkeeper.core.effects import Effect, Poison, Poisoned, Purpose
 from slotkeeper.core.events import (
     Acted,
     Finished,
@@ -22,11 +22,12 @@ from slotkeeper.core.events import (
 from slotkeeper.core.held import Held
 from slotkeeper.core.looking import observe
 from slotkeeper.core.pending import Pending, Stage
+from slotkeeper.core.poison import Claim, impossible
 from slotkeeper.core.shadow import Source
 from slotkeeper.core.state import State, user_starts
-from slotkeeper.core.steps import Keep, Prefill, Step
+from slotkeeper.core.steps import Keep, Load, Prefill, Step
 from slotkeeper.core.table import LINGER, EngineTable, Orphan, SlotState
-from slotkeeper.core.types import SlotId
+from slotkeeper.core.types import Place, SlotId
 
 UNSEEN: Final = 64  # requests that ended before GET /slots showed their slots, while it does not answer
 SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
@@ -45,6 +46,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         return
     pending.finished, forgotten = event, False
     pending.stage = Stage.ENDED
+    claim = _claim(state, pending, event)
     if owned := state.slot_of(pending):
         pinned = pending.plan is not None and pending.plan.pinned
         _release(pending, *owned, event, event.at, certain=pinned or event.slot == owned[1])
@@ -52,7 +54,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         forgotten = _end_unseen(pending, pending.plan.table, event)
     if event.prompt_tokens is not None:
         pending.remember(state.tree, event.at)
-        yield from _learn(state, pending, event)
+        yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)
     yield from close(state, pending)
     if forgotten:
         yield from close_ended(state)
@@ -66,6 +68,7 @@ def acted(state: State, event: Acted) -> None:
     table = pending.plan.table
     if owned := state.slot_of(pending):
         _, slot = owned
+        table.private = table.private and not event.left  # a file of the client's: nobody knows what it holds
         if event.left is not None:
             table.shadow.erase(slot)
             table.loaded.discard(slot)
@@ -151,6 +154,37 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
     return False
 
 
+def _claim(state: State, pending: Pending, event: Finished) -> Claim | None:
+    """Whether it claims more than is possible; and how much it leaves that we do not know."""
+    if pending.plan is None or event.prompt_tokens is None:
+        return None
+    table = pending.plan.table
+    claim = impossible(pending, state.tree, prompt_tokens=event.prompt_tokens, cached=event.cached or 0)
+    left = (event.generated or 0) + (event.prompt_tokens if pending.prompt is None else 0)
+    table.unknown = max(table.unknown, left)
+    return claim
+
+
+def _poisoned(
+    state: State, pending: Pending, event: Finished, why: Poison, possible: int
+) -> Iterator[Effect]:
+    """Nothing of that state may be used again: neither the slot, nor the file that it came from."""
+    if pending.plan is None:
+        return
+    table, slot, request = pending.plan.table, pending.slot, pending.arrived.request
+    place = None if slot is None else Place(table.engine, slot)
+    yield Poisoned(request=request, place=place, why=why, cached=event.cached or 0, possible=possible)
+    for step in pending.plan.steps:
+        if isinstance(step, Load):
+            yield from keeping.drop(state, step.snapshot)
+    if slot is None or table.owners[slot] is not None:
+        return
+    table.shadow.erase(slot)
+    table.look_again = True
+    if table.states[slot] is SlotState.IDLE and table.traits.snapshots:
+        yield chores.wipe(state, table, slot, event.at)
+
+
 def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
     """Compare with what we predicted; a large difference means that the shadow is wrong."""
     if event.cached is None or pending.plan is None:
@@ -187,6 +221,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
     if owned := state.slot_of(pending):
         table, slot = owned
         if pending.stage is Stage.RUNNING:
+            table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
             table.shadow.slots[slot] = _broken_off(pending, table)
         elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
             table.shadow.slots[slot] = _on_its_way(table, slot, pending.step)

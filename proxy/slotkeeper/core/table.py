@@ -118,6 +118,8 @@ class EngineTable:
     crowded_until: float = -1.0  # there are more conversations than slots
     doubts: Doubts = field(default_factory=Doubts)
     active_at: float = -1.0  # when a client's task last began or ended
+    private: bool = False  # all that it ever computed was for us, as far as we have seen
+    unknown: int = 0  # the most tokens that one task of ours has left there without our knowing them
 
     def __post_init__(self) -> None:
         self.reset(self.traits)
@@ -285,6 +287,10 @@ class EngineTable:
     def send(self, request: RequestId, copies: int, now: float) -> None:
         """It goes, or went, unpinned: GET /slots must show where it runs."""
         self.unsettled[request] = Sent(now, min(copies, len(self.states)))
+
+    def is_shared(self, now: float) -> None:
+        """Others were seen to use this engine."""
+        self.shared_until, self.private = now + SHARED_FOR, False
 
     def leave(self, slot: SlotId, now: float, state: SlotState = SlotState.DRAINING) -> None:
         """Its task is over for us. Unless it was seen to begin, it may be on its way to the free slot yet."""

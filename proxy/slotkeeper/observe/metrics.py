@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from slotkeeper import __version__
 from slotkeeper.core.canonical.rules import RuleName
 from slotkeeper.core.conversations.causes import Cause
-from slotkeeper.core.effects import Purpose, Report
+from slotkeeper.core.effects import Poison, Purpose, Report
 from slotkeeper.core.events import Loading
 from slotkeeper.core.figures import of_request
 from slotkeeper.core.losses import Loss
@@ -133,6 +133,11 @@ class Metrics:
         self.sent_again = counter(
             "requests_sent_again_total",
             "Times that a request was sent again, since its engine had ended before the answer began.",
+        )
+        self.poisoned = counter(
+            "poisoned_slots_total",
+            "Times that an engine said it reused more than is possible, or was unsound after a refused file.",
+            "reason",
         )
         self.freezes = counter(
             "engine_freezes_total",
@@ -276,6 +281,7 @@ class Metrics:
             (self.repeated, Cause),
             (self.fallbacks, get_args(Fallback)),
             (self.refusals, Doubt),
+            (self.poisoned, Poison),
             (self.overhead, get_args(Stage)),
             (self.cuts, Cut),
             (self.crowded, Crowded),

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, ParamSpec
 
-from slotkeeper.core.effects import Effect, Forward, Learned, Report
+from slotkeeper.core.effects import Effect, Forward, Learned, Poisoned, Report
 from slotkeeper.core.events import (
     Arrived,
     Closing,
@@ -29,7 +29,7 @@ from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.traits import FLAGS
 from slotkeeper.core.types import EngineId, Reason, RequestId
-from slotkeeper.observe.log import get_logger, id_of
+from slotkeeper.observe.log import Seldom, get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.runtime.hands import Hands
@@ -82,6 +82,7 @@ class Driver:
         self.placement = Placement(*links, limits=limits)
         metrics.watch(lambda: self.placement, self.journal.clients)
         self.reports: Callable[[Report], None] = metrics.report
+        self._seldom = Seldom(log)
         self._events: deque[Event] = deque()
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
@@ -262,6 +263,8 @@ class Driver:
                 self.reports(effect)
             case Learned():
                 self._learned(effect)
+            case Poisoned():
+                self._poisoned(effect)
             case _:
                 self.hands.perform(effect)
 
@@ -272,6 +275,18 @@ class Driver:
         link = self.links[what.engine]
         link.learned(what)
         self.tasks.start(link.keep_learned())
+
+    def _poisoned(self, what: Poisoned) -> None:
+        place, why = str(what.place) if what.place else None, what.why.value
+        self.metrics.poisoned.labels(reason=why).inc()
+        self._seldom.warning(
+            "slot_poisoned",
+            request_id=id_of(what.request),
+            place=place,
+            reason=why,
+            cached=what.cached,
+            possible=what.possible,
+        )
 
     # -- when things go wrong ----------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from slotkeeper.core.effects import (
     Learned,
     Observe,
     Plant,
+    Poisoned,
     Prove,
     Report,
     Restore,
@@ -84,7 +85,7 @@ class Hands:
                 self._set_alarm(effect)
             case Observe():
                 self._tasks.start(self._observe(effect))
-            case Forward() | Report() | Learned():
+            case Forward() | Report() | Learned() | Poisoned():
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:

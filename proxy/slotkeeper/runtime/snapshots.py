@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.core.effects import Drop, Erase, Prove, Restore, Save
+from slotkeeper.core.effects import Drop, Erase, Poison, Prove, Restore, Save
 from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, Shelved
 from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.engine.client import EngineError, EngineGoneError
@@ -19,6 +19,7 @@ from slotkeeper.runtime.saving import Later, Saver, known
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
 
+CANARY: Final = (1, 2, 3, 4)  # any tokens: an empty slot has none of them
 RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
 
 log = get_logger(__name__)
@@ -91,13 +92,13 @@ class Snapshots:
             result = await link.client.restore(restore.place.slot, name, headers=link.auth)
         except EngineError as error:
             log.warning("restore_refused", **_about(restore), error=str(error))
-            return self._restored(restore, Loading.REFUSED)
+            return self._restored(restore, await self._after_refusal(link, restore))
         except EngineGoneError as error:
             log.warning("restore_lost", **_about(restore), error=str(error))
             return self._restored(restore, Loading.LOST)
         if result.tokens != len(wanted.tokens):  # then it is not what we think, whatever it is
             log.warning("restored_otherwise", **_about(restore), tokens=result.tokens)
-            return self._restored(restore, Loading.REFUSED)
+            return self._restored(restore, await self._after_refusal(link, restore))
         self._ended("restore", "ok", time.monotonic() - started)
         log.info(
             "snapshot_restored",
@@ -112,6 +113,30 @@ class Snapshots:
             checkpoints=result.read >= wanted.size,  # else the engine did not take them (engine.md 2.2)
             seconds=result.seconds,
         )
+
+    async def _after_refusal(self, link: EngineLink, restore: Restore) -> Loading:
+        """The slot must be empty now: a few tokens must be computed there from the first one on.
+
+        Where they are not, nothing that this engine holds can be relied on, and `up` starts another.
+        """
+        slot, size = restore.place.slot, len(CANARY)
+        try:
+            await link.client.erase(slot, headers=link.auth)
+            tried = await link.client.prefill(CANARY, slot, headers=link.auth)
+            self._metrics.probed(tried.computed)
+            await link.client.erase(slot, headers=link.auth)
+        except EngineGoneError:
+            return Loading.LOST
+        except EngineError as error:
+            log.debug("canary_refused", **_about(restore), error=str(error))
+            tried = None
+        if tried and (tried.cached, tried.computed, tried.held) == (0, size, size):
+            return Loading.REFUSED
+        self._metrics.poisoned.labels(reason=Poison.UNSOUND.value).inc()
+        log.warning("engine_unsound", **_about(restore), replaced=link.replace is not None)
+        if link.replace:
+            link.replace()
+        return Loading.LOST
 
     async def erase(self, link: EngineLink, erase: Erase) -> Erased:
         try:

@@ -1,0 +1,97 @@
+"""An engine that says it reused what it cannot have: neither its slot nor the file is used again."""
+
+from __future__ import annotations
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    Expected,
+    Play,
+    acts,
+    arrives,
+    drops,
+    ends,
+    engine_up,
+    erased,
+    erases,
+    goes,
+    knows,
+    one_turn,
+    reports,
+    restored,
+    restores,
+    sees,
+    shelved,
+    snapshot,
+)
+from slotkeeper.core.effects import Poison, Poisoned
+from slotkeeper.core.tokens import Tokens
+from slotkeeper.core.types import Reason
+
+A = Tokens(range(1000))
+B = Tokens(range(5000, 6000))
+
+
+def poisoned(why: Poison, cached: int, possible: int) -> Expected:
+    return Expected(Poisoned, {"why": why, "cached": cached, "possible": possible})
+
+
+def test_more_than_any_prompt_before_had_in_common_is_impossible():
+    play = Play(memory="dense", **NEW_FILES)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD)
+    assert play << ends("r1", 1000, 400) >> poisoned(Poison.UNHEARD, 400, 0) >> erases(0) >> reports("r1")
+    assert play.states == ["tended", "idle"], "nobody gets the slot before it is empty"
+    assert play << erased()
+    assert play.table.shadow.slots[0] is None
+
+
+def test_tokens_of_another_conversation_are_impossible():
+    """The engine had them once, but not in this slot."""
+    play = Play(memory="dense", n_slots=1)
+    assert one_turn(play, "r1", A, slot=0)
+    assert one_turn(play, "r2", B, slot=0)
+    assert play << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
+    assert play << ends("r3", 1000, 900) >> poisoned(Poison.FOREIGN, 900, 0) >> reports("r3")
+    assert play.table.shadow.slots[0] is None, (
+        "without slot files it cannot be emptied, but is not counted on"
+    )
+
+
+def test_the_file_that_brought_it_goes_too():
+    play = Play(memory="dense", **NEW_FILES)
+    assert play << shelved(snapshot("s1", A)) << arrives("r1") << knows("r1", A + B) >> restores(0, "s1")
+    assert play << restored() >> goes("r1", slot=0, reason=Reason.SNAPSHOT)
+    play << ends("r1", 2000, 1900)
+    assert play >> poisoned(Poison.UNHEARD, 1900, 1000) >> drops("s1") >> erases(0) >> reports("r1")
+
+
+@pytest.mark.parametrize(
+    "happened",
+    [
+        [engine_up(fresh=False), sees()],  # it had other clients before us
+        [sees(1), sees()],  # it has others beside us
+    ],
+)
+def test_an_engine_that_others_use_may_know_what_we_do_not(happened):
+    play = Play(memory="dense", **NEW_FILES)
+    for event in happened:
+        play << event
+    play.later(1000)
+    play << arrives("r1") << knows("r1", A) << sees()
+    assert play >> goes("r1") << ends("r1", 1000, 400) >> reports("r1")
+
+
+def test_a_reply_that_nobody_could_read_may_be_reused():
+    play = Play(memory="dense", n_slots=1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1")
+    assert play << ends("r1", 1000, 0, generated=300) >> reports("r1")
+    assert play << arrives("r2") << knows("r2", A + B) >> goes("r2")
+    assert play << ends("r2", 2000, 1299) >> reports("r2")
+
+
+def test_a_file_that_a_client_has_restored_itself_may_hold_anything():
+    play = Play(memory="dense", n_slots=1, **NEW_FILES)
+    assert play << arrives("a", rendered=False, id_slot=0, action=True) >> goes("a", slot=0)
+    assert play << acts("a", left=10)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1") << ends("r1", 1000, 900) >> reports("r1")
