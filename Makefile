@@ -4,7 +4,7 @@ VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
 
-.PHONY: help demo test rehearse fuzz test-image test-real lint audit bench lock clean
+.PHONY: help demo test rehearse fuzz soak test-image test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS
 fuzz: $(VENVS)/dev/ready  ## bodies, paths and framings by the thousand: make fuzz ARGS="--count 100000" (fuzz_bodies.py, fuzz_http.py)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.fuzz_http $(ARGS)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m engine.fuzz_bodies $(ARGS)
+
+soak: $(VENVS)/dev/ready  ## 64 clients and all kinds of faults for 20 minutes: make soak ARGS="--minutes 60" (tests/chaos/soak.py)
+	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.soak $(ARGS)
 
 test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image

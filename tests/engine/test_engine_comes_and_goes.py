@@ -225,3 +225,32 @@ async def test_an_engine_that_hides_its_slots_is_served_unpinned(engine_factory,
             replies = [group.create_task(asked(client, f"{number}. {LONG}")) for number in range(6)]
         pinned = ["X-Slotkeeper-Slot" in task.result()[1] for task in replies]
         assert not any(pinned) if flag == "--no-slots" else any(pinned)
+
+
+async def test_out_of_context_is_told_by_the_engine_and_costs_the_others_nothing(engine_factory, build):
+    """A prompt with no room, an answer with none, and slots that share theirs and have none left together."""
+    engine = engine_factory("tiny-hybrid", build, args=[*ONE, "-np", "2", "-c", "2048", "-kvu"])
+    endless = {"max_tokens": 5000, "ignore_eos": True}
+    async with in_front_of(engine.base) as (sidecar, client):
+        await is_ready(sidecar)
+        async with client.post(CHAT, json=body(LONG * 8)) as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["type"] == "exceed_context_size_error"
+        async with client.post(CHAT, json=body("Go on for ever.", **endless)) as answer:
+            assert answer.status == 200
+            assert (await answer.json())["choices"][0]["finish_reason"] == "length"
+
+        async def crowded(number: int) -> tuple[int, dict[str, Any]]:
+            async with client.post(CHAT, json=body(f"{number}. {LONG * 2}", **endless)) as answer:
+                return answer.status, await answer.json()
+
+        async with asyncio.TaskGroup() as group:
+            both = [group.create_task(crowded(number)) for number in range(2)]
+        told = [task.result() for task in both]
+        refused = [doc["error"] for status, doc in told if status != 200]
+        assert all({"code", "message", "type"} <= set(error) for error in refused), told
+        assert all(doc["choices"][0]["finish_reason"] == "length" for status, doc in told if status == 200)
+        reply, _, _ = await asked(client, LONG)
+        await settled(sidecar)
+        _, headers, cached = await asked(client, LONG, reply, "And then?")
+        assert int(headers["X-Slotkeeper-Predicted"]) == cached > 100

@@ -92,7 +92,7 @@ async def serves_again(sidecar: Sidecar, client: aiohttp.ClientSession) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_who_waits_in_a_prefill_hears_504_in_the_shape_of_the_api(mortal, path):
+async def test_a_request_in_prefill_gets_504_in_the_shape_of_the_api(mortal, path):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         (table,) = sidecar.driver.placement.tables.values()
         waits = asyncio.get_running_loop().create_task(post(client, path, BODIES[path]))
@@ -106,7 +106,7 @@ async def test_who_waits_in_a_prefill_hears_504_in_the_shape_of_the_api(mortal, 
         await serves_again(sidecar, client)
 
 
-async def test_who_waits_in_line_hears_504_and_answers_that_had_begun_end_broken(mortal):
+async def test_queued_requests_get_504_and_answers_that_had_begun_end_broken(mortal):
     async with (
         lab.keeping(mortal) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
@@ -143,7 +143,7 @@ async def test_a_stream_without_a_byte_of_its_answer_ends_with_the_error_as_its_
         await serves_again(sidecar, client)
 
 
-async def test_while_it_is_frozen_requests_hear_504_at_once(mortal):
+async def test_while_it_is_frozen_requests_get_504_at_once(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         (link,) = sidecar.driver.links.values()
         with frozen(mortal, sidecar):
