@@ -27,9 +27,9 @@ from slotkeeper.runtime import render
 from slotkeeper.runtime.aside import Runner, here
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.rewriting import Rewriting, Taken
+from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.structure import boundaries_of
-from slotkeeper.web.explaining import Explaining
+from slotkeeper.web.explaining import Explaining, NameKeeper
 from slotkeeper.web.learning import Heard, learn
 from slotkeeper.web.listener import Listener
 from slotkeeper.wire.answer import Answer, Figures
@@ -79,11 +79,9 @@ class Account:
         self._auth = auth
         self._headers = headers
         self._secrets = secrets
-        self._names = Naming() if names is None else names
         self._explaining: Explaining | None = None
         self._open = False  # the driver waits to hear how it ended
         self._unrendered: Ask | None = None  # its tokens are promised to the driver, but not looked for yet
-        self._given = conversation
         self.id = request_id
         self.key = RequestId("")
         self.claim: Claim = UNNAMED
@@ -107,6 +105,9 @@ class Account:
             client=client,
             named=conversation,
         )
+        self._name = NameKeeper(
+            Naming() if names is None else names, self._metrics, self.record, headers, conversation
+        )
         self.listener = Listener(api, self.record, self._metrics, driver.now)
         driver.note(driver.journal.came, self.record)
 
@@ -128,7 +129,7 @@ class Account:
 
         One of which we can make no prompt goes on: the engine says better what is wrong with it.
         """
-        self._name(None)
+        self._name.update(None)
         doc, taken = await self.understand(body, encoding, run=run), None
         try:
             check_lists(doc)
@@ -137,7 +138,7 @@ class Account:
             if rewriting:
                 self._explaining = Explaining(rewriting, self._metrics, self.record)
                 taken = await self._explaining.take(self._api, doc, headers=self._headers, run=run)
-                self._name(taken)
+                self._name.update(taken)
             self.own = await run(read, self._api, doc, self.claim)
             if taken and taken.rewritten is not None:
                 self._rewritten = taken.rewritten
@@ -179,7 +180,7 @@ class Account:
             if self.record.named and self._secrets.stand_in(self.record.named):  # it may be from the body
                 self.record.named = None
             if taken and taken.conversation is not None:
-                self._name(taken)
+                self._name.update(taken)
 
     def _weighed(self) -> None:
         pending = self._driver.placement.pending(self.key)
@@ -187,43 +188,6 @@ class Account:
             self.record.weighed = pending.weighed
 
     # -- its tokens --------------------------------------------------------------------------------
-
-    def _name(self, taken: Taken | None) -> None:
-        """What every view calls it: nothing depends on that, so nothing may fail by it."""
-        record, line = self.record, taken.conversation if taken else None
-        try:
-            if line is not None:
-                record.name = self._names.name(
-                    record.client,
-                    self._headers,
-                    line,
-                    coming=record.name,
-                    given=self._given,
-                    now=self.arrived,
-                )
-            else:
-                before = taken.match.before if taken else None
-                record.name = self._names.coming(
-                    record.client,
-                    self._headers,
-                    taken.received if taken else None,
-                    before=before.number if before else None,
-                    given=self._given,
-                    now=self.arrived,
-                )
-        except Exception:
-            log.exception("not_named", request_id=self.id)
-            self._metrics.fallback("explain")
-
-    def _name_by(self, answer: Answer) -> None:
-        """It may have been a title that its agent asked for."""
-        taken = self._explaining.taken if self._explaining else None
-        if taken and answer.reply and answer.complete:
-            try:
-                self._names.answered(self.record.client, taken.received, answer.reply)
-            except Exception:
-                log.exception("not_named", request_id=self.id)
-                self._metrics.fallback("explain")
 
     def open(self) -> bool:
         """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
@@ -319,7 +283,7 @@ class Account:
         self._check_count(figures.prompt_tokens, link)
         if status < 400 and self._explaining:
             self._explaining.answered(answer, self.prompt, planted=planted)
-            self._name_by(answer)
+            self._name.answered(self._explaining.taken, answer)
         self._metrics.history.add(repeated=self.record.repeated)
         known = self.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:

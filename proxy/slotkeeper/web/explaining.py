@@ -1,9 +1,10 @@
-"""What the client of one request had changed: put right when it comes, told once the engine is at work."""
+"""The conversation of one request: its name, what its client changed, and what that cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slotkeeper.core.conversations.naming import Naming
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
@@ -16,6 +17,60 @@ from slotkeeper.wire.headers import request_id
 from slotkeeper.wire.routes import Api
 
 log = get_logger(__name__)
+
+
+class NameKeeper:
+    """Writes the name of a request's conversation into its record.
+
+    No decision depends on a name, so a failure is logged and counted only.
+    """
+
+    def __init__(
+        self, names: Naming, metrics: Metrics, record: Record, headers: Mapping[str, str], given: str | None
+    ) -> None:
+        """`given`: the name that the client gives its conversation."""
+        self._names = names
+        self._metrics = metrics
+        self._record = record
+        self._headers = headers
+        self._given = given
+        self._arrived = record.at
+
+    def update(self, taken: Taken | None) -> None:
+        """Name it by all that is known so far."""
+        record, line = self._record, taken.conversation if taken else None
+        try:
+            if line is not None:
+                record.name = self._names.name(
+                    record.client,
+                    self._headers,
+                    line,
+                    coming=record.name,
+                    given=self._given,
+                    now=self._arrived,
+                )
+            else:
+                before = taken.match.before if taken else None
+                record.name = self._names.coming(
+                    record.client,
+                    self._headers,
+                    taken.received if taken else None,
+                    before=before.number if before else None,
+                    given=self._given,
+                    now=self._arrived,
+                )
+        except Exception:
+            log.exception("not_named", request_id=record.request_id)
+            self._metrics.fallback("explain")
+
+    def answered(self, taken: Taken | None, answer: Answer) -> None:
+        """The answer may be a title that the agent has asked for."""
+        if taken and answer.reply and answer.complete:
+            try:
+                self._names.answered(self._record.client, taken.received, answer.reply)
+            except Exception:
+                log.exception("not_named", request_id=self._record.request_id)
+                self._metrics.fallback("explain")
 
 
 class Explaining:
@@ -59,7 +114,7 @@ class Explaining:
         return self.taken.rules if self.taken else []
 
     def settle(self) -> None:
-        """Say whose request it is, and what was changed: no more than once, and when nobody waits for it."""
+        """Find the conversation and the changes, once; the engine is already at work on the request."""
         taken, record = self.taken, self._record
         if taken is None or taken.judged is not None:
             return

@@ -52,6 +52,8 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_prepared_tokens_total": set(),
     "slotkeeper_step_seconds_total": set(),
     "slotkeeper_engine_flags_learned_total": {"flag", "how"},
+    "slotkeeper_engine_freezes_total": {"engine"},
+    "slotkeeper_poisoned_slots_total": {"reason"},
     "slotkeeper_inexact_prompts_total": set(),
     "slotkeeper_refused_requests_total": {"reason"},
     "slotkeeper_requests_sent_again_total": set(),
@@ -92,6 +94,7 @@ def metrics() -> Metrics:
 def used(metrics) -> Metrics:
     """Every series exists."""
     metrics.engine_up(EngineId("http://e"), up=True)
+    metrics.freezes.labels(engine="http://e")
     metrics.report(REPORT)
     return metrics
 
