@@ -43,10 +43,10 @@ ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else
 ADMIN_TOKEN: Final = "of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help
 ADMIN_CA: Final = "trust an admin port with TLS whose certificate is this one, or is signed by it"
 SNAPSHOTS: Final = """\
-List the snapshots of a sidecar, read each anew to see that its bytes are those that
+List the snapshots of a sidecar, read each again to see that its bytes are those that
 were kept, or remove some. A running sidecar is asked on its admin port; where none
 runs, --slot-dir looks into the folder itself.
-Exit code 1 when something is damaged or nobody answers.
+Exit code 1 when something is damaged or no sidecar answers.
 """
 SNAPSHOTS_EPILOG: Final = """\
 Example: slotkeeper snapshots ls

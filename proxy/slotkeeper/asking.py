@@ -27,7 +27,7 @@ class AdminPort:
     """The admin port of a running sidecar. Every call raises AskedError."""
 
     def __init__(self, client: httpx.AsyncClient, advice: str) -> None:
-        """`advice`: what to do when nobody answers."""
+        """`advice`: what to do when no sidecar answers."""
         self.client = client
         self._advice = advice
 

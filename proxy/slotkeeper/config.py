@@ -80,7 +80,7 @@ def _secret_files() -> dict[str, str]:
 def _check_names(environ: Mapping[str, str]) -> None:
     """A variable that is almost one of ours would be ignored without a word. Raises UsageError.
 
-    What is not close to any is left alone: it may be somebody else's, as what Kubernetes sets for a Service.
+    Other names are ignored: they may belong to another program, such as those that Kubernetes sets.
     """
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
     known |= {f"{PREFIX}{name.upper()}_FILE" for name in SECRETS}

@@ -35,7 +35,7 @@ CHUNK: Final = 1 << 20
 async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir: Path | None = None) -> int:
     """Print the findings. Returns 1 when there is a FAIL, or no engine to look at.
 
-    It prefills a few hundred tokens in an engine that nobody has used yet. With a folder it also tries out
+    It prefills a few hundred tokens in an unused engine. With a folder it also tries out
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
     """
     unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []

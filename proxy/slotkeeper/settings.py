@@ -86,7 +86,7 @@ class Settings(BaseSettings):
         default=1_000_000,
         ge=0,
         description=(
-            "prompt tokens that may be computed in an hour while nobody waits, so that the next turn finds "
+            "prompt tokens that may be computed per hour in idle time, so that the next turn finds "
             "its prefix ready; 0 turns that off"
         ),
     )
@@ -125,7 +125,7 @@ class Settings(BaseSettings):
     probe: bool = Field(
         default=True,
         description=(
-            "try out an engine that nobody has used yet with a few hundred tokens, to learn what its slot "
+            "test an unused engine with a few hundred tokens, to learn what its slot "
             "files carry and which flags it has; else snapshots and answers tell in time"
         ),
     )

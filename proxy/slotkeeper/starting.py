@@ -70,7 +70,7 @@ def try_files(settings: Settings) -> None:
 
 
 def strangers_in(folder: Path) -> str:
-    """Who else could put files there, for us to give to the engine, and what to do; "" if nobody.
+    """Which other users could put files there, and what to do; "" if none.
 
     Not root, and where we are root not the folder's owner, who is the engine's user then.
     """

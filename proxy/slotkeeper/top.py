@@ -32,7 +32,7 @@ async def top(
     once: bool,
     ca: Path | None = None,
 ) -> int:
-    """Print what runs, anew `every` seconds, until it is interrupted. Returns the exit code.
+    """Print what runs, again every `every` seconds, until it is interrupted. Returns the exit code.
 
     Without a terminal, one screen follows the other as plain text. A sidecar that goes away is waited for;
     one that was never there is a failure (1).

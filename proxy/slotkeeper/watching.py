@@ -32,7 +32,7 @@ Excerpts of prompts are shown only if the sidecar runs with --why-text.
 def add_why(commands: Any) -> None:
     parser = commands.add_parser(
         "why",
-        help="why a request was computed anew, and what to do about it",
+        help="why a request was computed again, and what to do about it",
         description=WHY,
         epilog=WHY_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

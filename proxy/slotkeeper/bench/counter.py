@@ -37,7 +37,7 @@ class Counter:
         await self._exits.aclose()
 
     async def read(self) -> int | None:
-        """An engine that counts less than before was started anew: all that it counts is new."""
+        """An engine that counts less than before was restarted: all that it counts is new."""
         for client in self._clients:
             try:
                 now = counted(await client.metrics())

@@ -47,7 +47,7 @@ class Scene:
         return lab.url_of(self.sidecar) if self.sidecar else self.engine.base
 
     async def before(self, turn: Turn, counter: Counter) -> None:
-        """Kill the engine while nobody asks, and start it again; what it has counted is read before."""
+        """Kill the engine between requests, and start it again; what it has counted is read before."""
         if turn.label != SECOND_TASK:
             return
         if self.sidecar:

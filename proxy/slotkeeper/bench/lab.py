@@ -70,7 +70,7 @@ class Spent:
     """Prompt tokens that a sidecar had computed of its own until some moment."""
 
     plant: int = 0  # for a request, before it went on: its client waited for them
-    idle: int = 0  # while nobody waited
+    idle: int = 0  # in idle time
 
 
 def spent(started: Sidecar | None) -> Spent:
@@ -102,7 +102,7 @@ class Restartable:
         return f"<Restartable {self.process!r}>"
 
     def kill(self) -> None:
-        """As a power cut would: nothing is written, nobody is told."""
+        """As a power cut would: nothing is written or reported."""
         self.process.kill()
 
     async def start(self) -> None:
@@ -170,7 +170,7 @@ async def in_front_of(base: str, flags: EngineFlags | None = None, **settings: A
         "listen": ANY_PORT,
         "admin_listen": ANY_PORT,
         "drain_delay": 0,
-        "read_flags": False,  # whoever wants a sidecar to know them says so
+        "read_flags": False,  # off unless a test wants it
         "drain_timeout": 5,
     }
     async with running(Settings(**(ours | settings)), {EngineId(base): flags} if flags else None) as started:
@@ -187,7 +187,7 @@ async def sidecar(base: str, flags: EngineFlags | None = None, **settings: Any) 
 
 @asynccontextmanager
 async def keeping(engine: Restartable, **settings: Any) -> AsyncIterator[Sidecar]:
-    """A sidecar that keeps snapshots in the engine's own folder, and saves at once when nobody asks."""
+    """A sidecar that keeps snapshots in the engine's own folder, and saves at once between requests."""
     ours = {"slot_dir": engine.flags.slot_save_path, "save_pause": PAUSE_SECONDS}
     async with in_front_of(engine.base, engine.flags, **(ours | settings)) as started:
         yield started
@@ -201,7 +201,7 @@ def url_of(started: Sidecar) -> str:
 async def ready(started: Sidecar) -> None:
     """Wait until every engine is probed. Raises TimeoutError."""
     async with asyncio.timeout(READY_SECONDS):
-        while not all(link.ready for link in started.driver.links.values()):  # noqa: ASYNC110 - nobody tells
+        while not all(link.ready for link in started.driver.links.values()):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -211,14 +211,14 @@ async def restarted(mortal: Restartable, started: Sidecar) -> None:
     before = link.process
     await mortal.restart()
     async with asyncio.timeout(READY_SECONDS):
-        while not link.ready or link.process == before:  # noqa: ASYNC110 - nobody tells
+        while not link.ready or link.process == before:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(LOOK_SECONDS)
 
 
 async def rested(started: Sidecar) -> None:
     """Wait until all idle work is done: no slot is at work, all is saved. Raises TimeoutError."""
     async with asyncio.timeout(REST_SECONDS):
-        while not _rests(started):  # noqa: ASYNC110 - nobody tells
+        while not _rests(started):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -58,7 +58,7 @@ def build(tiny: Tiny, folder: Path | None = None) -> Path:
 
     A file that is there counts only if its hash is right. A new one gets its name when it is whole,
     so several processes may build at once. With another numpy than 2.4.6 the hash may differ: the
-    model is as good, but it is built anew at every call.
+    model is as good, but it is built again at every call.
     """
     folder = folder or cache_folder()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Text of any length, the same at every call: parts of Python's own documentation, which every Python has.
 
-So no prompt of anybody else is needed to fill a context. Another version of Python has another text:
+So no recorded prompt is needed to fill a context. Another version of Python has another text:
 figures then differ by a few tokens.
 """
 

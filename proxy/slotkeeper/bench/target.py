@@ -149,7 +149,7 @@ class Target:
         )
 
     async def _prompt(self, api: Api, data: bytes) -> Tokens | None:
-        """The exact prompt; None where nobody but the engine can know it."""
+        """The exact prompt; None where only the engine can know it."""
         try:
             ask = parse(api, data)
             content = await self._content(ask)

@@ -19,7 +19,7 @@ class Ahead:
     _begins: dict[int, int] = field(default_factory=dict)  # by the hash of the state's tokens
 
     def computed(self, tokens: Tokens, begin: int) -> None:
-        """The state holds `tokens`; from `begin` on they were computed while nobody waited."""
+        """The state holds `tokens`; from `begin` on they were computed in idle time."""
         self._begins.pop(key := hash(tokens), None)
         self._begins[key] = begin
         if len(self._begins) > MOST:

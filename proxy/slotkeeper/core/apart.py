@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def confined(event: Arrived) -> Arrived:
-    """In a namespace nobody chooses a slot or goes past us, and messages are like those of no other."""
+    """In a namespace no client chooses a slot or bypasses us, and message digests are salted."""
     if not event.namespace:
         return event
     salt = event.namespace.encode()
@@ -98,7 +98,7 @@ def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence
             if other.arrived.namespace != space and _alike(other.prompt, 1, prompt):
                 busy.append(SlotId(slot))
         elif held is None:
-            if what is not SlotState.IDLE:  # nobody knows what runs there
+            if what is not SlotState.IDLE:  # unknown what runs there
                 busy.append(SlotId(slot))
         elif held.tokens.space != space and _alike(held.tokens, held.opaque, prompt):
             (idle if what is SlotState.IDLE else busy).append(SlotId(slot))

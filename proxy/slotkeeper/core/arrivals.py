@@ -20,7 +20,7 @@ from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.types import Reason, SlotId
 
 # Decisions on long prompts take milliseconds: so many in a row that want a slot which is not free yet,
-# and whoever stands behind them waits too.
+# and the requests behind them wait too.
 LOOKAHEAD: Final = 16
 
 
@@ -80,7 +80,7 @@ def _priced_late(pending: Pending, event: Rendered) -> Form:
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
-    """Serve whoever can be served now, then look at the engines on which something depends."""
+    """Serve all that can be served now, then look at the engines on which something depends."""
     chores.release(state, now)
     yield from _bypass(state, now)
     yield from _send_steered(state, now)

@@ -1,6 +1,6 @@
 """The engine's context checkpoints, as a model: where it makes them, which it throws away.
 
-The engine tells nobody what it keeps, so this mirrors engine.md section 3, which
+The engine does not report its checkpoints, so this mirrors engine.md section 3, which
 tells the two builds apart. A checkpoint at `at` holds the state after the first
 `at` tokens.
 """

@@ -30,7 +30,7 @@ from slotkeeper.core.types import Reason, SlotId
 TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
 UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known
-BEATEN: Final = 5  # plans kept beside the best, for whoever asks why it won
+BEATEN: Final = 5  # plans kept beside the best, for `why`
 TURN: Final = 2  # messages: a reply, and what is said to that
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
 

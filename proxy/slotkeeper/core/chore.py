@@ -24,7 +24,7 @@ class Chore:
     home: Held | None  # what the slot held when it began; None where it is warmed
     goal: Prefill | None = None  # what it shall hold in the end, where it is warmed or goes ahead
     computes: int = 0  # tokens, for the goal
-    stopped: bool = False  # somebody needed the engine
+    stopped: bool = False  # a request needed the engine
     written: bool = False  # the engine has saved the slot: that the file is checked needs neither of them
     leaves: bool = False  # the slot is not brought home: another conversation will have it soon
 
@@ -77,7 +77,7 @@ class Chore:
         self.table.tended[self.slot] = Tended(now, max(SHORTEST, self._seconds()), becomes, stalls)
 
     def _seconds(self) -> float:
-        """How long its step will hold the slot, if somebody wants that."""
+        """How long its step will hold the slot, for a request that waits."""
         rates, traits = self.table.rates, self.table.traits
         match self.step:
             case Prefill(tokens):

@@ -1,6 +1,6 @@
-"""What is done while nobody waits: slots whose conversations have paused are saved, empty ones warmed.
+"""Idle work: slots whose conversations have paused are saved, empty ones warmed.
 
-A chore owns its slot (TENDED) and takes one step at a time; when somebody waits it ends after that step.
+A chore owns its slot (TENDED) and takes one step at a time; when a request waits it ends after that step.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 
 def _decides_anew(state: State, now: float) -> float:
-    """When whoever waits for a slot that is tended may think better of it; infinite where nobody does."""
+    """When queued requests stop waiting for a tended slot; infinite if none waits."""
     return min((table.overdue_at(now) for table in state.up), default=inf) if state.waiting else inf
 
 
 def _gives_up(state: State, now: float) -> float:
-    """When whoever waits for an engine to come back is sent on all the same; infinite where nobody does."""
+    """When requests stop waiting for an engine to come back; infinite if none waits."""
     until = state.back_by(now) if state.waiting else None
     return inf if until is None else until
 
 
 def release(state: State, now: float) -> None:
-    """Where somebody waits, a slot is free once the engine has saved it: the file is checked beside."""
+    """Where a request waits, a slot is free once the engine has saved it: the file is checked beside."""
     for chore in tuple(state.chores.values()) if state.waiting else ():
         if chore.written and chore.owns and chore.held:
             if chore.leaves:
@@ -126,7 +126,7 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
         del state.chores[chore.id]
         chore.leave(now)
         return
-    if chore.ahead and (not ok or chore.step == chore.goal):  # what follows from it is seen anew
+    if chore.ahead and (not ok or chore.step == chore.goal):  # what follows from it is decided again
         if ok:
             chore.arrived()
         del state.chores[chore.id]

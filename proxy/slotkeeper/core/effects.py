@@ -27,7 +27,7 @@ class Purpose(StrEnum):
 
     @property
     def idle(self) -> bool:
-        """Whether it is done while nobody waits, and not for one request."""
+        """Whether it is idle work, not work for one request."""
         return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT}
 
 
@@ -60,7 +60,7 @@ class Plant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Break off a `Plant`: somebody needs the engine. Answered by `Planted`."""
+    """Cancel a `Plant`: a request needs the engine. Answered by `Planted`."""
 
     request: RequestId
 
@@ -140,7 +140,7 @@ class Observe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """One of an engine's flags turned out to be this, which nobody had told us."""
+    """One of an engine's flags was learned."""
 
     engine: EngineId
     name: str  # the field of its traits

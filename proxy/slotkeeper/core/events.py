@@ -204,7 +204,7 @@ class NextKnown:
 
     at: float
     request: RequestId
-    tokens: Tokens | None  # None: nobody can say
+    tokens: Tokens | None  # None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

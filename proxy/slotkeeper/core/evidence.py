@@ -1,4 +1,4 @@
-"""What an engine does, as evidence of flags that nobody told us (engine.md 3, T7).
+"""What an engine does, as evidence of its flags (engine.md 3, T7).
 
 A wrong belief costs tokens, never an answer; so what is seen is believed at once where only one flag explains
 it, and after a second time where something else could.

@@ -92,7 +92,7 @@ class Sums:
     oracle: int = 0  # where it is not known, what was computed
     client: int = 0  # evaluated by requests themselves
     plant: int = 0  # evaluated for requests before they went on
-    idle: int = 0  # evaluated while nobody waited
+    idle: int = 0  # evaluated in idle time
     probe: int = 0  # evaluated to find out what the engine is like
     repeated: int = 0  # lost by the cache, or unchanged behind what a client had changed
     reused_seconds: float = 0.0  # of prefill that the reused tokens would have taken

@@ -64,7 +64,7 @@ class Held:
         return replace(self, tokens=known, opaque=self.total - len(known))
 
     def followed_by(self, tokens: Tokens | None) -> Held:
-        """The same state, now that it is known what the next turn will begin with, or that nobody can say."""
+        """The same state, with the beginning of the next turn, or with the fact that it is unknown."""
         if tokens is None:
             return replace(self, foreseen=True)
         tokens = tokens.within(self.tokens.space)
@@ -148,7 +148,7 @@ def goes_on_from(held: Held, traits: EngineTraits) -> int:
 
     All of them, where a file can be cut as the slot can, or where the next turn is known to extend it. Else
     one more than the newest checkpoint before the place where that parts: the end of the last prompt, as
-    long as nobody knows how its reply comes back.
+    long as the form in which its reply comes back is unknown.
     """
     if not traits.files_only_extend or held.sure:
         return held.total

@@ -20,14 +20,14 @@ class Limits:
     hourly_bytes: int = 64 * GIB  # that may be written while conversations pause
     pause: float = 0.25  # seconds without a request until a conversation is saved
     engine_wait: float = 60.0  # seconds for which requests wait for an engine that has ended
-    idle_tokens: int = 1_000_000  # that may be computed in an hour while nobody waits
+    idle_tokens: int = 1_000_000  # that may be computed per hour in idle time
     waiting: int = 4000  # requests in line
     waiting_of_one: int = 1000  # of one client
 
 
 @dataclass(slots=True)
 class HourlyBudget:
-    """What may be spent while nobody waits, bytes or tokens: an hour's worth at once, then as it comes."""
+    """A budget of idle time, bytes or tokens: an hour's worth at once, then as it comes."""
 
     hourly: int
     left: float

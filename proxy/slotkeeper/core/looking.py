@@ -120,7 +120,7 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
         table.shadow.slots[view.slot] = held.shrunk(count)
     elif table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft
         table.shadow.slots[view.slot] = replace(held, opaque=held.opaque + count - ours)
-    else:  # longer than we left it: somebody else wrote there
+    else:  # longer than we left it: another client wrote there
         table.shadow.slots[view.slot] = Held(opaque=count, used=now)
         table.is_shared(now)
 

@@ -31,9 +31,9 @@ class Loss(StrEnum):
 
     CHECKPOINT = "checkpoint"  # the slot held them, but no checkpoint stood where it had to be cut
     OVERWRITTEN = "overwritten"  # no free slot and no file had them any more
-    RESTARTED = "restarted"  # the engine was started anew since, and no file held them
+    RESTARTED = "restarted"  # the engine was restarted since, and no file held them
     MISPREDICTED = "mispredicted"  # the engine used less of the slot than it should have
-    UNPLACED = "unplaced"  # it went where somebody else chose, or before its tokens were known
+    UNPLACED = "unplaced"  # another party chose its slot, or its tokens were unknown
     BYPASSED = "bypassed"  # the client asked for no help, or for no cache
 
 
@@ -55,7 +55,7 @@ class Answered:
     predicted: int | None
     base: Held | None  # what its slot held when it began
     known: int  # tokens of it that were ever computed before
-    restarted: bool  # whether the engine was started anew since then
+    restarted: bool  # whether the engine was restarted since then
     uncached: bool = False  # the client wanted all of it computed
 
 

@@ -68,7 +68,7 @@ def acted(state: State, event: Acted) -> None:
     table = pending.plan.table
     if owned := state.slot_of(pending):
         _, slot = owned
-        table.private = table.private and not event.left  # a file of the client's: nobody knows what it holds
+        table.private = table.private and not event.left  # a file of the client's, with unknown contents
         if event.left is not None:
             table.shadow.erase(slot)
             table.loaded.discard(slot)
@@ -77,7 +77,7 @@ def acted(state: State, event: Acted) -> None:
             table.shadow.slots[slot] = Held(opaque=event.left, from_file=True, used=event.at)
             table.loaded.add(slot)
         table.move(slot, SlotState.IDLE, None, event.at)
-    else:  # it went where nobody had a slot for it
+    else:  # it went without a slot
         table.unsettled.pop(event.request, None)
         table.look_again = True
 
@@ -146,7 +146,7 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
             total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
         table.orphans.append(Orphan(event.request, total, event.at, sent.slots, sent.at))
         over = [orphan for orphan in table.orphans if orphan.total is not None][:-UNSEEN]
-        for orphan in over:  # others ran in its slot since: nobody will see any more where it was
+        for orphan in over:  # others ran in its slot since: where it was cannot be seen any more
             table.orphans.remove(orphan)
         if over:
             table.disown()
@@ -234,7 +234,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
 
 
 def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> Held | None:
-    """What a slot will hold when it is released in the middle of a step; None where nobody can know."""
+    """What a slot will hold when it is released in the middle of a step; None if unknown."""
     if isinstance(step, Prefill) and step.purpose is Purpose.BACK:  # it only gives up a few tokens
         return table.shadow.broken_off(table.shadow.look(slot, step.tokens), step.tokens)
     return None

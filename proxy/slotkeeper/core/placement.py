@@ -14,7 +14,7 @@ A request is served by the first of these that applies (`arrivals` carries the n
 7 Otherwise it waits in our line, never in the engine's.
 
 One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
-While nobody waits, slots whose conversations have paused are saved: see `chores`.
+In idle time, slots whose conversations have paused are saved: see `chores`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Placement:
 
     @property
     def serving(self) -> bool:
-        """Whether anybody is served or waits."""
+        """Whether any request runs or waits."""
         return self._state.waiting or any(table.serving for table in self._state.up)
 
     def holds(self, request: RequestId) -> bool:

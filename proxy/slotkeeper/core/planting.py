@@ -8,7 +8,7 @@ computed twice. A beginning that others will share is saved there as well, so th
    among them. In tools and system text that is nearly certain (a clock, another agent).
 2. The end of tools and system text, if nothing of it was known: the next conversation will part there.
    If a part of it was known, it changes from time to time, and only the place where it does counts.
-3. Elsewhere in tools and system text, nobody knows where: a sub-agent has other tools, a file of
+3. Elsewhere in tools and system text, the place is unknown: a sub-agent has other tools, a file of
    instructions is edited. Checkpoints at even distances bound what the first such parting costs.
 4. Users go back to their messages and edit them, now and then.
 5. A long message often ends in a question, and the next one is about the same text. That is a guess, so it
@@ -237,7 +237,7 @@ def _files(
 ) -> set[int]:
     """The shared beginning that is most worth a file, if no file has it.
 
-    A file that can be cut serves whoever parts from it at a checkpoint before its end, so the longest one
+    A file that can be cut serves prompts that diverge at a checkpoint before its end, so the longest one
     will do. One without checkpoints is of use only to those who part behind it.
 
     An engine that thins would then keep a checkpoint before that as its only one.

@@ -1,6 +1,6 @@
 """Token sequences side by side: sorted, so that those with a long common prefix stand together.
 
-Sorting long prompts anew takes longer than all the rest of an eviction (1000 of up to 100,000 tokens:
+Sorting long prompts again takes longer than all the rest of an eviction (1000 of up to 100,000 tokens:
 50 ms), so the order is kept and changed one sequence at a time.
 """
 

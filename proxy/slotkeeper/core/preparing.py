@@ -1,4 +1,4 @@
-"""Steps that ended: what they changed, and what comes next for whoever took them."""
+"""Steps that ended: what they changed, and what comes next for their requests."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _beside(step: Step, event: Ended, seconds: float) -> float:
 
 
 def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float) -> None:
-    """A step has failed, or the slot is not sure any more: it is placed anew."""
+    """A step has failed, or the slot is not certain any more: it is placed again."""
     if table.owners[slot] == pending.arrived.request:
         table.move(slot, SlotState.IDLE, None, now)
     again(state, pending)
@@ -193,7 +193,7 @@ def filed(state: State, event: Filed) -> Iterator[Effect]:
     if table is None:
         yield from keeping.kept(state, event.snapshot, event.at) if event.snapshot else ()
         return
-    table.moves += 1  # whoever waits for it can be decided on
+    table.moves += 1  # its queued requests can be decided
     yield from _account(state, table, event, held)
 
 

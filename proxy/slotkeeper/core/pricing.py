@@ -21,7 +21,7 @@ from slotkeeper.core.tokens import Tokens
 RAM_DOUBT: Final = 0.03
 IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
 # Share of a loss that remains when the messages go on behind other tools: a sub-agent leaves its main agent's
-# state wanted, while a conversation that got another tool will not go back. Nobody can tell which it is.
+# state wanted, while a conversation that got another tool will not go back. Which it is cannot be known.
 OTHER_HEAD: Final = 0.5
 
 

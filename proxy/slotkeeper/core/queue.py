@@ -17,7 +17,7 @@ class FairQueue:
     """Requests in the order in which they may be placed."""
 
     def __init__(self) -> None:
-        # The clients' own order is the turn order: whoever was served goes to the end.
+        # The clients' own order is the turn order: a served client goes to the end.
         self._lines: OrderedDict[ClientId, OrderedDict[RequestId, None]] = OrderedDict()
         self._client: dict[RequestId, ClientId] = {}
 

@@ -114,13 +114,13 @@ class PrefixTree:
             parent.served += node.served if self.anywhere else 0
 
     def settle(self) -> None:
-        """All demand is known: what nobody serves falls back on the nearest node above that is served."""
+        """All demand is known: what no state serves falls back on the nearest node above that is served."""
         for node in self._nodes:
             if not node.served:
                 self._fall(node)
 
     def loss(self, state: int) -> float:
-        """Tokens to be computed anew without this state alone, times the chance that they are asked for."""
+        """Tokens to be computed again without this state alone, times the chance that they are asked for."""
         lost, last, floor = 0.0, self.root, 0
         for node in self._alone(state):
             above = self._above(node)

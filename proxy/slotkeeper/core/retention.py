@@ -1,6 +1,6 @@
 """Which snapshots go when there is no room for all: those that save the fewest tokens for their bytes.
 
-1. What a state saves is what would be computed anew if it alone were missing (`redundancy`): a state with
+1. What a state saves is what would be computed again if it alone were missing (`redundancy`): a state with
    a near neighbour saves little, a duplicate nothing, however new they are.
 2. That is weighed by the chance that prompts come for it. A prompt may part from a conversation anywhere
    (an edit, a step back), so every token of its path counts alike, whatever the age of the states on

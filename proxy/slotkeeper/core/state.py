@@ -58,7 +58,7 @@ class State:
         return bool(len(self.queue) or self.bypassing or self.steered)
 
     def scene(self, now: float) -> Scene:
-        """While it stays the same, whoever had to wait has to wait: a long line is not decided on again."""
+        """While it stays the same, queued requests stay queued: a long queue is not decided again."""
         return tuple(
             (
                 table.moves,

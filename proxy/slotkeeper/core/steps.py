@@ -1,4 +1,4 @@
-"""What can be done to a slot before a request goes there, or while nobody waits: one step at a time.
+"""What can be done to a slot before a request goes there, or in idle time: one step at a time.
 
 A step is part of a plan; bound to its owner and its slot it is an effect.
 """
@@ -51,7 +51,7 @@ Step = Prefill | Keep | Load | Wipe
 def marked(tokens: Tokens) -> Tokens:
     """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
 
-    Whoever goes on from there parts from the foreign ones and is taken back to it, and to its draft state.
+    A prompt that continues there diverges from the foreign ones and rolls back to it and its drafts.
     """
     return tokens + Tokens([tokens[0]] * TAIL)
 

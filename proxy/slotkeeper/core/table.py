@@ -29,7 +29,7 @@ LINGER: Final = 0.1  # seconds in which a task may still begin after its client 
 STALE: Final = 0.05  # seconds: an older look at a shared engine is no proof that a slot is free
 RAM_STRIKES: Final = 2  # misses in a row until we stop counting on the engine's RAM cache
 QUICK_LOOKS: Final = 6  # within a fifth of a second, enough for a slot that is being released
-SILENCE: Final = 1.3  # seconds: the engine sees a disconnect only after one in which nobody asked (T10)
+SILENCE: Final = 1.3  # seconds: the engine sees a disconnect only after one without requests (T10)
 
 
 class SlotState(StrEnum):
@@ -37,8 +37,8 @@ class SlotState(StrEnum):
     LAUNCHED = "launched"  # our request is on its way; the engine may not have begun it
     RUNNING = "running"  # ours, and the engine is at work on it
     DRAINING = "draining"  # ours no more, not yet released
-    FOREIGN = "foreign"  # somebody else's task
-    TENDED = "tended"  # saved or restored by us while nobody waits
+    FOREIGN = "foreign"  # a task of another client of the engine
+    TENDED = "tended"  # saved or restored by us in idle time
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Tended:
-    """What a slot is held for by a step that nobody waits for."""
+    """What a slot is held for by idle work."""
 
     since: float
     seconds: float  # that it should take
@@ -103,7 +103,7 @@ class EngineTable:
     reset_at: float = -1.0
     observed_at: float = -1.0
     observing: bool = False
-    unseen: bool = False  # it came up, and nobody has looked at its slots since
+    unseen: bool = False  # it came up, and its slots were not checked since
     patience: int = 0  # looks in a row that changed nothing
     failures: int = 0  # looks in a row that failed
     proven: bool = False  # whether idle slots were seen to keep their content (T6)
@@ -193,7 +193,7 @@ class EngineTable:
 
     @property
     def rests_at(self) -> float:
-        """When the crowd is over, if nobody comes until then."""
+        """When the crowd is over, if no request comes until then."""
         return min(self.crowded_until, self.active_at + LULL)
 
     @property
@@ -214,7 +214,7 @@ class EngineTable:
         return max((one.left(now) for one in tended if one.stalls), default=0.0)
 
     def overdue(self, now: float) -> int:
-        """Changes when whoever waits for a slot that is tended is to be decided on anew."""
+        """Changes when requests that wait for a tended slot are to be decided again."""
         return sum(self.tended[slot].overdue(now) for slot in self.in_state(SlotState.TENDED))
 
     def overdue_at(self, now: float) -> float:
@@ -239,7 +239,7 @@ class EngineTable:
         return bool(self.unsettled) or SlotState.LAUNCHED in self.states or SlotState.RUNNING in self.states
 
     def open_for_anything(self, now: float) -> bool:
-        """Room for one more task of which nobody needs to know the slot beforehand."""
+        """Room for one more task without a known slot."""
         room = len(self.idle) > sum(sent.slots for sent in self.unsettled.values())
         return self.up and room and self.open_for_bypass(now)
 
@@ -300,7 +300,7 @@ class EngineTable:
         self.changed[slot] = now + late
 
     def disown(self) -> None:
-        """A task ran where nobody saw it: in namespaces no free slot is sure to hold what it held."""
+        """A task ran unseen: in namespaces no free slot is sure to hold what it held."""
         for slot in self.idle:
             held = self.shadow.slots[slot]
             if held and held.tokens.space:

@@ -1,4 +1,4 @@
-"""What is to be saved of a slot, and what must be done for it: one step at a time, seen anew after each.
+"""What is to be saved of a slot, and what must be done for it: one step at a time, decided again after each.
 
 Newer builds write checkpoints into slot files: one file at the end can be cut wherever the slot could.
 Older builds do not (engine.md 2.6): there the end, the last prompt's end and every user message get a
@@ -188,7 +188,7 @@ def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[in
     if not traits.files_only_extend:
         return
     starts = user_starts(held.tokens, traits)
-    # Where the next turn is known to extend all of it, nobody comes for the end of the last prompt.
+    # Where the next turn is known to extend all of it, no prompt needs the end of the last one.
     last = 0 if held.sure else max((c.at for c in held.checkpoints), default=0)
     end = len(held.tokens) - (NEW if held.sure else 0)
     asked = max((at for at in starts if at < end), default=0)

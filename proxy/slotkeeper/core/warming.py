@@ -1,8 +1,8 @@
-"""Slots of an engine that has just started are warmed while nobody waits, if a restore is not enough.
+"""Slots of an engine that has just started are warmed in idle time, if a restore is not enough.
 
 Older builds keep no draft state in files: a restored slot continues at once, but its drafts are bad until
 some thousand tokens were computed there (engine.md 2.6). So the latest conversations are restored from
-an earlier file, and the tail is computed before anybody asks.
+an earlier file, and the tail is computed before any request.
 """
 
 from __future__ import annotations

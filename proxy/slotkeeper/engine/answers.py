@@ -17,7 +17,7 @@ class Health(StrEnum):
     OK = "ok"
     LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
     SLEEPING = "sleeping"  # alive, model unloaded, all slots empty (engine.md 7)
-    DOWN = "down"  # nobody listens there, or the connection broke
+    DOWN = "down"  # nothing listens there, or the connection broke
     SILENT = "silent"  # no answer in time: its machine may be busy
     FOREIGN = "foreign"  # something else answers there
     LOOP = "loop"  # what answers there has sent us our own request

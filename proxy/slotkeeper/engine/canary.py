@@ -62,7 +62,7 @@ async def probe_files(
     known: ProbeResult | None = None,
     headers: Headers | None = None,
 ) -> ProbeResult:
-    """Ask an engine that is awake, and that nobody pins requests to meanwhile.
+    """Ask an engine that is awake, with no request pinned to it meanwhile.
 
     1. Dense memory has no checkpoints, and older versions of the file have no place for them.
     2. A slot that was in use may have some, and then they are in its file.
@@ -134,7 +134,7 @@ async def canary(client: EngineClient, folder: Path, headers: Headers | None) ->
 
 
 async def swept(client: EngineClient, slot: SlotId, held: int, headers: Headers | None) -> None:
-    """Erase what we put there, unless somebody has taken the slot since."""
+    """Erase what we put there, unless another task has taken the slot since."""
     views = await client.slots(headers=headers)
     if any(view.slot == slot and not view.busy and view.held == held for view in views):
         await client.erase(slot, headers=headers)

@@ -170,7 +170,7 @@ class EngineClient:
         The slot must be idle: the engine neither refuses nor waits safely (engine.md T1).
         When we are cancelled the connection closes and the engine stops at its next batch. That is why
         the answer is a stream with progress: an engine that has nothing to write looks for a closed
-        connection only after a second in which it answered nobody, and we ask for its slots more often.
+        connection only after a second without any answer, and we ask for its slots more often.
         """
         body = {
             "prompt": list(ids),

@@ -44,7 +44,7 @@ def local(host: str) -> bool:
 
 
 def listening(port: int, proc: Path) -> Iterator[str]:
-    """The sockets on which somebody waits for connections at this port."""
+    """The listening sockets of this port."""
     for table in ("tcp", "tcp6"):
         path = proc / "net" / table
         for line in path.read_text().splitlines()[1:] if path.exists() else ():

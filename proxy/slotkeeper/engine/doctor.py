@@ -83,7 +83,7 @@ def examine(
 ) -> list[Finding]:
     """Everything worth telling, the worst first; an OK if there is nothing to change.
 
-    `files` is what a closer look at slot files gave, None if nobody looked.
+    `files` is what a closer look at slot files gave, None if not checked.
     """
     if props.get("role") == "router" or (flags and flags.router):
         return [

@@ -23,4 +23,4 @@ class EngineSilentError(EngineGoneError):
 
 
 class EngineFrozenError(EngineSilentError):
-    """It has said nothing for so long, to anybody, that nothing is waited for any more."""
+    """It has answered nothing at all for so long that requests no longer wait."""

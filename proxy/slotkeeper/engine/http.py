@@ -19,7 +19,7 @@ import orjson
 from slotkeeper.engine.errors import EngineError, EngineFrozenError, EngineGoneError, EngineSilentError
 
 CONNECT_SECONDS: Final = 5.0
-BRIEF_SECONDS: Final = 5.0  # a call that has no more needs nobody to end it
+BRIEF_SECONDS: Final = 5.0  # a call this short is not watched
 KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
 CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
 NO_ROUTE: Final = frozenset({404, 405, 410, 501})
@@ -178,7 +178,7 @@ class EngineHttp:
     async def _connected(self, once: bool) -> AsyncIterator[aiohttp.ClientSession]:
         """The session with its idle connections; for what is sent once, a connection that never was idle.
 
-        The engine may close an idle one in the moment that we send, and then nobody knows what it did.
+        The engine may close an idle one in the moment that we send, and then its state is unknown.
         """
         if once:
             async with self._new_session() as session:

@@ -189,7 +189,7 @@ def skulk_can_exist() -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on, and that the kernel does not hand out by itself until it is bound.
+    """A free TCP port that the kernel does not hand out by itself until it is bound.
 
     A port that the kernel chose and took back may go to the next listener on port 0 or the next outgoing
     connection, of this process or another one.

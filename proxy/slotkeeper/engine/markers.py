@@ -29,7 +29,7 @@ CALLED: Final = {
 }
 RESULT: Final = {"role": "tool", "tool_call_id": CALL, "content": "slotkeeper-result"}
 KINDS: Final = {"user": Kind.USER, "tool": Kind.TOOL}
-LONGEST: Final = 32  # tokens of a generation prompt; more is a history that was written anew
+LONGEST: Final = 32  # tokens of a generation prompt; more is a history that was rendered again
 OTHER: Final = "other text"  # instead of a text that begins with "slotkeeper"
 
 

@@ -6,7 +6,7 @@ of the likeliest tokens are equal to the last digit when an engine is started ag
 another number of threads; another rope base moves them by 0.13 to 1.9 (tiny models, Gemma 3 270M).
 So each voice gets a name, and what was heard is remembered beside the slot files that it stands for.
 
-Only an engine that nobody used yet is asked; one process has one voice as long as it lives.
+Only an unused engine is asked; one process has one voice as long as it lives.
 A build or a batch size that computes otherwise has another voice too. That costs a prefill.
 """
 
@@ -61,7 +61,7 @@ async def voice_of(
     may_compute: bool,
     headers: Headers | None = None,
 ) -> str:
-    """The name of an engine's voice. Nobody pins requests to it meanwhile.
+    """The name of an engine's voice. No request may be pinned to it meanwhile.
 
     1. This process was heard before.
     2. No slot was used yet: it is asked, and found among those that were heard, or remembered.

@@ -31,7 +31,7 @@ class Client:
     sums: Sums = field(default_factory=Sums)
 
     def shown(self, now: float) -> dict[str, Any]:
-        """For JSON. What the engine did besides is nobody's."""
+        """For JSON. Other work of the engine is not included."""
         sums = self.sums.shown()
         figures = ("requests", "prompt_tokens", "reused", "prepared", "computed", "saved_seconds", "hit_rate")
         idle = round(max(0.0, now - self.seen), 1)
@@ -63,7 +63,7 @@ class Clients:
 
 
 class ClientFigures(Collector):
-    """The same for a scraper. Read when somebody asks."""
+    """The same for a scraper. Read at each scrape."""
 
     def __init__(self, clients: Iterable[Client]) -> None:
         self._clients = clients

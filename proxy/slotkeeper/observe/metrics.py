@@ -302,14 +302,14 @@ class Metrics:
 
 
 def exemplar(request_id: str) -> dict[str, str] | None:
-    """None for an id that is too long: cut off, it would be somebody else's."""
+    """None for an id that is too long: cut off, it could be that of another request."""
     if not request_id or len(EXEMPLAR) + len(request_id) > EXEMPLAR_RUNES:
         return None
     return {EXEMPLAR: request_id}
 
 
 class _Slots(Collector):
-    """Read from the core when somebody asks, so that it is never stale."""
+    """Read from the core at each scrape, so it is never stale."""
 
     def __init__(self, placement: Callable[[], Placement]) -> None:
         self._placement = placement

@@ -29,7 +29,7 @@ WAITING_BYTES: Final = 64 << 20  # of requests that may wait for a slow disk; wh
 REQUEST_BYTES: Final = 4096  # that one weighs beside its body and headers: there are bodies without a byte
 CLOSE_SECONDS: Final = 5.0  # for what is still to be written
 
-# A list of what may be written, not of what may not: nobody knows all names of credentials.
+# A list of what may be written, not of what may not: no list of credentials' names is complete.
 HARMLESS: Final = frozenset({"user-agent", "content-type", "accept", *identity.HEADERS})
 FAMILIES: Final = ("anthropic-", "openai-", "x-stainless-", "x-session-")
 _PRODUCT: Final = re.compile(r"[\w.+-]+")

@@ -61,7 +61,7 @@ class Driver:
         limits: Limits | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """Without a `store` there are no snapshots, without a `journal` nobody can ask why."""
+        """Without a `store` there are no snapshots, without a `journal` there is no `why`."""
         self.links = links
         self.metrics = metrics
         self.journal = Journal(0) if journal is None else journal
@@ -102,7 +102,7 @@ class Driver:
         return (self._limits or Limits()).idle_tokens > 0
 
     async def idle_moment(self, request: RequestId) -> bool:
-        """Wait until nobody is served for a moment; False if its slot has gone on meanwhile.
+        """Wait until no request runs for a moment; False if its slot has gone on meanwhile.
 
         Rendering costs the engine and us some milliseconds: too much while its client's next turn, which
         may follow at once, is on its way.
@@ -222,7 +222,7 @@ class Driver:
             self._saved.set()
 
     def note(self, write: Callable[P, None], *what: P.args, **more: P.kwargs) -> None:
-        """Write in the journal. Where that fails, nobody but whoever asks why shall notice."""
+        """Write to the journal. A failure affects no request."""
         try:
             write(*what, **more)
         except Exception:
@@ -291,7 +291,7 @@ class Driver:
     # -- when things go wrong ----------------------------------------------------------------------
 
     def _forget(self, gone: Gone) -> Gone:
-        """The client left: nobody waits for a grant, and a running plant has lost its purpose."""
+        """The client disconnected: its grant and its running plant are cancelled."""
         if grant := self._grants.pop(gone.request, None):
             grant.cancel()
         if left := self.hands.let_go(gone.request):

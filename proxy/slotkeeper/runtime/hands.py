@@ -171,7 +171,7 @@ class Hands:
                     ended = await snapshots.restore(link, step)
                 case Erase():
                     ended = await snapshots.erase(link, step)
-        except Exception:  # whatever it is, somebody may be waiting for an answer
+        except Exception:  # whatever it is, a request may wait for the result
             name, place = type(step).__name__, str(step.place)
             log.exception("step_failed", request_id=id_of(step.request), step=name, place=place)
             self._metrics.fallback("files")
@@ -220,7 +220,7 @@ def _about(plant: Plant) -> dict[str, str]:
 
 
 def _failed(step: Save | Restore | Erase) -> Event:
-    """The answer to a step of which nobody knows how it ended."""
+    """The answer to a step whose end is unknown."""
     now = time.monotonic()
     match step:
         case Save():

@@ -34,7 +34,7 @@ FROZEN: Final = 30.0  # seconds without a sign of life, until an engine is given
 LONGEST_LOOK: Final = 5.0  # seconds
 THAW: Final = 1.0  # seconds in which a frozen engine, once it goes on, reads what was sent to it meanwhile
 UNAUTHORIZED: Final = 401
-REFUSALS: Final = 3  # of GET /slots in a row: without it nobody knows when a slot is free
+REFUSALS: Final = 3  # of GET /slots in a row: without it free slots cannot be known
 
 # Between a request's text and the call stand caches and encoders that know of no client.
 _LENT: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("lent", default=None)
@@ -91,13 +91,13 @@ class EngineLink:
         self._trouble = ""
         self._doubt = False
         self.up = False  # probed, so that requests may be placed; until then they go through as they came
-        self.probed = 0  # tokens that it has computed to be known, and that nobody has counted yet
+        self.probed = 0  # tokens that the probe has computed, not counted yet
         self.fresh = False  # no slot had been used when it was probed
         self._keeping = asyncio.Lock()
 
     @property
     def coming(self) -> bool:
-        """Whether it was lost, and is sure to be back: it loads already, or somebody starts it."""
+        """Whether it was lost, and is sure to be back: it is loading, or `up` starts it."""
         return self.returns and (self.health is Health.LOADING or self.replace is not None)
 
     @property
@@ -138,7 +138,7 @@ class EngineLink:
             await self._looked.wait()
 
     async def doubt(self) -> bool:
-        """Its lifeline has ended: look, and let nobody in before that. Returns whether it is another."""
+        """Its lifeline has ended: look, and send nothing before that. Returns whether it is another."""
         before, self._doubt = self.process, self.up
         self.kick()
         await self.settle()
@@ -149,7 +149,7 @@ class EngineLink:
         while True:
             try:
                 await self._look(on_up, on_lost)
-            except Exception as error:  # noqa: BLE001 - not even an answer that nobody foresaw ends the watch
+            except Exception as error:  # noqa: BLE001 - no unexpected answer ends the watch
                 self._not_probed(str(error))
             if not self._kick.is_set() and not self._slow:  # else a doubt may have come up while we looked
                 self._doubt = False

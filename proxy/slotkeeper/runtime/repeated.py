@@ -114,7 +114,7 @@ def report(cost: Cost, *, request_id: str, fixed: bool) -> None:
 def parting(
     cost: Cost, cause: Cause, prompt: Tokens | None, parent: Tokens | None, *, fixed: bool, text: bool
 ) -> Parting:
-    """The same for whoever asks why; with the tokens around the place if `text` may be kept."""
+    """The same for `why`; with the tokens around the place if `text` may be kept."""
     first, place = cost.first_token, None if cause in OF_TEMPLATE else cost.why.divergence
     since, until = max(0, first - LEAD), first + BEHIND
     was, now = (

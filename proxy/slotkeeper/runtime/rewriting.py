@@ -76,7 +76,7 @@ class Rewriting:
     """Knows conversations, and applies the rules to what goes on in them."""
 
     def __init__(self, choice: Choice, metrics: Metrics, *, text: bool = False) -> None:
-        """`text`: whether excerpts of prompts may be kept for whoever asks why."""
+        """`text`: whether excerpts of prompts may be kept for `why`."""
         self.conversations = Conversations()
         self._text = text
         self._before = Recent()
@@ -226,7 +226,7 @@ def _judged(taken: Taken) -> dict[bool, Judgement]:
 
 
 def _as_it_is(match: Match) -> Match:
-    """The same, for whoever reads it later: conversations go on meanwhile."""
+    """A copy to be read later: conversations go on meanwhile."""
     before, sibling, beside = (
         None if line is None else replace(line) for line in (match.before, match.sibling, match.beside)
     )

@@ -33,7 +33,7 @@ def known(kept: Kept) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that an engine has written, and nobody has looked at."""
+    """A file that an engine has written, not verified yet."""
 
     name: str
     result: SaveResult
@@ -75,7 +75,7 @@ class Saver:
         saved = None
         try:
             saved = await self._keep(link, traits, save, file)
-        except Exception:  # whatever it is, somebody may be waiting for the file
+        except Exception:  # whatever it is, a request may wait for the file
             log.exception("not_filed", request_id=id_of(save.request), place=str(save.place))
             self._metrics.fallback("files")
         self._post(

@@ -147,7 +147,7 @@ class Snapshots:
             return Erased(at=time.monotonic(), request=erase.request, ok=False)
         return Erased(at=time.monotonic(), request=erase.request, ok=True)
 
-    # -- what nobody waits for ---------------------------------------------------------------------
+    # -- in idle time -----------------------------------------------------------------------------
 
     async def drop(self, drop: Drop) -> None:
         op = "demote" if drop.to_cold else "drop"

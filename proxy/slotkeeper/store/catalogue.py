@@ -29,7 +29,7 @@ class Catalogue:
         self._health = health
         self._lane = Lane("index")
         self._kept: dict[SnapshotId, Kept] = {}
-        # Those that somebody holds or waits for: asking for snapshots that are not there leaves nothing.
+        # Locks that are held or waited for: asking for snapshots that are not there leaves nothing.
         self._locks: WeakValueDictionary[SnapshotId, asyncio.Lock] = WeakValueDictionary()
 
     def __getitem__(self, snapshot: SnapshotId) -> Kept:
@@ -44,7 +44,7 @@ class Catalogue:
         return list(self._kept.values())
 
     def lock(self, snapshot: SnapshotId) -> asyncio.Lock:
-        """For whoever works on its files: one at a time."""
+        """Held by the task that works on its files."""
         return self._locks.setdefault(snapshot, asyncio.Lock())
 
     async def load(self, found: Iterable[Kept]) -> None:

@@ -1,7 +1,7 @@
 """The index: what changes about a snapshot after it was kept. SQLite, in one thread.
 
 The folders and manifests are the truth. Without the index nothing is lost but the counts of use, so a
-damaged one is made anew.
+damaged one is rebuilt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocking work in a thread, such that whoever waits for it can be cancelled.
+"""Blocking work in a thread, whose waiting caller can be cancelled.
 
 A thread cannot be: its `Halt` is set, and the cancelled one waits until it has put away what it was making.
 """
@@ -38,7 +38,7 @@ class Lane:
             halt.set()
             if not running.cancel():
                 await asyncio.wait([future])
-                future.exception()  # heard: nobody else will ask for it
+                future.exception()  # retrieved: no caller will ask for it
             raise
         finally:
             self._halts.discard(halt)

@@ -1,4 +1,4 @@
-"""The names of our files. Whatever has another name in these folders belongs to somebody else."""
+"""The names of our files. Files with other names in these folders are not ours."""
 
 from __future__ import annotations
 

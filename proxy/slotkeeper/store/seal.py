@@ -1,7 +1,7 @@
-"""The secret of a folder, by which its manifests are told from those that somebody else put there.
+"""The secret of a folder, by which its manifests are told from foreign ones.
 
 It lies in the folder, for its owner alone, and goes with it to another machine. Folders of earlier releases
-have none: their manifests, sealed by a digest that anybody can compute, are taken over once. Until that is
+have none: their manifests, sealed by a public digest, are taken over once. Until that is
 done the secret has another name, so that a sidecar killed in between goes on with the same one.
 """
 
@@ -55,7 +55,7 @@ def _read(path: Path) -> bytes | None:
     with file:
         found = os.fstat(file.fileno())
         if found.st_uid not in {0, os.geteuid()}:
-            raise OSError(errno.EPERM, "it belongs to somebody else", str(path))
+            raise OSError(errno.EPERM, "it belongs to another user", str(path))
         if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():  # as fsGroup leaves it
             os.fchmod(file.fileno(), 0o600)
         secret = file.read(BYTES + 1)

@@ -204,7 +204,7 @@ class Shelf:
             if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
                 lock.close()
                 raise StoreError(Trouble.IN_USE, f"{self.folder} is taken") from error
-            # Some network file systems have no locks; then we trust that there is nobody else.
+            # Some network file systems have no locks; then we assume that we are alone.
         self._lock = lock
 
 

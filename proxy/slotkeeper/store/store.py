@@ -92,7 +92,7 @@ class Store:
         return Opened(kept=tuple(self.listing()), notes=tuple(notes))
 
     async def close(self) -> None:
-        """End what is going on; whoever waits for it gets HaltedError."""
+        """End what is going on; waiting callers get HaltedError."""
         await self._tiers.close()
         await self._catalogue.close()
 
@@ -100,7 +100,7 @@ class Store:
         """A file name to let an engine save to, where there is room for so many bytes.
 
         Give it to `keep` or `discard`. After a trouble it is refused for half a minute, then the folder is
-        tried anew; so ask here before the engine is asked.
+        tried again; so ask here before the engine is asked.
         """
         await self._tiers.ask_for(size)
         name = names.new_temporary(self._clock())
@@ -108,7 +108,7 @@ class Store:
         return name
 
     async def discard(self, temporary: str) -> None:
-        """The engine did not save, or nobody wants it any more."""
+        """The engine did not save, or the file is no longer wanted."""
         self._own(temporary)
         await self._tiers.unlink(temporary)
 
@@ -180,7 +180,7 @@ class Store:
         await self._catalogue.used(snapshot, self._clock(), paid=paid)
 
     async def verify(self, snapshot: SnapshotId) -> None:
-        """Hash every copy anew; the damaged ones are lost. Raises SnapshotError with the first of them."""
+        """Hash every copy again; the damaged ones are lost. Raises SnapshotError with the first of them."""
         async with self._catalogue.lock(snapshot):
             kept, first = self._catalogue[snapshot], None
             for tier in kept.quickest:

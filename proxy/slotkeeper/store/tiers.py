@@ -74,7 +74,7 @@ class Tiers:
                 self._health.recovered()
             try:
                 await self.quick.do(lambda _: self.hot.demand(size))
-            except StoreError as error:  # asked anew each time: somebody may have made room
+            except StoreError as error:  # asked each time: there may be room now
                 self._health.remark(ROOM, error)
                 raise
             self._health.remark(ROOM, None)

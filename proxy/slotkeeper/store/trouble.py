@@ -75,7 +75,7 @@ class MissingError(SnapshotError):
 
 
 class HaltedError(Exception):
-    """Work on a file was given up: nobody waits for it, or the store is closed."""
+    """Work on a file was given up: no caller waits for it, or the store is closed."""
 
 
 def trouble_in(error: OSError) -> Trouble:

@@ -101,7 +101,7 @@ def totals(state: Document, width: int) -> Table:
 
 
 def history(buckets: Iterable[Document], now: float, width: int) -> Text:
-    """The hit rate of the last half hour; blank where nobody asked."""
+    """The hit rate of the last half hour; blank without requests."""
     cells = min(SPARKS, max(width - NARROW, 1))
     reused, prompts = [0] * cells, [0] * cells
     for bucket in buckets:

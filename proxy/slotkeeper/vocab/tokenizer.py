@@ -2,7 +2,7 @@
 
 Three modes, each exact, each slower and surer than the one before: `local` (our own BPE), `segments`
 (the engine, asked only for new pieces), `whole` (the engine, asked for every text). A mode is used only
-if it agreed with the engine on the samples, and only until somebody has reason to distrust it.
+if it agreed with the engine on the samples, and only until it is distrusted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the HTTP server says of its connections, as lines of our log.
 
-By itself it writes a traceback for every request that is no HTTP, so that anybody who reaches a port fills
+By itself it writes a traceback for every request that is no HTTP, so any client fills
 the log. That is counted here, and said once a minute.
 """
 

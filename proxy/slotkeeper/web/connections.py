@@ -21,7 +21,7 @@ from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import Cut, Metrics
 from slotkeeper.runtime.tasks import Tasks
 
-DESCRIPTORS: Final = 65_536  # as many as anybody needs
+DESCRIPTORS: Final = 65_536  # enough for any use
 RESERVE: Final = 256  # descriptors for everything that is no client: engines, files, the admin port
 LEAST: Final = 16  # clients, however few descriptors there are
 SITE_BITS: Final = 64  # of an IPv6 address: one host may own all addresses behind these
@@ -244,7 +244,7 @@ def site_of(peer: object) -> str:
         return host
     try:
         address = ip_address(host.partition("%")[0])
-    except ValueError:  # in a header stands what somebody wrote
+    except ValueError:  # a header may hold anything
         return host
     if not isinstance(address, IPv6Address):
         return host

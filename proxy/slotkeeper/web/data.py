@@ -75,7 +75,7 @@ class DataPort:
             self._running.discard(task)
 
     async def _shut(self, _: web.Application) -> None:
-        """Asked once, running answers get their time; asked again, somebody has lost patience."""
+        """Asked once, running answers get their time; asked again, they are ended."""
         if self._closing:
             for task in self._running:
                 task.cancel()
@@ -107,7 +107,7 @@ class DataPort:
         except Fault as fault:
             return self._failed(api, fault, known_as)
         except GONE:
-            return web.Response(status=499)  # nobody reads it
+            return web.Response(status=499)  # the client is gone
         except Exception:
             log.exception("exchange_failed", request_id=known_as)
             self._gate.metrics.fallback("exchange")

@@ -1,9 +1,9 @@
-"""Checks credentials: one that we do not know is shown to the engine before any work is done for it.
+"""Checks credentials: an unknown one is shown to the engine before any work is done for it.
 
 The engine judges a request's key itself, but only when the request reaches it, and by then we would have
 rendered, planted and restored for it with our own key. So its head goes to `GET /props` first, which wants
-the key on every build, costs a millisecond and wakes nobody. An engine that wants no key is asked once.
-Whose request it is (`Caller`) is said here and nowhere else.
+the key on every build, costs a millisecond and wakes no sleeping engine. An engine without a key is asked
+once. Only this module says whose request it is (`Caller`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NAMESPACES: Final = b"namespaces of slotkeeper"  # what the folder's secret is 
 class Verdict(StrEnum):
     LET_IN = "let_in"
     LATER = "later"  # the engine is gone, and had let it in: to be judged when that is back
-    UNSURE = "unsure"  # nobody could say: the request goes straight through, and nothing is done for it
+    UNSURE = "unsure"  # no engine could say: the request goes straight through, without any work for it
 
 
 Refusal = Answer  # the engine's own words
@@ -65,7 +65,7 @@ Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of what was 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is, as far as somebody vouches for that."""
+    """Whose request it is, as far as that was verified."""
 
     line: ClientId  # with whom it waits in line: a key that was verified, else an address
     namespace: str = ""  # whose states and predictions it may use; "" while namespaces are off
@@ -210,7 +210,7 @@ class Door:
         asked_of = link.process
         said = await self._ask(link, CIMultiDict())
         if said is not Verdict.UNSURE:
-            lasts = float("inf") if asked_of else REFUSAL_LASTS  # nobody has seen yet which process it is
+            lasts = float("inf") if asked_of else REFUSAL_LASTS  # its process is not known yet
             self._anyone[link.engine] = asked_of, said is Verdict.LET_IN, self._now() + lasts
         return said is Verdict.LET_IN
 
@@ -231,7 +231,7 @@ class Door:
         match said:
             case Refusal() if self.keys:
                 raise UpstreamFault(OWN_REFUSED)
-            case Refusal() if not link.up:  # nobody was ever let in: it may be the route that is closed
+            case Refusal() if not link.up:  # no key was ever accepted: the route may be closed
                 return Verdict.UNSURE
             case Refusal():
                 self._known.pop(seen, None)

@@ -95,7 +95,7 @@ class Exchange:
         came: float,
         form: bool = False,
     ) -> None:
-        """Where nobody could say that its client is let in, it goes straight through: nothing is done for it.
+        """If no engine could judge its credential, it goes straight through, without any work for it.
 
         A wait for an engine counts from when it `came`. `form`: the body is a form with a file, and no JSON.
         """
@@ -300,7 +300,7 @@ class Exchange:
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
-        """Whether the engine is really gone, and another is there or expected: then nobody has to hear of it.
+        """Whether the engine is really gone, and another is there or expected: then the client sees nothing.
 
         One that dies of this very request would do so each time.
         """

@@ -24,7 +24,7 @@ PROBES: Final = frozenset({"/livez", "/readyz", "/healthz"})
 
 
 class Guard:
-    """`hosts` are names besides those of loopback; an address in numbers is nobody's to rebind."""
+    """`hosts` are names besides those of loopback; an address in numbers cannot be rebound."""
 
     def __init__(self, token: str | None, hosts: Collection[str], open_: Collection[str]) -> None:
         """`open_` are paths that want no token."""

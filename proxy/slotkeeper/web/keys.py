@@ -256,9 +256,9 @@ def _key(name: str, table: _Table) -> Key:
 
 
 def _exposed(path: Path, found: os.stat_result, *, plain: bool) -> str:
-    """Who else could take or add a key, and the command that mends it; "" if nobody.
+    """Which other users could take or add a key, and the command that mends it; "" if none.
 
-    A file of digests may be read by anybody: nothing can be found out from the digest of a long key.
+    A file of digests may be world readable: the digest of a long key tells nothing.
     """
     us, word, mode = os.geteuid(), shlex.quote(str(path)), stat.S_IMODE(found.st_mode)
     if us != 0 and found.st_uid not in {0, us}:

@@ -53,7 +53,7 @@ class Listener:
             self._give_up()
 
     def without(self, progress: ProgressFilter) -> Callable[[bytes], bytes]:
-        """What goes on of a chunk. What is taken out is told to whoever looks on."""
+        """What goes on of a chunk. What is removed is passed to observers."""
 
         def rest(chunk: bytes) -> bytes:
             left, work = progress.feed(chunk), self._record.work

@@ -89,7 +89,7 @@ class Relay:
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
-                if not waiting.begun:  # nobody has to hear of it, if another engine can answer
+                if not waiting.begun:  # the client sees nothing, if another engine can answer
                     raise
                 account.gone()
                 await self._break_off(answer, out, fault)

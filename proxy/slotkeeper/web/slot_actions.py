@@ -76,7 +76,7 @@ class SlotActions:
         known_as: str,
         said: list[Answer | UpstreamFault],
     ) -> None:
-        driver, left = self._driver, None if action.act is Act.SAVE else 0  # as long as nobody knows
+        driver, left = self._driver, None if action.act is Act.SAVE else 0  # as long as it is unknown
         try:
             answer = await self._send(forward.engine, action, request, known_as)
             left = left_by(action.act, answer.status, answer.body)

@@ -161,7 +161,7 @@ def described(kept: Kept) -> dict[str, Any]:
 
 
 async def verified(store: Store, id_: SnapshotId) -> dict[str, Any]:
-    """Hash every copy of it anew, off the loop; what is damaged goes to quarantine."""
+    """Hash every copy of it again, off the loop; what is damaged goes to quarantine."""
     verdict, why = Verdict.WHOLE, ""
     try:
         await store.verify(id_)

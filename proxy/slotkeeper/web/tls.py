@@ -40,7 +40,7 @@ def _context(cert: Path, key: Path | None) -> ssl.SSLContext:
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
     try:
-        context.load_cert_chain(cert, key, password=lambda: b"")  # nobody is there to type one
+        context.load_cert_chain(cert, key, password=lambda: b"")  # no prompt for a password
     except ssl.SSLError as error:
         raise TlsError(
             f"{cert}{f' and {key}' if key else ''}: {error.reason or error}; it takes a certificate, with "

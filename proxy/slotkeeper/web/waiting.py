@@ -103,7 +103,7 @@ class Waiting:
         return self.opened
 
     async def _talk(self, owner: asyncio.Task[object]) -> None:
-        """A client that has left ends its request, even if nobody else has noticed."""
+        """A client that has left ends its request, even if nothing else has noticed."""
         try:
             while True:
                 await asyncio.sleep(self._seconds)

@@ -136,7 +136,7 @@ def plain(path: str) -> str:
 
 
 def as_int(value: Any) -> int | None:
-    """What the engine makes of a value where it expects a 32-bit integer; None: nothing, or nobody knows.
+    """What the engine makes of a value where it expects a 32-bit integer; None: nothing, or unknown.
 
     Whole numbers wrap around, others lose their fraction, true is 1. Beyond 32 bits a fraction's
     conversion is not defined.

@@ -42,7 +42,7 @@ def trail(messages: Sequence[Doc]) -> tuple[bytes, ...]:
 
 
 def gleaned(habit: Habit, messages: Sequence[Doc]) -> Habit:
-    """The habit with what a history says by itself, whoever wrote its replies.
+    """The habit with what a history says by itself, whatever wrote its replies.
 
     That a user speaks among the results of tools is said of this conversation only: a request to
     sum it up does so too, and never comes back.

@@ -1,7 +1,7 @@
 """Requests laid out one after the other: a message that stood there before is the very same object.
 
 A client sends its whole history each time. What is equal to the last request's is not laid out again, and
-whoever compares the two sees at once that it is the same.
+comparing the two is immediate.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def listed(
 
 
 class Recent:
-    """The last requests, whoever sent them."""
+    """The last requests of all clients."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._kept: deque[tuple[Api, str, Seen, int]] = deque()

@@ -1,7 +1,7 @@
 """Progress of the prefill: asked for on the way in, taken out again on the way back.
 
 The engine notices that a client has left only when it writes to it, and during a prefill it writes
-nothing (engine.md T10): a prompt of 60,000 tokens is computed to its end for nobody, and its slot is
+nothing (engine.md T10): a prompt of 60,000 tokens is computed to its end in vain, and its slot is
 busy for minutes. With `return_progress` it writes an event after each batch. The client did not ask
 for these events and does not see them; everything else passes as it came.
 """

@@ -16,7 +16,7 @@ class Api(StrEnum):
     INFILL = "infill"
     RESPONSES = "responses"
     MESSAGES = "messages"  # Anthropic's
-    TASK = "task"  # takes a slot, but nobody can choose which
+    TASK = "task"  # takes a slot that cannot be chosen
     CONTROL = "control"  # save, restore or erase a slot
     OTHER = "other"
 
@@ -90,7 +90,7 @@ _OF_CLIENTS: Final = frozenset(
 
 
 def is_open(method: str, path: str, prefix: str = "") -> bool:
-    """Whether the engine, too, answers this without a key: nothing of anybody is in it."""
+    """Whether the engine, too, answers this without a key: it has no private data."""
     return method == "OPTIONS" or (method in {"GET", "HEAD"} and path.removeprefix(prefix) in OPEN)
 
 

@@ -1,4 +1,4 @@
-"""`POST /slots/N?action=save|restore|erase`, read once and written anew: what we checked is what is sent.
+"""`POST /slots/N?action=save|restore|erase`, parsed once and written again: what we checked is what is sent.
 
 The engine reads a path and a query in ways of its own (`stoi`, the last of two), and our files lie in the
 folder where it saves. What could be read in two ways is sent on as something that is wrong in either, and the

@@ -27,7 +27,7 @@ def same_writing(one: Any, other: Any) -> bool:
         return bool(one == other)
     try:
         return repr(one) == repr(other)
-    except RecursionError:  # too deep to be told apart: nobody changes it
+    except RecursionError:  # too deep to be compared: no rule changes it
         return True
 
 

@@ -112,7 +112,7 @@ class Agents:
 
 
 def in_words(layout: Layout) -> str | None:
-    """By the first words of what the program itself says; None where they are nobody's."""
+    """By the first words of what the program itself says; None if unknown."""
     lead = layout.messages[: layout.lead]
     texts = [text.text for message in lead for text in message.texts if text.section is Section.SYSTEM]
     for text in texts[:TEXTS]:

@@ -51,7 +51,7 @@ ASIDE_SYSTEM: Final = (
     "You are an expert software engineer that generates concise, one-line Git commit messages",  # aider
     "You are an assistant for performing a web search tool use",  # Claude Code
 )
-FILES: Final = (  # a user message that a client writes anew from the disk
+FILES: Final = (  # a user message that a client refreshes from the disk
     "Here are summaries of some files present in my git repository",  # aider
     "I have *added these files to the chat*",  # aider
     "Here are some READ ONLY files",  # aider

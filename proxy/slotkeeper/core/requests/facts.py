@@ -1,8 +1,8 @@
 """What agents put into their prompts that changes by itself: dates, clocks, folders, git, reminders.
 
 Each is found by the words that a real client's program puts around it (core/requests/phrases.py). Texts
-that a person wrote are searched for whole blocks in tags only: nobody types those, and a date in
-somebody's sentence is no fact.
+that a person wrote are searched for whole blocks in tags only: people do not type those, and a date in
+a sentence is no fact.
 """
 
 from __future__ import annotations

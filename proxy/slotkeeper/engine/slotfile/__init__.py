@@ -1,7 +1,7 @@
 """Slot files: read one without an engine, and edit one without reading its payload.
 
 `read` never raises for any bytes: a file is a SlotFile, or Damage with a verdict.
-Edits are recipes, so that whoever carries them out copies and hashes in one pass.
+Edits are recipes, so that they are carried out in one pass of copying and hashing.
 Nothing here knows about events, logs or folders: a caller gives an open file, and may do so in a thread.
 """
 

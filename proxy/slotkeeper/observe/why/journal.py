@@ -1,6 +1,6 @@
 """The journal of the last requests, written from what passes the driver. It decides nothing.
 
-Every method is a few assignments: what must be compared or put into words is done for whoever asks.
+Every method is a few assignments: what must be compared or put into words is done on request.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Journal:
                 if isinstance(effect, Report):
                     self.clients.add(live.record)
                     del self._live[effect.request]
-        # Where no place was chosen, or the core was made anew, there is no report.
+        # Where no place was chosen, or the core was replaced, there is no report.
         over = concerned is not None and concerned.answered and pending(key) is None
         if over or isinstance(event, Gone):
             self._live.pop(key, None)
@@ -201,7 +201,7 @@ def _waited(live: _Live, until: float) -> None:
 
 
 def _answered(live: _Live, event: Finished) -> None:
-    """Where all came at once nobody saw the first token, but the engine says how long its prefill took."""
+    """Where all came at once the first token was not seen, but the engine says how long its prefill took."""
     end, prefill = event.at, event.prefill_seconds or 0.0
     head, first = end if live.head is None else live.head, _first_token(live.record, end)
     if end - head < prefill:

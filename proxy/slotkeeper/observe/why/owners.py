@@ -36,7 +36,7 @@ class Owners:
             self._put(snapshot, name)
 
     def restored(self, snapshot: SnapshotId, record: Record) -> None:
-        """An earlier run has saved it, or nobody knows: it is of whoever goes on from it first."""
+        """Saved by an earlier run, or unknown: it belongs to the first conversation that continues it."""
         if snapshot not in self._names:
             self._put(snapshot, record.name)
 

@@ -1,4 +1,4 @@
-"""What is kept of one request for whoever asks why. Times are seconds since it came."""
+"""What is kept of one request for `why`. Times are seconds since it came."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Work:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Record:
-    """One request. Whoever learns something of it writes it here; nothing waits for this."""
+    """One request. All observers write to it; nothing waits for this."""
 
     request_id: str
     route: str

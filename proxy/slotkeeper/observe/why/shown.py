@@ -120,7 +120,7 @@ def _option(option: Option, rate: float) -> Document:
 
 
 def _parting(parting: Parting) -> Document:
-    """Its text is put in by whoever can turn ids into text."""
+    """The caller turns its ids into text."""
     return {
         "cause": parting.cause.value,
         "section": parting.section.value if parting.section else None,

@@ -1,1 +1,1 @@
-"""The dashboard: one page of the admin port, made of plain files. It asks the API that anybody can ask."""
+"""The dashboard: one page of the admin port, made of plain files. It uses the public API."""
