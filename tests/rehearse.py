@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("buildah", "chrom", "curl", "debootstrap", "nginx", "prom")  # beginnings of names
+OPTIONAL = ("buildah", "chrom", "curl", "debootstrap", "nginx", "openssl", "prom")  # beginnings of names
 SAID = re.compile(
     r"^(Using --randomly-seed=.*|(FAILED|ERROR) .*|=+ .*(passed|failed|error).* =+|make: .*)$", re.MULTILINE
 )
