@@ -122,29 +122,27 @@ class Sidecar:
         """host:port of the data port and of the admin port, as really bound."""
         return ["{}:{}".format(*runner.addresses[0][:2]) for runner in self._runners]
 
-    async def start(self) -> None:
-        """Raises OSError when a port is taken."""
-        settings, key = self.settings, self._engine_key
-        ours = {"Authorization": f"Bearer {key}"} if key else {}
-        self._upstream = Upstream(secrets.token_hex(8), ours if self._keys else None)
+    def _gate(self, upstream: Upstream) -> Gate:
+        """What each request of the data port goes through."""
+        settings, trusted = self.settings, trusted_in(self.settings)
         door = Door(
             self.driver,
-            self._upstream,
+            upstream,
             prefix=settings.api_prefix,
-            trusted=trusted_in(settings),
+            trusted=trusted,
             keys=self._keys,
             namespaces={"key": True, "off": False}.get(settings.namespaces),
             secret=self._secret,
             were_apart=lambda: self.driver.placement.shelf.apart,
         )
         actions = settings.slot_actions
-        gate = Gate(
+        return Gate(
             self.driver,
-            self._upstream,
+            upstream,
             door,
             SlotActions(
                 self.driver,
-                self._upstream,
+                upstream,
                 prefix=settings.api_prefix,
                 allowed=lambda: actions == "on" or (actions == "auto" and not door.namespaces),
             ),
@@ -154,10 +152,17 @@ class Sidecar:
             settings.keep_alive,
             self._ahead,
             self._aside,
-            trusted_in(settings),
+            trusted,
             recorder=self._recorder,
             spans=self._spans,
         )
+
+    async def start(self) -> None:
+        """Raises OSError when a port is taken."""
+        settings, key = self.settings, self._engine_key
+        ours = {"Authorization": f"Bearer {key}"} if key else {}
+        self._upstream = Upstream(secrets.token_hex(8), ours if self._keys else None)
+        gate = self._gate(self._upstream)
         data = DataPort(gate, self._intake, self._connections[0], api_prefix=settings.api_prefix)
         complaints = Complaints(self.metrics)
         # Without handler_cancellation a client that leaves during prefill is not noticed.

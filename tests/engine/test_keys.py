@@ -51,11 +51,10 @@ def before(engine: Any, **more: Any) -> Settings:
         upstream=(engine.base,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
-        engine_api_key="sesame",
         idle_tokens=0,
         save_pause=3600.0,
         drain_timeout=1.0,
-        **more,
+        **{"engine_api_key": "sesame", **more},
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from engine import test_keys
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.lab import url_of
@@ -64,16 +65,8 @@ def told(answer: httpx.Response) -> dict[str, str]:
 
 
 def before(engine: Any, **more: Any) -> Settings:
-    return Settings(
-        upstream=(engine.base,),
-        listen="127.0.0.1:0",
-        admin_listen="127.0.0.1:0",
-        engine_api_key="ann",
-        idle_tokens=0,
-        save_pause=3600.0,
-        drain_timeout=1.0,
-        **{"namespaces": "key", "slot_dir": engine.slot_dir, **more},
-    )
+    apart = {"engine_api_key": "ann", "namespaces": "key", "slot_dir": engine.slot_dir}
+    return test_keys.before(engine, **{**apart, **more})
 
 
 def client(sidecar: Sidecar, key: dict[str, str]) -> httpx.AsyncClient:

@@ -40,6 +40,7 @@ class Pending:
     predicted: int | None = None
     structure: Structure = NO_STRUCTURE
     planted: int = 0  # tokens
+    parked: int = 0  # of the planted: computed so that the slot's state could be saved before
     reached: int = 0  # of its prompt, by prefills of ours
     ahead_from: int | None = None  # from which token on what it found was computed in idle time
     step_began: float = 0.0
@@ -59,12 +60,16 @@ class Pending:
         return self.plan.steps[-self.steps_left]
 
     def predict(self) -> None:
-        """Say what `cached` will be, once both the prompt and the slot's content are known."""
-        if self.plan is None or (self.slot is None and self.plan.slot is None):
+        """Say what `cached` will be, once both the prompt and the slot's content are known.
+
+        Of an uncached request it is known at once, so that when a slot was found for it is not told either.
+        """
+        if self.plan is None or self.predicted is not None:
             return
-        if self.prompt is not None and self.predicted is None:
-            uncached, traits = self.arrived.uncached, self.plan.table.traits
-            self.predicted = 0 if uncached else reuse(self.base, self.prompt, traits)
+        if self.arrived.uncached:
+            self.predicted = 0
+        elif self.prompt is not None and (self.slot is not None or self.plan.slot is not None):
+            self.predicted = reuse(self.base, self.prompt, self.plan.table.traits)
 
     def report(self) -> Report | None:
         """The account, from the engine's own figures; None while something is still missing."""

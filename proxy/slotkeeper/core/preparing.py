@@ -36,7 +36,10 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         yield from keeping.kept(state, event.snapshot, event.at)  # its client has left meanwhile
     pending = state.requests.get(event.request)
     if pending is not None and isinstance(event, Planted):
-        pending.planted += event.wasted if event.computed is None else event.computed
+        computed = event.wasted if event.computed is None else event.computed
+        pending.planted += computed
+        if pending.stage is Stage.PREPARING and _parks(pending.step):
+            pending.parked += computed
     if pending is None or pending.plan is None or pending.stage is not Stage.PREPARING:
         return
     owned = state.slot_of(pending)
@@ -55,6 +58,10 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         _without(state, pending, *owned, now=event.at)
         return
     yield from _go_on(state, pending, *owned, now=event.at)
+
+
+def _parks(step: Step) -> bool:
+    return isinstance(step, Prefill) and step.purpose is Purpose.BACK
 
 
 def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:

@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 
 from slotkeeper.engine.errors import EngineError, EngineFrozenError, EngineGoneError, EngineSilentError
+from slotkeeper.wire.headers import AUTH
 
 CONNECT_SECONDS: Final = 5.0
 BRIEF_SECONDS: Final = 5.0  # a call this short is not watched
@@ -24,7 +25,6 @@ KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
 CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
 NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 
-CREDENTIALS: Final = frozenset({"Authorization", "X-Api-Key"})
 
 Headers = Mapping[str, str]
 
@@ -146,7 +146,7 @@ class EngineHttp:
         once: bool,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         data = orjson.dumps(body) if body is not None else None
-        own = {} if any(name in CREDENTIALS for name in headers or ()) else self._own
+        own = {} if any(name in AUTH for name in headers or ()) else self._own
         headers = {**own, **(headers or {})}
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:

@@ -122,12 +122,11 @@ class EngineProcess:
 
     def end_unasked(self) -> None:
         """End it now, also where it is stopped or hangs, without waiting for that."""
+        if self._child is None:
+            return
         self._send(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._child is not None:
-                os.killpg(
-                    self._child.pid, signal.SIGKILL
-                )  # its own session: the group has the child's number
+            os.killpg(self._child.pid, signal.SIGKILL)  # its own session: the group has the child's number
 
     def tail(self) -> str:
         """The last lines of the log, without the end of line; none of an earlier run."""

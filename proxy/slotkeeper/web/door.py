@@ -98,6 +98,7 @@ class Door:
         restart; without one they are not. `were_apart`: whether there are states of namespaces from before.
         """
         self.keys = keys
+        self._shown = SHOWN if keys is None else OURS_SHOWN
         self._prefix = prefix
         self._driver = driver
         self._trusted = trusted
@@ -159,7 +160,7 @@ class Door:
         return bool(self._namespaces)
 
     def _let_in(self, request: web.BaseRequest, *, verified: bool) -> None:
-        """By an engine that has `verified` its key, or that lets everybody in."""
+        """By an engine that has `verified` its key, or that wants no key."""
         if self.keys:
             return
         key = key_in(request.headers)
@@ -178,7 +179,7 @@ class Door:
 
     def _was_let_in(self, request: web.BaseRequest) -> bool:
         """By the processes that were asked last, whatever comes in their place."""
-        digest = self._digest(request, SHOWN if self.keys is None else OURS_SHOWN)
+        digest = self._digest(request, self._shown)
         last = [(engine, *self._anyone.get(engine, ("", False, 0.0))) for engine in self._driver.links]
         closed = [(engine, process, digest) for engine, process, open_, _ in last if not open_]
         if any(seen not in self._known for seen in closed):
@@ -215,13 +216,12 @@ class Door:
         return said is Verdict.LET_IN
 
     async def _by(self, link: EngineLink, request: web.BaseRequest) -> Judged:
-        shown = SHOWN if self.keys is None else OURS_SHOWN
-        now, seen = self._now(), (link.engine, link.process, self._digest(request, shown))
+        now, seen = self._now(), (link.engine, link.process, self._digest(request, self._shown))
         until = self._known.get(seen)
         if until is not None and now < until:
             return Verdict.LET_IN
         # Its words depend on Origin too, which it repeats.
-        heard = (link.engine, link.process, self._digest(request, (*shown, "Origin")))
+        heard = (link.engine, link.process, self._digest(request, (*self._shown, "Origin")))
         again, refusal = self._refused.get(heard, (0.0, None))
         if refusal and now < again:
             return refusal

@@ -356,10 +356,14 @@ class Exchange:
         if self._forward is None:
             return {}
         labels = {names.DECISION: self._forward.reason.value}
-        if self._forward.slot is not None and not self._namespace:  # it would tell how busy others are
-            labels[names.SLOT] = str(self._forward.slot)
         pending = self._gate.driver.placement.pending(self._account.key)
-        labels[names.PLANTED] = str(pending.planted if pending else 0)
+        planted = pending.planted if pending else 0
+        if not self._namespace:
+            if self._forward.slot is not None:
+                labels[names.SLOT] = str(self._forward.slot)
+        elif pending:  # the slot and what is parked would tell how busy other namespaces are
+            planted -= pending.parked
+        labels[names.PLANTED] = str(planted)
         if rules := self._account.rules:
             labels[names.REWRITTEN] = ", ".join(rules)
         if pending and pending.predicted is not None:

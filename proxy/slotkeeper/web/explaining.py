@@ -34,7 +34,6 @@ class NameKeeper:
         self._record = record
         self._headers = headers
         self._given = given
-        self._arrived = record.at
 
     def update(self, taken: Taken | None) -> None:
         """Name it by all that is known so far."""
@@ -47,7 +46,7 @@ class NameKeeper:
                     line,
                     coming=record.name,
                     given=self._given,
-                    now=self._arrived,
+                    now=record.at,
                 )
             else:
                 before = taken.match.before if taken else None
@@ -57,7 +56,7 @@ class NameKeeper:
                     taken.received if taken else None,
                     before=before.number if before else None,
                     given=self._given,
-                    now=self._arrived,
+                    now=record.at,
                 )
         except Exception:
             log.exception("not_named", request_id=record.request_id)
