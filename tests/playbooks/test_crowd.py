@@ -64,6 +64,8 @@ def test_it_is_parked_where_its_next_turn_goes_on():
     play >> plants("r2", 0, Purpose.BACK, tokens=CUT)
     play << filled(1)
     assert play >> saves(0, Moment.PARK, request="r2", tokens=CUT) << saved("s1") >> goes("r2", slot=0)
+    second = play.placement.pending("r2")
+    assert second.planted == second.parked == 1  # computed while r2 waited, but not of its prompt
     assert play << ends("r2", len(B), 0) >> reports("r2")
 
     again = A + OTHER + RESULT  # the reply was written anew

@@ -51,6 +51,13 @@ def test_a_look_is_as_good_as_an_answer_to_see_a_pinned_request_begin():
     assert play << sees(0) >> unpinned("r2", Reason.BYPASS)
 
 
+def test_of_an_uncached_request_it_is_known_at_once_that_nothing_is_reused():
+    play = Play()
+    play << arrives("r1", pinnable=False, copies=2, uncached=True) << knows("r1", A)
+    assert play >> unpinned("r1", Reason.UNPINNABLE)
+    assert play.placement.pending("r1").predicted == 0  # before /slots shows where it runs
+
+
 def test_the_slot_of_an_unpinned_request_is_free_only_when_the_engine_says_so():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
