@@ -35,6 +35,7 @@ import aiohttp
 import orjson
 from benchmarks.figures import console, keep
 from rich.table import Table
+from yarl import URL
 
 from chaos.fake_answers import PATHS, looks_whole
 from commands.process import serving
@@ -45,6 +46,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN, Turn, system
+from slotkeeper.engine.http import CONNECTIONS
 from slotkeeper.wire.routes import Api
 
 WORLDS: Final = ((Tiny.DENSE, "b10434"), (Tiny.HYBRID, "b11549"))
@@ -339,15 +341,16 @@ class Standing:
     """What the sidecar's process holds while no client asks anything."""
 
     memory_kib: int
-    descriptors: int
-    sockets: int
+    descriptors: int  # but for those of kept connections
+    sockets: int  # the same
+    kept: int  # connections to the engine: calls use them in turn, so all that a burst opened may stay
     tasks: int
 
     def leaks(self, before: Standing) -> list[str]:
-        """What there is more of than before; of memory some may be."""
-        found = []
+        """What there is more of than before; of memory and kept connections some may be."""
+        found, rooms = [], {"memory_kib": GROWTH_KIB, "kept": CONNECTIONS}
         for name, value in asdict(self).items():
-            was, room = asdict(before)[name], GROWTH_KIB if name == "memory_kib" else 0
+            was, room = asdict(before)[name], rooms.get(name, 0)
             if value > was + room:
                 found.append(f"{name}: {was} at the rest in the middle, {value} at the end")
         return found
@@ -373,6 +376,7 @@ class Watched:
 
     admin: aiohttp.ClientSession
     pid: int
+    engine: int  # its port
 
     async def state(self) -> Doc:
         async with self.admin.get("/api/state") as answer:
@@ -388,11 +392,14 @@ class Watched:
     async def standing(self) -> Standing:
         proc = Path(f"/proc/{self.pid}")
         fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+        kept = connections(proc / "net/tcp", self.engine)
         links = list(targets(proc / "fd"))
+        others = [link for link in links if link not in kept]
         return Standing(
             memory_kib=int(fields["RssAnon"].split()[0]),
-            descriptors=len(links),
-            sockets=sum(link.startswith("socket:") for link in links),
+            descriptors=len(others),
+            sockets=sum(link.startswith("socket:") for link in others),
+            kept=len(links) - len(others),
             tasks=(await self.state())["tasks"],
         )
 
@@ -423,6 +430,12 @@ def targets(descriptors: Path) -> Iterator[str]:
             yield str(one.readlink())
 
 
+def connections(table: Path, port: int) -> set[str]:
+    """What the descriptors of connections to that port lead to."""
+    rows = (line.split() for line in table.read_text().splitlines()[1:])
+    return {f"socket:[{row[9]}]" for row in rows if int(row[2].rpartition(":")[2], 16) == port}
+
+
 async def world(model: Tiny, build: str, seconds: float, *, clients: int, seed: int) -> Result:
     """One half: warm up, rest, go on, rest."""
     with tempfile.TemporaryDirectory(prefix="slotkeeper-soak-") as name:
@@ -435,7 +448,7 @@ async def world(model: Tiny, build: str, seconds: float, *, clients: int, seed: 
             with log.open("wb") as stderr, serving(*words, stderr=stderr) as (process, data, admin):
                 crowd = Crowd(f"http://{data}", talks, seed, clients)
                 async with aiohttp.ClientSession(f"http://{admin}") as asking:
-                    watched = Watched(asking, process.pid)
+                    watched = Watched(asking, process.pid, URL(engine.base).port or 0)
                     await _part(crowd, engine, seconds * WARM_UP)
                     middle = await watched.at_rest()
                     await _part(crowd, engine, seconds * (1 - WARM_UP))

@@ -227,6 +227,27 @@ async def test_an_engine_that_hides_its_slots_is_served_unpinned(engine_factory,
         assert not any(pinned) if flag == "--no-slots" else any(pinned)
 
 
+async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine_factory, build):
+    """It has unloaded its model, and forgets all that its slots held."""
+    engine = engine_factory("tiny-hybrid", build, args=[*ONE, "--sleep-idle-seconds", "2"])
+
+    async def asleep() -> bool:
+        async with aiohttp.ClientSession(engine.base) as direct, direct.get("/props") as answer:
+            return (await answer.json())["is_sleeping"]
+
+    async with in_front_of(engine.base) as (sidecar, client):
+        await is_ready(sidecar)
+        reply, _, _ = await asked(client, LONG)
+        await until(asleep, "it sleeps, though the sidecar looks at it")
+        await asyncio.sleep(2.5)  # more looks, and all idle work
+        assert await asleep()
+        again, _, cached = await asked(client, LONG, reply, "And then?")
+        assert cached == 0
+        await is_ready(sidecar)
+        _, headers, cached = await asked(client, LONG, reply, "And then?", again, "And after that?")
+        assert cached == int(headers.get("X-Slotkeeper-Predicted", cached))
+
+
 async def test_out_of_context_is_told_by_the_engine_and_costs_the_others_nothing(engine_factory, build):
     """A prompt with no room, an answer with none, and slots that share theirs and have none left together."""
     engine = engine_factory("tiny-hybrid", build, args=[*ONE, "-np", "2", "-c", "2048", "-kvu"])
