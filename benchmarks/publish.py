@@ -1,7 +1,8 @@
 """Take what the documents show from the last runs: `python -m benchmarks.publish`.
 
-Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills the marked blocks of README.md and
-docs/benchmarks.md from it. So none of their figures is written by hand, and each tells which run it is from.
+Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills the marked blocks of README.md,
+docs/benchmarks.md and docs/reliability.md from it. So none of their figures is written by hand, and each
+tells which run it is from.
 A benchmark that was not run here keeps the figures that it had.
 """
 
@@ -40,6 +41,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "recorded": _fields(*TOKENS),
         "restart": lambda figures: figures["computed"],
         "crowd": lambda figures: figures["rows"],
+        "soak": lambda figures: figures["worlds"],
     }
 )
 

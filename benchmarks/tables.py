@@ -54,6 +54,13 @@ REWRITES: Final = {
     "memory_file": "its AGENTS.md",
 }
 
+LEFT_OVER: Final = {
+    "memory_kib": "memory, KiB, after the warm-up and at the end",
+    "descriptors": "descriptors",
+    "sockets": "sockets",
+    "tasks": "tasks",
+}
+
 
 def measured(benchmark: str) -> Any:
     return json.loads(FIGURES.read_text("utf-8"))[benchmark]["figures"]
@@ -240,6 +247,21 @@ def part_cells() -> str:
     return table(("build", "work", "oracle", "stock", "`up`", "`up`, with pauses"), lines())
 
 
+def soak() -> str:
+    """What many clients met in the last soak, and what the sidecar held after the warm-up and at the end."""
+    worlds: Sequence[Row] = measured("soak")
+    rows = [["minutes", *(f"{world['seconds'] / 60:g}" for world in worlds)]]
+    rows += [["requests", *(f"{world['requests']:,}" for world in worlds)]]
+    for group, prefix in (("verdicts", "… "), ("faults", "")):
+        rows += [
+            [prefix + name, *(f"{world[group][name]:,}" for world in worlds)] for name in worlds[0][group]
+        ]
+    rows += [["restored from files", *(f"{world['restored']:,}" for world in worlds)]]
+    for name, shown in LEFT_OVER.items():
+        rows += [[shown, *(f"{world['middle'][name]:,}, {world['end'][name]:,}" for world in worlds)]]
+    return table(["", *(world["world"] for world in worlds)], rows)
+
+
 def comparison() -> str:
     """What `slotkeeper demo` printed."""
     (found,) = measured("demo")
@@ -264,4 +286,5 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "recorded-cells": recorded_cells,
         "crowd-cells": crowd_cells,
     },
+    "docs/reliability.md": {"soak": soak},
 }
