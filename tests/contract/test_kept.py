@@ -101,7 +101,7 @@ def test_the_page_names_tests_that_there_are():
 def test_every_fault_has_a_test():
     """In its own row, or in the one above it."""
     _, _, section = PAGE.read_text("utf-8").partition("## What each fault costs")
-    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")][2:]
+    rows = [line for line in section.partition("\n##")[0].splitlines() if line.startswith("|")][2:]
     assert len(rows) > 20
     assert [row for row in rows if not re.search(NAMED, row) and "| the same test |" not in row] == []
     assert re.search(NAMED, rows[0])
