@@ -24,9 +24,14 @@ LONG = "The lighthouse keeper counts the ships that pass by night. " * 30
 
 
 @asynccontextmanager
-async def in_front_of(*bases: str) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
+async def in_front_of(*bases: str, **more: Any) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
     settings = Settings(
-        upstream=bases, listen="127.0.0.1:0", admin_listen="127.0.0.1:0", drain_timeout=1.0, drain_delay=0
+        upstream=bases,
+        listen="127.0.0.1:0",
+        admin_listen="127.0.0.1:0",
+        drain_timeout=1.0,
+        drain_delay=0,
+        **more,
     )
     async with (
         running(settings) as sidecar,
@@ -227,25 +232,31 @@ async def test_an_engine_that_hides_its_slots_is_served_unpinned(engine_factory,
         assert not any(pinned) if flag == "--no-slots" else any(pinned)
 
 
-async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine_factory, build):
-    """It has unloaded its model, and forgets all that its slots held."""
+@pytest.mark.parametrize("files", [True, False], ids=["files", "no files"])
+async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine_factory, build, files):
+    """Its slots are empty then. A request waits until one can be chosen, restored if there is a file."""
     engine = engine_factory("tiny-hybrid", build, args=[*ONE, "--sleep-idle-seconds", "2"])
+    folder = {"slot_dir": engine.slot_dir, "save_pause": 0.05} if files else {}
 
     async def asleep() -> bool:
         async with aiohttp.ClientSession(engine.base) as direct, direct.get("/props") as answer:
             return (await answer.json())["is_sleeping"]
 
-    async with in_front_of(engine.base) as (sidecar, client):
+    async with in_front_of(engine.base, **folder) as (sidecar, client):
         await is_ready(sidecar)
         reply, _, _ = await asked(client, LONG)
         await until(asleep, "it sleeps, though the sidecar looks at it")
         await asyncio.sleep(2.5)  # more looks, and all idle work
         assert await asleep()
-        again, _, cached = await asked(client, LONG, reply, "And then?")
-        assert cached == 0
-        await is_ready(sidecar)
+        async with client.get("/v1/models") as answer:
+            assert answer.status == 200
+        assert await asleep()
+        again, headers, cached = await asked(client, LONG, reply, "And then?")
+        assert headers["X-Slotkeeper-Decision"] == ("snapshot" if files else "cold")
+        assert int(headers["X-Slotkeeper-Predicted"]) <= cached
+        assert (cached > 500) == files
         _, headers, cached = await asked(client, LONG, reply, "And then?", again, "And after that?")
-        assert cached == int(headers.get("X-Slotkeeper-Predicted", cached))
+        assert 500 < int(headers["X-Slotkeeper-Predicted"]) <= cached
 
 
 async def test_out_of_context_is_told_by_the_engine_and_costs_the_others_nothing(engine_factory, build):

@@ -101,6 +101,11 @@ class EngineClient:
         listed = await self._http.json("GET", "/slots", limits=QUICK, headers=headers)
         return tuple(view(slot) for slot in listed)
 
+    async def rouse(self, *, headers: Headers | None = None) -> None:
+        """Have a sleeping engine load its model, as any task would; answered when that is done."""
+        async with self._http.ask("GET", "/slots", limits=LONG, headers=headers) as response:
+            await response.read()
+
     async def metrics(self, *, headers: Headers | None = None) -> str:
         """Prometheus text. Wakes a sleeping engine."""
         async with self._http.ask("GET", "/metrics", limits=QUICK, headers=headers) as response:

@@ -29,6 +29,8 @@ from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
 from slotkeeper.core.traits import FLAGS
 from slotkeeper.core.types import EngineId, Reason, RequestId
+from slotkeeper.engine.client import EngineError, Health
+from slotkeeper.engine.errors import EngineGoneError
 from slotkeeper.observe.log import Seldom, get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
@@ -86,6 +88,7 @@ class Driver:
         self._events: deque[Event] = deque()
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
+        self._roused: set[EngineId] = set()  # sleeping engines that are loading their models for us
         self._closing = False
         self._saved = asyncio.Event()
         self._came_or_went = asyncio.Event()  # the next engine that does
@@ -165,6 +168,25 @@ class Driver:
         if not all(link.pulse.frozen for link in self.links.values()):
             await self._probed(doubtful)
         await self._returned(since)
+
+    def rouse(self) -> None:
+        """Have engines that sleep load their models, if no other is ready, so that a slot can be chosen.
+
+        Any task would wake them, but the slot that it takes is then unknown, and nothing is restored for it.
+        """
+        for link in self.links.values() if not self.front.ready else ():
+            if link.health is Health.SLEEPING and link.engine not in self._roused:
+                self._roused.add(link.engine)
+                self.tasks.start(self._rouse(link))
+
+    async def _rouse(self, link: EngineLink) -> None:
+        try:
+            await link.client.rouse(headers=link.auth)
+        except (EngineError, EngineGoneError) as error:
+            log.warning("engine_not_roused", engine=link.engine, error=str(error))
+        finally:
+            self._roused.discard(link.engine)
+            link.kick()
 
     async def _probed(self, doubtful: list[EngineLink]) -> None:
         with suppress(TimeoutError):

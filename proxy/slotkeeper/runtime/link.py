@@ -97,8 +97,9 @@ class EngineLink:
 
     @property
     def coming(self) -> bool:
-        """Whether it was lost, and is sure to be back: it is loading, or `up` starts it."""
-        return self.returns and (self.health is Health.LOADING or self.replace is not None)
+        """Whether it was lost, and is sure to be back: it loads, sleeps, or `up` starts it."""
+        there = self.health in {Health.LOADING, Health.SLEEPING}
+        return self.returns and (there or self.replace is not None)
 
     @property
     def ready(self) -> bool:
@@ -179,7 +180,7 @@ class EngineLink:
         process = await self._identity() if self.health is Health.OK else ""
         if self.up and (self.health is not Health.OK or process != self.process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
-            self._lost(returns=self.health in {Health.OK, Health.DOWN, Health.LOADING})
+            self._lost(returns=not self.health.wrong)
             on_lost(self)
         self.process = process
         if self.health.wrong:

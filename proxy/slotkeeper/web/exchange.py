@@ -242,6 +242,7 @@ class Exchange:
 
     async def _place(self) -> Forward:
         account, driver = self._account, self._gate.driver
+        driver.rouse()
         await driver.awake(self._waits_since)
         if self._judged is Verdict.LATER:
             await self._judge()
