@@ -129,14 +129,19 @@ class Driver:
         """Files first: a sweep would take the files by which an engine is tried out for leftovers."""
         if self.snapshots:
             self.tasks.start(self.snapshots.open())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_PATIENCE):
-                    await self.snapshots.tried.wait()
+        await self.folder_tried()
         for link in self.links.values():
             self.metrics.engine_up(link.engine, up=False)
             self.metrics.freezes.labels(engine=link.engine)
             self.tasks.start(link.watch(self._engine_up, self._engine_lost))
             self.tasks.start(lifeline(link.engine, link.doubt))
+
+    async def folder_tried(self) -> None:
+        """Wait, but not for long, until the slot folder is open or cannot be used."""
+        if self.snapshots and not self.snapshots.tried.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_PATIENCE):
+                    await self.snapshots.tried.wait()
 
     async def save_all(self, seconds: float, *, evacuate: bool = False) -> None:
         """Save what is worth it while no requests come any more; then `evacuate` what is hot."""

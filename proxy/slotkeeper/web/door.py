@@ -106,7 +106,6 @@ class Door:
         self._first_key: bytes | None = None  # that was verified
         self._secret = secret
         self._were_apart = were_apart
-        self._namespace_key = b""
         self._upstream = upstream
         self._path = f"{prefix}/props"
         self._now = now
@@ -138,6 +137,7 @@ class Door:
         That wait counts from `since`; with `later` a client who was let in before does not wait here.
         """
         driver = self._driver
+        await driver.folder_tried()  # whose secret tells namespaces
         if any(link.doubtful for link in driver.links.values()):
             if later and self._was_let_in(request):
                 return Verdict.LATER
@@ -172,10 +172,9 @@ class Door:
         request[_CALLER] = Caller(line, self._namespace(key) if key and self._namespaces else "")
 
     def _namespace(self, key: str) -> str:
-        if not self._namespace_key:
-            secret = self._secret() or secrets.token_bytes(32)
-            self._namespace_key = blake2b(_NAMESPACES, key=secret, digest_size=32).digest()
-        return _keyed(key, self._namespace_key).hex()
+        """The same after a restart once the folder is open; what is computed before is in no file either."""
+        secret = self._secret() or self._salt
+        return _keyed(key, blake2b(_NAMESPACES, key=secret, digest_size=32).digest()).hex()
 
     def _was_let_in(self, request: web.BaseRequest) -> bool:
         """By the processes that were asked last, whatever comes in their place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,6 +72,12 @@ class Engine:
 
     async def awake(self, since: float) -> None:
         assert since == CAME
+
+    async def folder_tried(self) -> None:
+        await self.opens()
+
+    async def opens(self) -> None:
+        """What goes on while the folder is opened."""
 
     @property
     def expects_one(self) -> bool:
@@ -240,6 +247,30 @@ async def test_keys_are_held_apart_where_that_is_asked_for():
     assert (await engine.caller(ONE, elsewhere)).namespace not in {one, ""}
     off = engine.new_door(namespaces=False)
     assert [(await engine.caller(key, off)).namespace for key in (ONE, OTHER)] == ["", ""]
+
+
+async def test_the_first_request_is_known_by_the_secret_of_the_folder_that_is_opened_meanwhile(monkeypatch):
+    """Else it would find none of its files."""
+    engine, found = Engine(), list[bytes]()
+
+    async def opens() -> None:
+        await asyncio.sleep(0)
+        found.append(b"secret")
+
+    monkeypatch.setattr(engine, "opens", opens)
+    waits = engine.new_door(namespaces=True, secret=lambda: next(iter(found), None))
+    before = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    assert (await engine.caller(GOOD, waits)).namespace == (await engine.caller(GOOD, before)).namespace
+
+
+async def test_a_folder_that_is_opened_later_tells_namespaces_from_then_on():
+    engine, found = Engine(), list[bytes]()
+    door = engine.new_door(namespaces=True, secret=lambda: next(iter(found), None))
+    without = [(await engine.caller(GOOD, door)).namespace for _ in range(2)]
+    assert without[0] == without[1] != ""
+    found.append(b"secret")
+    before = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    assert (await engine.caller(GOOD, door)).namespace == (await engine.caller(GOOD, before)).namespace
 
 
 async def test_the_second_key_that_an_engine_verifies_holds_keys_apart():
