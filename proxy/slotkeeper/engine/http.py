@@ -25,7 +25,6 @@ KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
 CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
 NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 
-
 Headers = Mapping[str, str]
 
 

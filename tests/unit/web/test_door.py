@@ -74,10 +74,7 @@ class Engine:
         assert since == CAME
 
     async def folder_tried(self) -> None:
-        await self.opens()
-
-    async def opens(self) -> None:
-        """What goes on while the folder is opened."""
+        """It is open at once."""
 
     @property
     def expects_one(self) -> bool:
@@ -257,7 +254,7 @@ async def test_the_first_request_is_known_by_the_secret_of_the_folder_that_is_op
         await asyncio.sleep(0)
         found.append(b"secret")
 
-    monkeypatch.setattr(engine, "opens", opens)
+    monkeypatch.setattr(engine, "folder_tried", opens)
     waits = engine.new_door(namespaces=True, secret=lambda: next(iter(found), None))
     before = engine.new_door(namespaces=True, secret=lambda: b"secret")
     assert (await engine.caller(GOOD, waits)).namespace == (await engine.caller(GOOD, before)).namespace
