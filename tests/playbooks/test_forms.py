@@ -48,6 +48,14 @@ def test_where_a_state_cannot_be_cut_tokens_decide():
     assert weighed(play) == Weighed(own=1400, changed=100, taken=True)
 
 
+def test_tools_are_put_in_order_only_if_that_saves_what_it_moves():
+    """Else the next agent, which shares the order of this client, would find nothing of it."""
+    for moved, taken in ((1300 * 4, True), (1301 * 4, False)):
+        play = begun("dense")
+        assert play << arrives("r2", outline=THEIRS, rewritten=THEIRS, moved=moved)
+        assert play << both(OWN, CHANGED) >> goes("r2", changed=taken)
+
+
 @pytest.mark.parametrize(
     ("own", "changed", "prices"),
     [

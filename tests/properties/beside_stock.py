@@ -86,6 +86,7 @@ class World:
                 client=ClientId("anna"),
                 outline=read(Api.CHAT, doc).outline,
                 rewritten=None if rewritten is None else read(Api.CHAT, rewritten).outline,
+                moved=taken.outcome.moved,
             )
         )
         other = None if rewritten is None else tokens_of(rewritten)

@@ -200,3 +200,15 @@ def test_rules_have_something_to_do_here():
         world.asks(0, frozenset([way]), seed)
     assert world.ours.fixed > 4
     assert world.ours.work < 0.7 * world.stock.work
+
+
+def test_tools_are_not_moved_for_the_little_that_another_conversation_left():
+    """Found by chance: the last agent shares the order of the one before, and so it must find it in the slot."""
+    world = Mixed()
+    world.build(1)
+    world.begin(0)
+    world.sub_agent(0, ["read", "shell", "ask", "plan", "write"], 5, knows=False, same=True)
+    world.begin(0)  # it shares one tool with the order that the second agent sent first
+    world.sub_agent(0, ["plan", "ask", "shell", "read", "write"], 5, knows=True, same=True)
+    world.sub_agent(0, ["plan", "ask", "shell", "read"], 4, knows=False, same=False)
+    assert world.ours.work == world.stock.work

@@ -86,7 +86,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from _send_steered(state, now)
     if state.queue and not state.up and state.back_by(now) is None:
         yield from _fail_open(state, now)
-    left_waiting, scene = 0, state.scene(now)
+    left_waiting, scene = 0, state.scene(now) if state.queue else ()
     for request in tuple(state.queue) if any(table.idle for table in state.up) else ():
         pending = state.requests[request]
         if pending.waits_in == scene:
@@ -124,7 +124,8 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     own = _place(state, pending, now)
     as_changed = replace(pending, arrived=replace(request, outline=other.outline), prompt=other.prompt)
     changed = _place(state, as_changed, now)
-    weighed = Weighed.of(computed(own, pending.prompt), computed(changed, other.prompt))
+    prices = computed(own, pending.prompt), computed(changed, other.prompt)
+    weighed = Weighed.of(*prices, moved=request.moved)
     plan = changed if weighed.taken else own
     if plan and not plan.wait:
         _weighed(state, pending, weighed)

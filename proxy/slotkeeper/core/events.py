@@ -29,6 +29,7 @@ class Arrived:
     rewritten: tuple[bytes, ...] | None = (
         None  # its outline as rules would have it; None: they change nothing
     )
+    moved: int = 0  # bytes: what rules put elsewhere, see `core.forms`
     brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
     adapted: bool = False  # LoRA scales of its own
     uncached: bool = False  # cache_prompt is false: the engine will compute all of it

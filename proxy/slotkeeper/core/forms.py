@@ -1,13 +1,15 @@
 """Two forms of one request: as its client wrote it, and as rules would have it. The cheaper one goes out.
 
-A form is priced by what the engine would have to compute for it now: at the place that it would get. A tie is
-the client's own. Nothing here changes anything.
+A form is priced by what the engine would have to compute for it now: at the place that it would get. A tie
+is the client's own. Tools in another order must save as much as is moved: the next agent may share the order
+that this client wrote, and without us would find it in the slot. Nothing here changes anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from slotkeeper.core.choice import Plan, continuing
 from slotkeeper.core.held import shared_messages
@@ -16,6 +18,8 @@ from slotkeeper.core.steps import Load
 from slotkeeper.core.structure import Boundary
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
+
+BYTES_PER_TOKEN: Final = 4  # of JSON schemas, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,11 @@ class Weighed:
     taken: bool  # the changed one goes out
 
     @classmethod
-    def of(cls, own: float | None, changed: float | None) -> Weighed:
-        """Nothing is changed where a price is not known."""
-        return cls(own, changed, taken=own is not None and changed is not None and changed < own)
+    def of(cls, own: float | None, changed: float | None, *, moved: int = 0) -> Weighed:
+        """Nothing is changed where a price is not known. `moved`: bytes that rules put elsewhere."""
+        if own is None or changed is None:
+            return cls(own, changed, taken=False)
+        return cls(own, changed, taken=changed < own and changed + moved // BYTES_PER_TOKEN <= own)
 
 
 def changed_by_messages(

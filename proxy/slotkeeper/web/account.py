@@ -87,6 +87,7 @@ class Account:
         self.claim: Claim = UNNAMED
         self.own: Ask | None = None  # as its client wrote it; None: the engine must make out what it asks
         self.rewritten: Ask | None = None  # as rules would have it; None: they change nothing
+        self.moved = 0  # bytes of it that stand elsewhere than its client wrote them
         self._came = b""
         self._rewritten: Doc = {}
         self._changed = False  # whether it goes out as rules would have it
@@ -141,7 +142,7 @@ class Account:
                 self._name.update(taken)
             self.own = await run(read, self._api, doc, self.claim)
             if taken and taken.rewritten is not None:
-                self._rewritten = taken.rewritten
+                self._rewritten, self.moved = taken.rewritten, taken.outcome.moved
                 self.rewritten = await run(read, self._api, taken.rewritten, self.claim)
         except NotOurs as why:
             log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)

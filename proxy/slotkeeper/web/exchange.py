@@ -293,6 +293,7 @@ class Exchange:
             copies=self._account.claim.copies,
             outline=ask.outline if ask and ask.cache_prompt else (),
             rewritten=other.outline if other else None,
+            moved=self._account.moved,
             brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and other is None,
             adapted=ask is not None and ask.adapted,
             uncached=ask is not None and not ask.cache_prompt,

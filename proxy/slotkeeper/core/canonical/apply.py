@@ -38,6 +38,11 @@ class Outcome:
     told: Mapping[str, str] = field(default_factory=dict)  # facts, by place, for the record
     edits: tuple[Edit, ...] = ()  # all that were made, notes among them
 
+    @property
+    def moved(self) -> int:
+        """What other requests may share with the client's own form only, in bytes."""
+        return sum(edit.moved for edit in self.edits)
+
 
 def canonical(
     doc: Doc, layout: Layout, match: Match, *, rules: Sequence[Rule], modes: Modes, lay_out: LayOut

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 from typing import Any
 
 from slotkeeper.core.canonical.rules import Mode, RuleName, Scene
-from slotkeeper.core.canonical.values import alike, same_writing
+from slotkeeper.core.canonical.values import alike, same_writing, size
 from slotkeeper.core.requests.layout import Edit
 
 Doc = dict[str, Any]
@@ -25,12 +26,14 @@ class ToolOrder:
     def changes(self, scene: Scene) -> Iterator[Edit]:
         if scene.before is None:
             return
-        now = keyed(scene.now.tools)
-        rank = {key: at for at, key in enumerate(keyed(scene.before.sent.tools))}
+        now, first = keyed(scene.now.tools), keyed(scene.before.sent.tools)
+        rank = {key: at for at, key in enumerate(first)}
         order = sorted(now, key=lambda key: rank.get(key, len(rank)))
         if order != [*now]:
             path, tools = scene.now.tools_path, [*scene.now.tools]
-            yield Edit(path, tools, [now[key] for key in order])
+            behind = dropwhile(lambda pair: pair[0] == pair[1], zip(now, order, strict=True))
+            moved = sum(size(now[key]) for key, _ in behind if key in first)
+            yield Edit(path, tools, [now[key] for key in order], moved)
 
 
 class SchemaKeys:

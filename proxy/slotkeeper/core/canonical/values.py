@@ -31,6 +31,14 @@ def same_writing(one: Any, other: Any) -> bool:
         return True
 
 
+def size(value: Any) -> int:
+    """Of its writing, in characters; 0 for what is too deep to be compared."""
+    try:
+        return len(repr(value))
+    except RecursionError:
+        return 0
+
+
 def parsed(arguments: Any) -> Any:
     """The arguments of a call: their JSON text read, or the object itself. None for what is not JSON."""
     if not isinstance(arguments, str):

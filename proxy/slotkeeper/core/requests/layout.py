@@ -112,6 +112,7 @@ class Edit:
     path: Path
     before: Any  # None: it was absent
     after: Any
+    moved: int = 0  # bytes that were sent before and stand elsewhere than this client wrote them
 
 
 def edited(body: Doc, edits: Iterable[Edit]) -> Doc:
