@@ -44,9 +44,10 @@ def contains(outer: Held, inner: Held) -> bool:
     A reply that nobody knows is not taken for what came after it in another state: it was not sent back as
     it was sampled, or drafts lie behind its end.
     """
-    if outer.total == inner.total:  # the same, but perhaps not known as far
-        return outer.tokens.begins_with(inner.tokens) or inner.tokens.begins_with(outer.tokens)
-    return outer.total > inner.total and not inner.opaque and outer.tokens.begins_with(inner.tokens)
+    if outer.tokens.begins_with(inner.tokens):
+        return outer.total == inner.total or (outer.total > inner.total and not inner.opaque)
+    # the same, but perhaps not known as far
+    return inner.tokens.begins_with(outer.tokens) and outer.total == inner.total
 
 
 def publish(ram: list[Held], held: Held, traits: EngineTraits) -> None:
