@@ -203,7 +203,7 @@ def test_rules_have_something_to_do_here():
 
 
 def test_tools_are_not_moved_for_the_little_that_another_conversation_left():
-    """Found by chance: the last agent shares the order of the one before, and so it must find it in the slot."""
+    """The last agent shares the order of the one before, and must find that in the slot."""
     world = Mixed()
     world.build(1)
     world.begin(0)
