@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core import chores, keeping
-from slotkeeper.core.effects import Effect, Poison, Poisoned, Purpose
+from slotkeeper.core.effects import Effect, Poison, Poisoned
 from slotkeeper.core.events import (
     Acted,
     Finished,
@@ -235,7 +235,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
 
 def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> Held | None:
     """What a slot will hold when it is released in the middle of a step; None if unknown."""
-    if isinstance(step, Prefill) and step.purpose is Purpose.BACK:  # it only gives up a few tokens
+    if isinstance(step, Prefill) and step.parks:
         return table.shadow.broken_off(table.shadow.look(slot, step.tokens), step.tokens)
     return None
 

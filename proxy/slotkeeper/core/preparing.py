@@ -38,7 +38,7 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
     if pending is not None and isinstance(event, Planted):
         computed = event.wasted if event.computed is None else event.computed
         pending.planted += computed
-        if pending.stage is Stage.PREPARING and _parks(pending.step):
+        if pending.stage is Stage.PREPARING and isinstance(pending.step, Prefill) and pending.step.parks:
             pending.parked += computed
     if pending is None or pending.plan is None or pending.stage is not Stage.PREPARING:
         return
@@ -58,10 +58,6 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         _without(state, pending, *owned, now=event.at)
         return
     yield from _go_on(state, pending, *owned, now=event.at)
-
-
-def _parks(step: Step) -> bool:
-    return isinstance(step, Prefill) and step.purpose is Purpose.BACK
 
 
 def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:

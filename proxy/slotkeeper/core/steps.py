@@ -25,6 +25,11 @@ class Prefill:
     tokens: Tokens
     purpose: Purpose
 
+    @property
+    def parks(self) -> bool:
+        """Whether it only gives up a few tokens, so that the state behind them can be saved."""
+        return self.purpose is Purpose.BACK
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
