@@ -1,6 +1,11 @@
 """Requests whose slot nobody can choose: bypass, n > 1, /v1/messages, embeddings."""
 
+from collections import deque
+
+import pytest
+
 from playbooks.playbook import (
+    FILES,
     Play,
     arrives,
     ends,
@@ -17,7 +22,9 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.core.effects import Purpose
+from slotkeeper.core.arrivals import PASSES
+from slotkeeper.core.effects import Erase, Forward, Plant, Purpose
+from slotkeeper.core.events import Erased
 from slotkeeper.core.table import LINGER
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import Known
@@ -184,6 +191,16 @@ def test_unknown_prompts_on_unpinnable_routes_go_while_there_is_room():
     assert play.states == ["running", "running"]
 
 
+def test_unknown_prompts_do_not_overtake_a_pin_that_waits_for_one_of_them_to_be_seen():
+    play = Play(n_slots=3)
+    embeddings = [arrives(request, pinnable=False, rendered=False) for request in ("r1", "r3")]
+    assert play << embeddings[0] >> unpinned("r1", Reason.UNPINNABLE)
+    assert play << arrives("r2") << knows("r2", A)
+    assert play << embeddings[1]
+    assert play << sees(0) >> goes("r2", slot=1)
+    assert play << starts("r2") >> unpinned("r3", Reason.UNPINNABLE)
+
+
 # -- /v1/messages (T5) -------------------------------------------------------------------------------
 
 
@@ -247,6 +264,16 @@ def test_a_steered_request_whose_engine_is_lost_goes_to_another_place():
     assert play << planted("r2", 996)  # waits for r3
     assert play << engine_lost() >> unpinned("r2", Reason.FAIL_OPEN)
     assert not play.placement._state.steered
+
+
+def test_a_steered_request_whose_prompt_is_in_place_is_not_overtaken():
+    play = Play(n_slots=3, memory="dense")
+    steered(play)
+    assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=2)
+    assert play << planted("r2", 996)  # waits for r3
+    assert play << arrives("r4") << knows("r4", C) << arrives("r5", pinnable=False, rendered=False)
+    assert play << sees(2) >> unpinned("r2", Reason.STEERED)
+    assert play << sees(1, 2) >> goes("r4", slot=0)
 
 
 def test_a_client_that_leaves_while_its_prompt_is_planted_frees_the_slot_only_when_seen():
@@ -428,3 +455,103 @@ def test_a_prompt_that_waits_in_the_engine_may_begin_after_its_client_left():
     assert play.placement.queued == 1
     assert play << sees(0, 1)
     assert "idle" not in play.states
+
+
+# -- pins that never pause ----------------------------------------------------------------------------
+
+SLOTS = 4
+SYSTEM = Tokens(range(50_000, 50_400))
+
+
+class Rush:
+    """Pinned requests on all slots: whenever one ends, another is on its way, and more are queued."""
+
+    def __init__(self, *, space="", **traits):
+        self.play = Play(n_slots=SLOTS, memory="dense", **traits)
+        self.space = space
+        self.pins = 0
+        self.launched, self.running = deque(), deque()
+        self.forwarded, self.steps = [], deque()
+        for _ in range(2 * SLOTS):
+            self.arrives()
+        for _ in range(SLOTS // 2):
+            self.starts()
+
+    def happens(self, *events):
+        for event in events:
+            self.play << event
+            for effect in self.play.effects:
+                if isinstance(effect, Plant):
+                    self.steps.append(planted(effect.request, len(effect.tokens)))
+                elif isinstance(effect, Erase):
+                    self.steps.append(Erased(at=0.0, request=effect.request, ok=True))
+                elif isinstance(effect, Forward):
+                    self.forwarded.append(effect.request)
+                    self.launched.extend([effect.request] if effect.slot is not None else ())
+            self.play.effects.clear()
+
+    def arrives(self):
+        self.pins += 1
+        name, first = f"p{self.pins}", 100_000 + 1000 * self.pins
+        prompt = None if self.space else SYSTEM + Tokens(range(first, first + 600))
+        self.happens(arrives(name, f"client {name}", namespace=self.space), knows(name, prompt))
+
+    def starts(self):
+        if self.launched:
+            self.running.append(self.launched.popleft())
+            self.happens(starts(self.running[-1]))
+
+    def goes_on(self):
+        """One ends, one has begun, one arrives; steps of others end meanwhile."""
+        if self.running:
+            self.happens(ends(self.running.popleft(), 1000))
+        if self.steps:
+            self.happens(self.steps.popleft())
+        self.arrives()
+        self.starts()
+
+    def overtake(self, request):
+        """How many that arrived later were sent before it."""
+        before = self.pins
+        for _ in range(20 * SLOTS):
+            if request in self.forwarded:
+                break
+            self.goes_on()
+        later = (
+            self.forwarded[: self.forwarded.index(request)] if request in self.forwarded else self.forwarded
+        )
+        return sum(one.startswith("p") and int(one[1:]) > before for one in later)
+
+
+ONE_SLOT = {
+    "messages": (arrives("m", pinnable=False), knows("m", A)),
+    "messages with the same system prompt": (
+        arrives("m", pinnable=False),
+        knows("m", SYSTEM + B.cut(0, 600)),
+    ),
+    "embeddings": (arrives("m", pinnable=False, rendered=False),),
+    "bypass": (arrives("m", bypass=True, rendered=False),),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SLOT)
+def test_while_pins_never_pause_none_that_came_later_goes_first(name):
+    rush = Rush()
+    rush.happens(*ONE_SLOT[name])
+    assert rush.overtake("m") <= SLOTS
+    assert "m" in rush.forwarded
+
+
+@pytest.mark.parametrize("copies", [2, SLOTS])
+def test_while_pins_never_pause_several_slots_are_waited_for_by_those_that_came_later(copies):
+    rush = Rush()
+    rush.happens(arrives("m", copies=copies, rendered=False))
+    assert 0 < rush.overtake("m") <= PASSES + SLOTS
+    assert "m" in rush.forwarded
+
+
+def test_while_others_never_pause_messages_in_a_namespace_wait_until_none_of_them_looks_as_good():
+    rush = Rush(space="b", **FILES)  # with prompts that are unknown: any may begin like this one
+    rush.happens(arrives("m", pinnable=False, namespace="a"), knows("m", A))
+    assert 0 < rush.overtake("m") <= PASSES + SLOTS
+    assert "m" in rush.forwarded

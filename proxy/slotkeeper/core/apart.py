@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from slotkeeper.core import en_route
 from slotkeeper.core.choice import STEER_TAIL, Plan, blind, cheapest
 from slotkeeper.core.events import Arrived, Rendered
-from slotkeeper.core.pending import Pending
+from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Wipe
 from slotkeeper.core.table import EngineTable, SlotState
@@ -27,7 +27,7 @@ from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason, SlotId
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 def confined(event: Arrived) -> Arrived:
@@ -80,6 +80,14 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
     plan = cheapest(free, pending.prompt, outline=request.outline, pinnable=False, now=now, shelf=state.shelf)
     plan = en_route.behind(state, pending, plan)
     return replace(plan, cleared=True) if plan else None
+
+
+def clearing(state: State) -> Iterator[Pending]:
+    """Requests that are being steered: whatever begins meanwhile may have to be erased, or waited for."""
+    for owner in (owner for table in state.up for owner in table.owners if owner):
+        pending = state.requests.get(owner)
+        if pending and pending.stage is Stage.PREPARING and pending.plan and pending.plan.clearing:
+            yield pending
 
 
 def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence[SlotId], Sequence[SlotId]]:

@@ -23,6 +23,9 @@ from slotkeeper.core.types import Reason, SlotId
 # and the requests behind them wait too.
 LOOKAHEAD: Final = 16
 
+# So many may overtake a request that needs more than a free slot: several at once, or others' tasks to end.
+PASSES: Final = 16
+
 
 def arrived(state: State, event: Arrived) -> None:
     event = apart.confined(event)
@@ -82,32 +85,72 @@ def _priced_late(pending: Pending, event: Rendered) -> Form:
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Serve all that can be served now, then look at the engines on which something depends."""
     chores.release(state, now)
+    for table in state.tables.values():
+        table.awaited = False
     yield from _bypass(state, now)
     yield from _send_steered(state, now)
     if state.queue and not state.up and state.back_by(now) is None:
         yield from _fail_open(state, now)
-    left_waiting, scene = 0, state.scene(now) if state.queue else ()
-    for request in tuple(state.queue) if any(table.idle for table in state.up) else ():
-        pending = state.requests[request]
-        if pending.waits_in == scene:
-            continue
-        if left_waiting == LOOKAHEAD or not any(table.idle for table in state.up):
-            break
-        plan = _decide(state, pending, now)
-        if plan and not plan.wait:
-            plan = en_route.planted(state, pending, plan, now)
-            state.queue.served(request)
-            yield _begin(state, pending, plan, now)
-            scene = state.scene(now)
-        else:
-            pending.waits_in = scene
-            left_waiting += pending.rendered
+    yield from _serve(state, now)
     yield from chores.settle(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
             table.observing = True
             yield Observe(engine=table.engine, delay=delay)
+
+
+def _serve(state: State, now: float) -> Iterator[Effect]:
+    """Give slots to queued requests, in their order, as far as there are any."""
+    left_waiting, scene = 0, state.scene(now) if state.queue else ()
+    for request in () if state.bypassing or not _any_free(state) else tuple(state.queue):
+        pending = state.requests[request]
+        if left_waiting == LOOKAHEAD or not _any_free(state):
+            break
+        if pending.waits_in != scene:
+            plan = _decide(state, pending, now)
+            if plan and not plan.wait:
+                plan = en_route.planted(state, pending, plan, now)
+                state.queue.served(request)
+                yield _begin(state, pending, plan, now)
+                plan.table.awaited |= plan.clearing and _overtaken(state, pending)
+                scene = state.scene(now)
+                continue
+            pending.waits_in = scene
+            pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
+            left_waiting += pending.rendered
+        for table in pending.holds:
+            table.awaited = True
+        scene = state.scene(now) if pending.holds else scene
+
+
+def _any_free(state: State) -> bool:
+    return any(table.idle and not table.awaited for table in state.up)
+
+
+def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Sequence[EngineTable]:
+    """Engines of which no slot is given to any that came later.
+
+    Tasks on their way keep it from a free slot for milliseconds. If later ones went meanwhile, the next
+    moment would be like this one: where pins never pause it would never begin.
+    """
+    request = pending.arrived
+    pinned = request.copies == 1 and (request.pinnable or request.id_slot is not None)
+    if plan is not None:  # it waits for the best place
+        return () if pinned or plan.table.open_for_unpinned(now) else (plan.table,)
+    room = [table for table in state.up if len(table.idle) >= min(request.copies, len(table.states))]
+    if room and not any(t.open_for_pins(now) if pinned else t.open_for_unpinned(now) for t in room):
+        return state.up
+    ours = [table for table in state.up if table.own >= min(request.copies, len(table.states))]
+    waits_for_others = not room or (request.namespace and not pinned)
+    return ours if waits_for_others and ours and _overtaken(state, pending) else ()
+
+
+def _overtaken(state: State, pending: Pending) -> bool:
+    """Whether so many have begun since it was first to begin that it is their turn to wait."""
+    if pending.could_begin is None:
+        pending.could_begin = state.begun
+    return state.begun - pending.could_begin >= PASSES
 
 
 def _decide(state: State, pending: Pending, now: float) -> Plan | None:
@@ -197,6 +240,7 @@ def again(state: State, pending: Pending) -> None:
 
 
 def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
+    state.begun += 1
     pending.plan = plan
     pending.steps_left = len(plan.steps)
     found = _found(plan)
@@ -312,13 +356,17 @@ def _is_changed(pending: Pending) -> bool:
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:
+    """Those whose prompts are in place, as soon as no pin is on its way; no other one begins until then."""
+    closed = [p.plan.table for p in apart.clearing(state) if p.plan and _overtaken(state, p)]
     for request in tuple(state.steered):
         pending = state.requests[request]
         owned = state.slot_of(pending)
         if owned is None:
             state.steered.remove(request)
             again(state, pending)
-        elif owned[0].open_for_unpinned(now):
+        elif not owned[0].open_for_unpinned(now):
+            closed.append(owned[0])
+        else:
             idle, busy = apart.rivals(state, owned[0], pending)
             if idle:
                 state.steered.remove(request)
@@ -327,3 +375,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
             elif not busy:
                 state.steered.remove(request)
                 yield forward(pending, now)
+            elif _overtaken(state, pending):
+                closed.append(owned[0])
+    for table in closed:
+        table.awaited = True

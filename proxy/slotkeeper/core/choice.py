@@ -52,6 +52,11 @@ class Plan:
     cleared: bool = False  # it goes unpinned, and no other namespace's state can look as good to the engine
 
     @property
+    def clearing(self) -> bool:
+        """Whether it depends on no other namespace's state looking as good to the engine."""
+        return self.clears or self.cleared
+
+    @property
     def apart(self) -> bool:
         """Whether the slot holds nothing of another namespace by the time that the request goes there."""
         foreign = self.look is not None and self.look.foreign

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +15,7 @@ from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.losses import Answered, Lost, lost
 from slotkeeper.core.planting import NO_STRUCTURE, Structure
 from slotkeeper.core.steps import Step
+from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.tree import PromptTree
 from slotkeeper.core.types import Reason, SlotId
@@ -47,6 +49,8 @@ class Pending:
     step_seconds: float = 0.0  # of restores, touches and steers
     steps_left: int = 0
     waits_in: Scene | None = None  # in which it was decided that it must wait
+    holds: Sequence[EngineTable] = ()  # engines for which those behind it wait as well
+    could_begin: int | None = None  # how many had begun when it was first found to need more than a slot
     plain: bool = False  # no steps for it: one has failed, or they would be in vain
     finished: Finished | None = None
     other: Form | None = None  # as rules would have it, until it is decided which form goes out

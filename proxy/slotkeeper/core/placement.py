@@ -11,7 +11,8 @@ A request is served by the first of these that applies (`arrivals` carries the n
   engine loads from its RAM cache) or after a restored file, and of the engine's own choice; what is
   overwritten is saved first where that pays. See `choice`.
 6 Its tokens cannot be known: the free slot that loses least.
-7 Otherwise it waits in our line, never in the engine's.
+7 Otherwise it waits in our line, never in the engine's. Where only tasks on their way keep it from a free
+  slot, nothing that came later goes first.
 
 One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
 In idle time, slots whose conversations have paused are saved: see `chores`.

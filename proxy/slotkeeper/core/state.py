@@ -36,6 +36,7 @@ class State:
     ahead: Ahead = field(default_factory=Ahead)
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
+    begun: int = 0  # requests that were taken from the queue
     wakes_at: float | None = None  # when a `Wake` that is out will be answered
     closing: bool = False
 

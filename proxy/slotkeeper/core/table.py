@@ -98,6 +98,7 @@ class EngineTable:
     tended: dict[SlotId, Tended] = field(default_factory=dict)  # of slots that are; else it says nothing
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
     orphans: list[Orphan] = field(default_factory=list)
+    awaited: bool = False  # a request waits until what is on its way there has begun: those behind it as well
     shared_until: float = 0.0
     moves: int = 0  # how often any slot changed its state
     reset_at: float = -1.0
@@ -164,6 +165,11 @@ class EngineTable:
         return self.in_state(SlotState.IDLE)
 
     @property
+    def own(self) -> int:
+        """How many slots no other client of the engine has."""
+        return len(self.states) - len(self.in_state(SlotState.FOREIGN))
+
+    @property
     def load(self) -> float:
         """Share of the slots that are taken."""
         return 1 - len(self.idle) / len(self.states)
@@ -171,7 +177,8 @@ class EngineTable:
     def open_for_pins(self, now: float) -> bool:
         """Whether a slot may be given out: nothing is on its way to a slot that we do not know."""
         fresh = now >= self.shared_until or now - self.observed_at <= STALE
-        return self.up and not self.unseen and not self.unsettled and not self.orphans and fresh
+        known = not self.unseen and not self.unsettled and not self.orphans
+        return self.up and known and fresh and not self.awaited
 
     def open_for_unpinned(self, now: float) -> bool:
         """The engine may choose any free slot only while none is promised to a task on its way."""
@@ -241,7 +248,7 @@ class EngineTable:
     def open_for_anything(self, now: float) -> bool:
         """Room for one more task without a known slot."""
         room = len(self.idle) > sum(sent.slots for sent in self.unsettled.values())
-        return self.up and room and self.open_for_bypass(now)
+        return self.up and room and not self.awaited and self.open_for_bypass(now)
 
     def open_for_bypass(self, now: float) -> bool:
         """Not while one that left unseen may be at work: it would be taken for the next one sent."""
