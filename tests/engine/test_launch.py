@@ -60,6 +60,16 @@ def test_a_port_that_is_taken_is_no_free_one(monkeypatch):
         assert free_port() == 20101
 
 
+def test_no_two_processes_draw_the_same_port():
+    """Each would talk to the engine that was quicker, and believe that it is its own."""
+    two = [free_port(), free_port()]
+    code = f"from slotkeeper.engine import launch; launch._reserved_ports = lambda: iter({two})\n"
+    drawn = subprocess.run(
+        [sys.executable, "-c", f"{code}print(launch.free_port())"], capture_output=True, text=True, check=True
+    )
+    assert int(drawn.stdout) not in two
+
+
 def alive(pid: int | None) -> bool:
     """Whether the process runs; one that waits to be reaped does not."""
     try:

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ DEVICE_FLAGS: Final = frozenset({"-dev", "--device", "-ngl", "--gpu-layers", "--
 
 EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT: Final = 20000  # most known services are below
+PROMISED: Final = 64  # ports drawn last: no other process draws them before their servers listen
+_promised: deque[int] = deque()  # descriptors of sockets that mark them
 
 OWN_FLAGS: Final = frozenset({"--model", "--port"})  # llama-cli has no port
 
@@ -189,18 +192,29 @@ def skulk_can_exist() -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A free TCP port that the kernel does not hand out by itself until it is bound.
+    """A free TCP port that neither the kernel nor another process of ours hands out until it is bound.
 
     A port that the kernel chose and took back may go to the next listener on port 0 or the next outgoing
-    connection, of this process or another one.
+    connection, of this process or another one. Two processes of ours that drew the same port would both talk
+    to the engine that was quicker.
     """
     for port in _reserved_ports():
         with socket.socket() as probe, suppress(OSError):
             probe.bind((host, port))
+            _promise(host, port)
             return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _promise(host: str, port: int) -> None:
+    """Keep other processes from drawing this port: they find its UDP side taken. Raises OSError if it is."""
+    with socket.socket(type=socket.SOCK_DGRAM) as mark:
+        mark.bind((host, port))
+        if len(_promised) == PROMISED:
+            os.close(_promised.popleft())
+        _promised.append(mark.detach())
 
 
 @cache
