@@ -13,7 +13,7 @@ demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and wit
 	$(VENVS)/demo/bin/slotkeeper demo
 
 test: $(VENVS)/dev/ready lint  ## all checks and tests, on both real engines
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile -m "not real and not serial and not image"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n 2 --dist worksteal -m "not real and not serial and not image"
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real and not image"
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)

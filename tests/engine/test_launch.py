@@ -20,7 +20,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.client import EngineClient, Health
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EPHEMERAL, LOWEST_PORT, find_engine, free_port
+from slotkeeper.engine.launch import EPHEMERAL, LOWEST_PORT, PROMISED, _promised, find_engine, free_port
 from slotkeeper.engine.process import EngineDiedError, EngineProcess
 from slotkeeper.engine.recommend import private_folder, recommended
 from slotkeeper.engine.supervisor import Backoff, Supervisor
@@ -51,6 +51,7 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_somebody_else():
     ports = [free_port() for _ in range(200)]
     assert len(set(ports)) == len(ports)
     assert max(ports) < lowest
+    assert len(_promised) == PROMISED
 
 
 def test_a_port_that_is_taken_is_no_free_one(monkeypatch):

@@ -1,4 +1,7 @@
-"""Recorded sessions of real agents, sent again through a sidecar whose rules fix, to the real engine."""
+"""Recorded sessions of real agents, sent again through a sidecar whose rules fix, to the real engine.
+
+Every other session runs on the newer build: what rules send is the same on both.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.replay import generates, shot
 from slotkeeper.bench.target import Target
 from slotkeeper.bench.trace import merged, read
+from slotkeeper.engine.launch import Kind, skulk_can_exist
 
 CONTEXT = 49152  # the longest prompt has 42,399 tokens
 REPLY = 16  # tokens: the history is the recorded one, whatever is said now
@@ -23,13 +27,18 @@ AT_MOST = 1.02  # times the oracle of what the client sent
 WITH_PLANTS = {"aider/main1": 1.12, "claude-code/trace-0100": 1.12, "claude-code/trace-0300": 1.12}
 ANYBODY_WITH_PLANTS = 1.06
 
+BUILDS = (Kind.SKULK, Kind.XLLAMACPP) if skulk_can_exist() else (Kind.XLLAMACPP,) * 2
+DEALT = [
+    pytest.param(path, BUILDS[at % 2], id=recorded.name(path)) for at, path in enumerate(recorded.sessions())
+]
+
 
 @recorded.needed
-@pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)
-async def test_what_real_agents_send_is_computed_once(path: Path, build, tmp_path):
+@pytest.mark.parametrize(("path", "kind"), DEALT)
+async def test_what_real_agents_send_is_computed_once(path: Path, kind: Kind, tmp_path):
     entries = [entry for entry in merged([read(path)]) if generates(entry)]
     async with (
-        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,
+        lab.tiny_engine(Tiny.HYBRID, kind, tmp_path, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,
         lab.keeping(engine, rules=("all=fix",)) as sidecar,
         Target(lab.url_of(sidecar)) as target,
     ):
