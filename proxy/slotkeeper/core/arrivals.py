@@ -12,7 +12,7 @@ from slotkeeper.core.effects import Effect, Forward, Observe
 from slotkeeper.core.events import Arrived, Rendered
 from slotkeeper.core.forms import Form, Weighed, changed_by_messages, computed
 from slotkeeper.core.held import Held, reuse
-from slotkeeper.core.pending import Pending, Stage
+from slotkeeper.core.pending import Pending, Scene, Stage
 from slotkeeper.core.shadow import Look, Source
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import effect
@@ -102,26 +102,32 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 def _serve(state: State, now: float) -> Iterator[Effect]:
     """Give slots to queued requests, in their order, as far as there are any."""
-    left_waiting, scene = 0, state.scene(now) if state.queue else ()
+    left_waiting = 0
+    scene: Scene | None = None  # it is drawn where it is compared: most requests are the only one
     for request in () if state.bypassing or not _any_free(state) else tuple(state.queue):
         pending = state.requests[request]
-        if left_waiting == LOOKAHEAD or not _any_free(state):
-            break
-        if pending.waits_in != scene:
+        if pending.waits_in is None or pending.waits_in != (scene := scene or state.scene(now)):
+            if left_waiting == LOOKAHEAD:
+                break
             plan = _decide(state, pending, now)
             if plan and not plan.wait:
                 plan = en_route.planted(state, pending, plan, now)
                 state.queue.served(request)
                 yield _begin(state, pending, plan, now)
                 plan.table.awaited |= plan.clearing and _overtaken(state, pending)
-                scene = state.scene(now)
+                scene = None
+                if not _any_free(state):
+                    break
                 continue
-            pending.waits_in = scene
+            pending.waits_in = scene or state.scene(now)
             pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
             left_waiting += pending.rendered
-        for table in pending.holds:
-            table.awaited = True
-        scene = state.scene(now) if pending.holds else scene
+        if pending.holds:
+            for table in pending.holds:
+                table.awaited = True
+            scene = None
+            if not _any_free(state):
+                break
 
 
 def _any_free(state: State) -> bool:

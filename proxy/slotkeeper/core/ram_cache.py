@@ -44,19 +44,26 @@ def contains(outer: Held, inner: Held) -> bool:
     A reply that nobody knows is not taken for what came after it in another state: it was not sent back as
     it was sampled, or drafts lie behind its end.
     """
-    if outer.tokens.begins_with(inner.tokens):
-        return outer.total == inner.total or (outer.total > inner.total and not inner.opaque)
-    # the same, but perhaps not known as far
-    return inner.tokens.begins_with(outer.tokens) and outer.total == inner.total
+    if outer.total == inner.total:  # the same, but perhaps not known as far
+        return outer.tokens.begins_with(inner.tokens) or inner.tokens.begins_with(outer.tokens)
+    return outer.total > inner.total and not inner.opaque and outer.tokens.begins_with(inner.tokens)
 
 
 def publish(ram: list[Held], held: Held, traits: EngineTraits) -> None:
     """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
     if held.total == 0:
         return
+    ours, contained = held.tokens.packed, []
     for place, entry in enumerate(ram):
+        theirs = entry.tokens.packed
+        if not (theirs.startswith(ours) or ours.startswith(theirs)):  # of nearly all: seen without a call
+            continue
         if contains(entry, held):  # the engine keeps what it has; we may have learnt more of its ids
             ram[place] = entry.known_as(held.tokens) if len(held.tokens) > len(entry.tokens) else entry
             return
-    ram[:] = [entry for entry in ram if not contains(held, entry)][-(RAM_ENTRIES - 1) :]
+        if contains(held, entry):
+            contained.append(place)
+    for place in reversed(contained):
+        del ram[place]
+    del ram[: max(0, len(ram) - RAM_ENTRIES + 1)]
     ram.append(bare(held, traits))

@@ -56,6 +56,13 @@ class Body:
         self._check(request.content_length or 0)
         if self._intake.free <= 0:
             raise self._full()
+        if request.content.is_eof():  # a small one came with its head
+            whole = await request.content.read()
+            self._take(len(whole))
+            return whole
+        return await self._read(request)
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
         whole = bytearray()
         until = asyncio.get_running_loop().time() + self._intake.seconds
         try:

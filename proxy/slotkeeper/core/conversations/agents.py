@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from slotkeeper.core.requests.layout import Layout, Section
@@ -128,12 +129,17 @@ def in_headers(headers: Mapping[str, str]) -> str:
     given = {name.lower(): " ".join(value.split()) for name, value in headers.items()}
     if given.get("x-title") == OPEN_WEBUI or any(name.startswith("x-openwebui-") for name in given):
         return OPEN_WEBUI
-    program = given.get("user-agent", "")
-    lower = program.lower()
+    return _program(given.get("user-agent", "")[:OPENING])
+
+
+@lru_cache(maxsize=64)  # asked several times of every request
+def _program(said: str) -> str:
+    """By a User-Agent."""
+    lower = said.lower()
     for start, name in (*PROGRAMS.items(), *LIBRARIES.items()):
         if lower.startswith(start):
             return name
     if _JS_CLASS.match(lower):
         return LIBRARIES["openai/js"]
-    product = _PRODUCT.match(program.partition("/")[0])
+    product = _PRODUCT.match(said.partition("/")[0])
     return (product[0][:LONGEST].strip() if product else "") or UNKNOWN
