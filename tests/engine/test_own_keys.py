@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from chaos.raw import until
 from engine.test_keys import ASKS, STRANGERS, before, telling, told
@@ -20,6 +21,7 @@ from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench.lab import ready, url_of
 from slotkeeper.core.types import Crowded
 from slotkeeper.engine.launch import free_port
+from slotkeeper.settings import Settings
 
 ALICE: Final = {"Authorization": "Bearer a-long-key-of-alice"}
 ROOT: Final = {"X-Api-Key": "a-long-key-of-root"}
@@ -207,3 +209,25 @@ async def test_the_list_is_read_again_at_sighup(engine, tmp_path):
     finally:
         os.kill(os.getpid(), signal.SIGINT)
         await work
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"), [({}, True), ({"namespaces": "off"}, False), ({"slot_dir": "slots"}, False)]
+)
+async def test_namespaces_without_a_slot_folder_are_warned_of(
+    tmp_path: Path, more: dict[str, Any], warned: bool
+):
+    if "slot_dir" in more:
+        more = {"slot_dir": tmp_path / "slots"}
+    settings = Settings(
+        upstream=("http://127.0.0.1:1",),
+        listen="127.0.0.1:0",
+        admin_listen="127.0.0.1:0",
+        keys_file=written(tmp_path),
+        drain_timeout=1.0,
+        **more,
+    )
+    with capture_logs() as log:
+        async with running(settings):
+            pass
+    assert ("namespaces_without_files" in {line["event"] for line in log}) == warned
