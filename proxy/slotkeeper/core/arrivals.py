@@ -362,7 +362,7 @@ def _is_changed(pending: Pending) -> bool:
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:
-    """Those whose prompts are in place, as soon as no pin is on its way; no other one begins until then."""
+    """Steered requests whose prompts are in place, once no pin is on its way; no other begins before."""
     closed = [p.plan.table for p in apart.clearing(state) if p.plan and _overtaken(state, p)]
     for request in tuple(state.steered):
         pending = state.requests[request]

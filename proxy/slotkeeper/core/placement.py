@@ -77,7 +77,7 @@ class Placement:
         effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
         return [*effects, *engines.learned(self._state, before)]
 
-    # -- for those who only read -------------------------------------------------------------------
+    # -- for observers ---------------------------------------------------------------------------
 
     @property
     def tables(self) -> dict[EngineId, EngineTable]:

@@ -238,7 +238,7 @@ def _files(
     """The shared beginning that is most worth a file, if no file has it.
 
     A file that can be cut serves prompts that diverge at a checkpoint before its end, so the longest one
-    will do. One without checkpoints is of use only to those who part behind it.
+    will do. One without checkpoints is of use only to prompts that diverge behind it.
 
     An engine that thins would then keep a checkpoint before that as its only one.
     """

@@ -41,7 +41,7 @@ def better(held: Held | None, ram: Sequence[Held], prompt: Tokens) -> Held | Non
 def contains(outer: Held, inner: Held) -> bool:
     """Whether all of `inner` is in `outer`.
 
-    A reply that nobody knows is not taken for what came after it in another state: it was not sent back as
+    A reply of unknown tokens is not taken for what came after it in another state: it was not sent back as
     it was sampled, or drafts lie behind its end.
     """
     if outer.total == inner.total:  # the same, but perhaps not known as far

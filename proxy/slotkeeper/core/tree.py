@@ -32,7 +32,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Twig:
-    """An edge, as those who look on see it."""
+    """An edge, as observers see it."""
 
     id: int  # as long as it is there
     parent: int | None

@@ -1,7 +1,7 @@
 """Flags that no answer shows, found out by what an unused engine does with a few short prompts.
 
 Each prompt is prefilled where the engine likes, so none meets a running answer (engine.md T1), and must find
-what the one before it left: where one does not, somebody else is there, or the engine chooses slots in a way
+what the one before it left: where one does not, another client is there, or the engine chooses slots in a way
 of its own, and nothing more is concluded. It costs 200 tokens in all, 350 with a sliding window.
 
 1. Four prompts, each the beginning of the next. The first shows whether checkpoints are made at all: the

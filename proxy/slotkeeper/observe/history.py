@@ -1,4 +1,4 @@
-"""What was computed and what was reused, since the start and in the last half hour, for those who look on."""
+"""What was computed and what was reused, since the start and in the last half hour, for observers."""
 
 from __future__ import annotations
 

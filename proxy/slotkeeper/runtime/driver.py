@@ -52,7 +52,7 @@ PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, whi
 
 
 class Driver:
-    """Owns the placement; everybody else asks it."""
+    """Owns the placement; all other modules ask it."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class Driver:
         return gone
 
     def _release_all(self, *, renew: bool) -> list[Effect]:
-        """Everybody who waits goes through unpinned; a fresh core looks before it gives out a slot.
+        """All queued requests go through unpinned; a fresh core looks before it gives out a slot.
 
         Without `renew` it is not even told of engines and files, because it was that which failed.
         """

@@ -67,7 +67,7 @@ class AdminPort:
         return web.Response(text="ok\n")
 
     def _engines(self) -> str:
-        """What each is like; addresses only where everybody here may see everything."""
+        """What each is like; addresses only where every client of this port may see everything."""
         links = self._driver.links.values()
         return ", ".join(f"{'one' if self._token else link.engine} {SAID[link.health]}" for link in links)
 

@@ -114,7 +114,7 @@ def uncached(body: bytes) -> bytes:
 
 
 def plain(path: str) -> str:
-    """The same path (without its query), which reads alike for everybody. Raises NotPlain.
+    """The same path (without its query), which every parser reads alike. Raises NotPlain.
 
     The engine's HTTP library also decodes %uXXXX, and drops a tab at the end.
     """

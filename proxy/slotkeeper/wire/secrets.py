@@ -2,7 +2,7 @@
 
 Some clients call their session, or themselves, by their key. What is written down of a request, in a log, in
 the journal, in a metric or in a recording, holds none of its own credentials, and nothing that looks like a
-key of somebody else's.
+key of another client.
 """
 
 from __future__ import annotations

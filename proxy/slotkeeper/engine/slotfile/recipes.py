@@ -1,6 +1,6 @@
 """New slot files from old ones, as lists of pieces.
 
-A file of 8 GB is written once: its bytes are copied, changed and hashed in one pass, by whoever has a thread
+A file of 8 GB is written once: its bytes are copied, changed and hashed in one pass, by any thread
 for it. The first file that a recipe names is its source 0; further ones give checkpoints only.
 """
 

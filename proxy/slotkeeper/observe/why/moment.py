@@ -1,6 +1,6 @@
 """Where a request is at this moment: its place in the line, or how far its prompt is computed.
 
-Only for those who look on: nothing is decided by it.
+Only for observers: nothing is decided by it.
 """
 
 from __future__ import annotations
