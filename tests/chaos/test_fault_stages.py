@@ -154,10 +154,7 @@ class Scene:
     async def comes_back(self, *args: str) -> None:
         """With these flags behind its own."""
         await until(lambda: not self.link.up, "the sidecar has seen it")
-        own = self.engine._args
-        self.engine._args = (*own, *args)
-        await self.engine.start()
-        self.engine._args = own
+        await self.engine.start(*args)
         self.dead.clear()
 
     def dies_in(self, owner: Any, name: str) -> None:

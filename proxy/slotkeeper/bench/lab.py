@@ -105,10 +105,13 @@ class Restartable:
         """As a power cut would: nothing is written or reported."""
         self.process.kill()
 
-    async def start(self) -> None:
-        """Start it, unless it runs, and wait until it serves. Raises EngineDiedError."""
+    async def start(self, *more: str) -> None:
+        """Start it, unless it runs, and wait until it serves. Raises EngineDiedError.
+
+        `more` flags count for this start only.
+        """
         if self.process.returncode is not None:
-            self.process = self._new()
+            self.process = self._new(more)
         if self.process.pid is None:
             self.process.start()
         await self.process.wait_ready()
@@ -118,8 +121,8 @@ class Restartable:
         self.kill()
         await self.start()
 
-    def _new(self) -> EngineProcess:
-        return EngineProcess(self._binary, self._args, base=self.base, log=self._log)
+    def _new(self, more: Sequence[str] = ()) -> EngineProcess:
+        return EngineProcess(self._binary, (*self._args, *more), base=self.base, log=self._log)
 
 
 @asynccontextmanager
