@@ -13,7 +13,6 @@ from slotkeeper.bench.play import at_once, play
 from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent
 from slotkeeper.bench.target import Target
 from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.engine.launch import Kind
 
 OWN_PART = 200  # tokens of an agent's own task, and some more
 CONTEXT = 32768  # tokens of a slot
@@ -123,8 +122,6 @@ async def test_in_a_tool_loop_the_client_waits_only_for_what_is_new(build, tmp_p
 
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID])
 async def test_a_new_agent_costs_its_own_part_though_others_have_the_slots(model, build, tmp_path):
-    if (model, build) == (Tiny.DENSE, Kind.SKULK):
-        pytest.skip("minutes of attention; dense memory is cut alike on both builds")
     found = await played(model, build, tmp_path, "agents")
     first = [at for at, sample in enumerate(found.samples) if sample.label.endswith("call")]
     assert len(first) == AGENTS
