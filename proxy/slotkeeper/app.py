@@ -194,7 +194,7 @@ class Sidecar:
         port = int(data_port.rpartition(":")[2])
         self.admin.listens(Address(Address.parse(settings.listen).host, port), settings.scheme)
         log.info("listening", data=data_port, admin=admin_port, upstream=list(settings.upstream))
-        if self._keys and settings.namespaces != "off" and settings.slot_dir is None:
+        if gate.door.namespaces and settings.slot_dir is None:
             log.warning("namespaces_without_files", setting="--slot-dir", route="/v1/messages")
 
     @property

@@ -212,7 +212,13 @@ async def test_the_list_is_read_again_at_sighup(engine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "warned"), [({}, True), ({"namespaces": "off"}, False), ({"slot_dir": "slots"}, False)]
+    ("more", "warned"),
+    [
+        ({}, True),
+        ({"namespaces": "key", "keys_file": None}, True),
+        ({"namespaces": "off"}, False),
+        ({"slot_dir": "slots"}, False),
+    ],
 )
 async def test_namespaces_without_a_slot_folder_are_warned_of(
     tmp_path: Path, more: dict[str, Any], warned: bool
@@ -223,9 +229,8 @@ async def test_namespaces_without_a_slot_folder_are_warned_of(
         upstream=("http://127.0.0.1:1",),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
-        keys_file=written(tmp_path),
         drain_timeout=1.0,
-        **more,
+        **{"keys_file": written(tmp_path), **more},
     )
     with capture_logs() as log:
         async with running(settings):

@@ -69,6 +69,11 @@ async def learn_affixes(ask: TokenizeCall) -> tuple[Tokens, Tokens]:
     raise TokenizeError("add_special changes the tokens of the text itself")
 
 
+async def tokens_of(ids: list[int]) -> Tokens:
+    """The ids of an answer, beside the event loop where they are many."""
+    return Tokens(ids) if len(ids) < THREAD_IDS else await asyncio.to_thread(Tokens, ids)
+
+
 class RemoteEncoder:
     """Tokenizes all pieces in one call."""
 
@@ -88,8 +93,7 @@ class RemoteEncoder:
         return _cut_at(await self._tokens(content), separator, len(pieces))
 
     async def _tokens(self, content: str | list[int | str]) -> Tokens:
-        ids = await self._ask(content, add_special=False, parse_special=True)
-        return Tokens(ids) if len(ids) < THREAD_IDS else await asyncio.to_thread(Tokens, ids)
+        return await tokens_of(await self._ask(content, add_special=False, parse_special=True))
 
 
 def _cut_at(ids: Tokens, separator: int, count: int) -> list[Tokens]:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.vocab.bpe import LocalVocab, UnsupportedError
 from slotkeeper.vocab.gguf import GgufError, read_vocabulary
-from slotkeeper.vocab.remote import RemoteEncoder, TokenizeCall, candidates_in, learn_affixes, learn_cuts
+from slotkeeper.vocab.remote import (
+    RemoteEncoder,
+    TokenizeCall,
+    candidates_in,
+    learn_affixes,
+    learn_cuts,
+    tokens_of,
+)
 from slotkeeper.vocab.segments import CACHE_BYTES, SegmentCache, SegmentTokenizer
 from slotkeeper.vocab.selfcheck import samples
 from slotkeeper.vocab.special import independent
@@ -86,7 +93,7 @@ class Tokenizer:
     async def tokenize(self, text: str, *, add_special: bool = True) -> Tokens:
         """Ids as the chat route makes them from a rendered prompt (special tokens in the text count)."""
         if not self._rungs:
-            return Tokens(await self._ask(text, add_special=add_special, parse_special=True))
+            return await tokens_of(await self._ask(text, add_special=add_special, parse_special=True))
         tokens = await self._rungs[0].pieces.tokenize(text)
         return self._prefix + tokens + self._suffix if add_special else tokens
 
