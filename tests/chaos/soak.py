@@ -46,7 +46,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN, Turn, system
-from slotkeeper.engine.http import CONNECTIONS
+from slotkeeper.engine.http import KEPT
 from slotkeeper.wire.routes import Api
 
 WORLDS: Final = ((Tiny.DENSE, "b10434"), (Tiny.HYBRID, "b11549"))
@@ -348,7 +348,7 @@ class Standing:
 
     def leaks(self, before: Standing) -> list[str]:
         """What there is more of than before; of memory and kept connections some may be."""
-        found, rooms = [], {"memory_kib": GROWTH_KIB, "kept": CONNECTIONS}
+        found, rooms = [], {"memory_kib": GROWTH_KIB, "kept": KEPT}
         for name, value in asdict(self).items():
             was, room = asdict(before)[name], rooms.get(name, 0)
             if value > was + room:

@@ -13,7 +13,7 @@ import pytest
 from chaos import soak
 from chaos.fake_answers import PATHS, answer_body, answer_events
 from chaos.soak import Heard, Standing, Step, Verdict, judged
-from slotkeeper.engine.http import CONNECTIONS
+from slotkeeper.engine.http import KEPT
 from slotkeeper.wire.routes import Api
 
 SAID = "one two three four"
@@ -68,8 +68,8 @@ def test_memory_may_grow_a_little():
 
 
 def test_kept_connections_come_and_go():
-    assert not replace(STANDING, kept=STANDING.kept + CONNECTIONS).leaks(STANDING)
-    assert replace(STANDING, kept=STANDING.kept + CONNECTIONS + 1).leaks(STANDING)
+    assert not replace(STANDING, kept=STANDING.kept + KEPT).leaks(STANDING)
+    assert replace(STANDING, kept=STANDING.kept + KEPT + 1).leaks(STANDING)
 
 
 def test_connections_to_a_port_are_told_from_the_others():

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
+import psutil
 import pytest
+from yarl import URL
 
 from patience import PATIENCE
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+from slotkeeper.engine.http import KEPT
 from slotkeeper.engine.launch import free_port
 
 CHAT = {"messages": [{"role": "user", "content": "Name the seven seas."}]}
@@ -95,6 +98,25 @@ async def test_a_prefill_says_how_long_the_engine_computed(client):
     ids = await ids_for(client, "timed", 2000)
     all_of_it, nearly_nothing = await client.prefill(ids, SlotId(1)), await client.prefill(ids, SlotId(1))
     assert all_of_it.seconds > nearly_nothing.seconds > 0
+
+
+async def test_calls_of_all_kinds_at_once_leave_the_engine_its_threads(client, engine):
+    """An idle connection keeps one of the engine's threads, of which there are np + 4."""
+
+    async def calls(number: int) -> None:
+        await client.tokenize(f"number {number}", add_special=True, parse_special=True)
+        await client.health()
+        with pytest.raises(EngineError):
+            await client.restore(SlotId(0), "there-is-none")
+
+    def open_connections() -> int:
+        ports = [one.raddr.port for one in psutil.Process().net_connections("tcp") if one.raddr]
+        return ports.count(URL(engine.base).port)
+
+    await asyncio.gather(*map(calls, range(64)))
+    for _ in range(3 * KEPT):
+        await client.slots()
+        assert open_connections() <= KEPT
 
 
 async def test_a_state_that_was_saved_comes_back_in_another_slot(client, engine):

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-import aiohttp
 import orjson
 
 from slotkeeper.core.observed import SlotView
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.answers import Guess, Health, PrefillResult, RestoreResult, SaveResult, seconds, view
 from slotkeeper.engine.errors import EngineError, EngineGoneError, EngineSilentError
-from slotkeeper.engine.http import BRIEF_SECONDS, EngineHttp, Headers, Pulse, message_in, within
+from slotkeeper.engine.http import BRIEF_SECONDS, CallLimits, EngineHttp, Headers, Kind, Pulse, message_in
 
 __all__ = [
     "EngineClient",
@@ -31,11 +30,12 @@ __all__ = [
     "message_in",
 ]
 
-QUICK: Final = within(BRIEF_SECONDS)  # these routes never enter the engine's task queue (engine.md 1.4, 1.7)
-TEXT: Final = within(60.0)  # megabytes to tokenize
+# These routes never enter the engine's task queue (engine.md 1.4, 1.7).
+QUICK: Final = CallLimits(Kind.BRIEF, BRIEF_SECONDS)
+TEXT: Final = CallLimits(Kind.TEXT, 60.0)  # megabytes to tokenize
 # Behind a batch, then 8 GB to a disk that writes 20 MB a second: longer than that, and it is stuck.
-LONG: Final = within(600.0)
-PATIENT: Final = within(None)  # a prefill takes minutes
+LONG: Final = CallLimits(Kind.TASK, 600.0)
+PATIENT: Final = CallLimits(Kind.TASK, None)  # a prefill takes minutes
 LOOP_STATUS: Final = 508  # what a sidecar answers to a request that has come through it before
 OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
     {"total_slots", "default_generation_settings", "build_info", "model_path", "is_sleeping", "role"}
@@ -71,7 +71,7 @@ class EngineClient:
 
     async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
         """Never raises. Does not wake a sleeping engine. It is silent after `seconds` without an answer."""
-        limits = within(seconds)
+        limits = CallLimits(Kind.BRIEF, seconds)
         try:
             await self._http.json("GET", "/health", limits=limits)
             props = await self._props(limits, headers)
@@ -92,7 +92,7 @@ class EngineClient:
         """Does not wake a sleeping engine."""
         return await self._props(QUICK, headers)
 
-    async def _props(self, limits: aiohttp.ClientTimeout, headers: Headers | None) -> dict[str, Any]:
+    async def _props(self, limits: CallLimits, headers: Headers | None) -> dict[str, Any]:
         said = await self._http.json("GET", "/props", limits=limits, headers=headers)
         return said if isinstance(said, dict) else {}
 
@@ -189,9 +189,9 @@ class EngineClient:
         }
         last: dict[str, Any] = {}
         ends: list[int] = []
-        # llama-server closes the connection after a stream, though it promises to keep it.
-        once = {**(headers or {}), "Connection": "close"}
-        async with self._http.ask("POST", "/completion", limits=PATIENT, headers=once, body=body) as response:
+        async with self._http.ask(
+            "POST", "/completion", limits=PATIENT, headers=headers, body=body
+        ) as response:
             async for line in response.content:
                 self._http.pulse.heard()
                 if line.startswith(b"data: {"):
@@ -246,8 +246,7 @@ class EngineClient:
         """Waits for the current batch, then holds all slots (engine.md 2.3).
 
         It may be done though we left before it began: after a cancellation nothing is known of the slot.
-        Sent once: a second try could reach the engine's successor. It would give it the file that killed
-        its predecessor (T2), or save its empty slot under the name of ours and call that a success.
+        Never sent twice (see `EngineHttp.ask`; a file can kill the engine: T2).
         """
         path = f"/slots/{slot}?action={action}"
-        return dict(await self._http.json("POST", path, limits=LONG, headers=headers, body=body, once=True))
+        return dict(await self._http.json("POST", path, limits=LONG, headers=headers, body=body))

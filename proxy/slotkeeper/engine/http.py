@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
 from io import BytesIO
 from typing import Any, Final
 
@@ -20,17 +22,38 @@ from slotkeeper.engine.errors import EngineError, EngineFrozenError, EngineGoneE
 from slotkeeper.wire.headers import AUTH
 
 CONNECT_SECONDS: Final = 5.0
-BRIEF_SECONDS: Final = 5.0  # a call this short is not watched
+BRIEF_SECONDS: Final = 5.0
 KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
-CONNECTIONS: Final = 16  # idle work and control calls of all slots; llama-server keeps np + 4 threads
 NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 
 Headers = Mapping[str, str]
 
 
-def within(seconds: float | None) -> aiohttp.ClientTimeout:
-    """A time limit for a whole call; None = as long as it takes."""
-    return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+class Kind(Enum):
+    """What a control call asks for. Only a task changes the engine's state."""
+
+    BRIEF = "brief"  # answered at once, so a frozen engine needs no other sign
+    TEXT = "text"  # megabytes to tokenize
+    TASK = "task"  # for a slot
+
+
+# llama-server has np + 4 threads for connections, and an idle connection keeps one until it is closed. Idle
+# connections that are used in turn are never closed: sixteen of them once kept all threads, and no new
+# connection was served any more (docs/engine.md 1.1). So few are kept; other calls open and close their own.
+KEPT: Final = 2
+MOST: Final = {Kind.BRIEF: 0, Kind.TEXT: 16, Kind.TASK: 0}  # connections beside those; 0: one for each call
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """`seconds` is for a whole call; None: as long as it takes."""
+
+    kind: Kind
+    seconds: float | None
+
+    @property
+    def timeout(self) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=self.seconds, sock_connect=CONNECT_SECONDS)
 
 
 class Pulse:
@@ -82,27 +105,27 @@ class EngineHttp:
         self.base = base.rstrip("/")
         self.pulse = pulse or Pulse()
         self._own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[Kind | None, aiohttp.ClientSession] = {}
+        self._kept_in_use = 0
 
     def __repr__(self) -> str:
         return f"{self.base}{' with key' if self._own else ''}"
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def json(
         self,
         method: str,
         path: str,
         *,
-        limits: aiohttp.ClientTimeout,
+        limits: CallLimits,
         headers: Headers | None = None,
         body: Mapping[str, Any] | None = None,
-        once: bool = False,
     ) -> Any:
         """The document that the engine answers; arguments and errors as for `ask`."""
-        async with self.ask(method, path, limits=limits, headers=headers, body=body, once=once) as response:
+        async with self.ask(method, path, limits=limits, headers=headers, body=body) as response:
             data = await response.read()
         try:
             return orjson.loads(data)
@@ -115,21 +138,20 @@ class EngineHttp:
         method: str,
         path: str,
         *,
-        limits: aiohttp.ClientTimeout,
+        limits: CallLimits,
         headers: Headers | None = None,
         body: Mapping[str, Any] | None = None,
-        once: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A 200; leaving before its end closes the connection.
 
         With `headers` that hold a credential our own key stays away: the engine would read one of the two.
-        `once`: never sent a second time, whatever happens to the connection.
+        A task is never sent twice. The engine's successor could get it: the file that killed its predecessor,
+        or an order to save its empty slot under the name of ours.
         Raises EngineError for every other status, EngineGoneError when there is no answer.
         """
-        brief = limits.total is not None and limits.total <= BRIEF_SECONDS
         async with (
-            nullcontext() if brief else self.pulse.answer(),
-            self._asked(method, path, limits=limits, headers=headers, body=body, once=once) as response,
+            nullcontext() if limits.kind is Kind.BRIEF else self.pulse.answer(),
+            self._asked(method, path, limits=limits, headers=headers, body=body) as response,
         ):
             yield response
 
@@ -139,29 +161,26 @@ class EngineHttp:
         method: str,
         path: str,
         *,
-        limits: aiohttp.ClientTimeout,
+        limits: CallLimits,
         headers: Headers | None,
         body: Mapping[str, Any] | None,
-        once: bool,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         data = orjson.dumps(body) if body is not None else None
         own = {} if any(name in AUTH for name in headers or ()) else self._own
-        headers = {**own, **(headers or {})}
+        headers, url = {**own, **(headers or {})}, self.base + path
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             stream = BytesIO(data) if data is not None else None  # aiohttp warns of bytes above 1 MiB
-            return await session.request(
-                method, self.base + path, data=stream, headers=headers, timeout=limits
-            )
+            return await session.request(method, url, data=stream, headers=headers, timeout=limits.timeout)
 
         try:
-            async with self._connected(once) as session:
+            async with self._connected(limits.kind) as (session, kept):
                 try:
                     response = await send(session)
                 except aiohttp.ClientConnectorError:
                     raise
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                    if once:
+                    if not kept:
                         raise
                     response = await send(session)  # it had closed an idle connection
                 async with response:
@@ -174,25 +193,30 @@ class EngineHttp:
             raise EngineGoneError(f"{self.base}{path}: {error!r}") from error
 
     @asynccontextmanager
-    async def _connected(self, once: bool) -> AsyncIterator[aiohttp.ClientSession]:
-        """The session with its idle connections; for what is sent once, a connection that never was idle.
+    async def _connected(self, kind: Kind) -> AsyncIterator[tuple[aiohttp.ClientSession, bool]]:
+        """A session, and whether its connection may have been idle before: then it may be closed by now."""
+        if kind is Kind.TASK or self._kept_in_use == KEPT:
+            yield self._session(kind), False
+            return
+        self._kept_in_use += 1
+        try:
+            yield self._session(None), True
+        finally:
+            self._kept_in_use -= 1
 
-        The engine may close an idle one in the moment that we send, and then its state is unknown.
-        """
-        if once:
-            async with self._new_session() as session:
-                yield session
-        else:
-            if self._session is None:  # made at the first call because it belongs to the running loop
-                self._session = self._new_session()
-            yield self._session
-
-    def _new_session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Content-Type": "application/json"},
-        )
+    def _session(self, kind: Kind | None) -> aiohttp.ClientSession:
+        """None: the one that keeps its connections. Made when needed: it belongs to the running loop."""
+        if kind not in self._sessions:
+            if kind is None:
+                connector = aiohttp.TCPConnector(limit=KEPT, keepalive_timeout=KEEP_SECONDS)
+            else:
+                connector = aiohttp.TCPConnector(limit=MOST[kind], force_close=True)
+            self._sessions[kind] = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Content-Type": "application/json"},
+            )
+        return self._sessions[kind]
 
 
 def _refusal(status: int, data: bytes) -> EngineError:
