@@ -283,7 +283,7 @@ async def test_an_engine_that_dies_costs_a_wait_whatever_it_is_when_it_is_back(s
             assert await answer() == known[fate, length], fate
             await lab.rested(scene.sidecar)
         seen = [line for line in log if line["event"].startswith("engine_")]
-        assert seen[-1]["event"] == "engine_up", (seen, scene.engine.process.tail())
+        assert seen[-1]["event"] == "engine_up", (log, scene.engine.process.tail())
         assert "engine_lost" in {line["event"] for line in seen}
         assert stage not in COUNTED or scene.counted(stage) > before, fate
     await nothing_is_left(scene)
