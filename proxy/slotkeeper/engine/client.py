@@ -14,7 +14,7 @@ from slotkeeper.core.observed import SlotView
 from slotkeeper.core.types import SlotId
 from slotkeeper.engine.answers import Guess, Health, PrefillResult, RestoreResult, SaveResult, seconds, view
 from slotkeeper.engine.errors import EngineError, EngineGoneError, EngineSilentError
-from slotkeeper.engine.http import BRIEF_SECONDS, CallLimits, EngineHttp, Headers, Kind, Pulse, message_in
+from slotkeeper.engine.http import BRIEF_SECONDS, CallKind, CallLimits, EngineHttp, Headers, Pulse, message_in
 
 __all__ = [
     "EngineClient",
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 # These routes never enter the engine's task queue (engine.md 1.4, 1.7).
-QUICK: Final = CallLimits(Kind.BRIEF, BRIEF_SECONDS)
-TEXT: Final = CallLimits(Kind.TEXT, 60.0)  # megabytes to tokenize
+QUICK: Final = CallLimits(CallKind.BRIEF, BRIEF_SECONDS)
+TEXT: Final = CallLimits(CallKind.TEXT, 60.0)  # megabytes to tokenize
 # Behind a batch, then 8 GB to a disk that writes 20 MB a second: longer than that, and it is stuck.
-LONG: Final = CallLimits(Kind.TASK, 600.0)
-PATIENT: Final = CallLimits(Kind.TASK, None)  # a prefill takes minutes
+LONG: Final = CallLimits(CallKind.TASK, 600.0)
+PATIENT: Final = CallLimits(CallKind.TASK, None)  # a prefill takes minutes
 LOOP_STATUS: Final = 508  # what a sidecar answers to a request that has come through it before
 OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
     {"total_slots", "default_generation_settings", "build_info", "model_path", "is_sleeping", "role"}
@@ -71,7 +71,7 @@ class EngineClient:
 
     async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
         """Never raises. Does not wake a sleeping engine. It is silent after `seconds` without an answer."""
-        limits = CallLimits(Kind.BRIEF, seconds)
+        limits = CallLimits(CallKind.BRIEF, seconds)
         try:
             await self._http.json("GET", "/health", limits=limits)
             props = await self._props(limits, headers)

@@ -29,26 +29,26 @@ NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 Headers = Mapping[str, str]
 
 
-class Kind(Enum):
+class CallKind(Enum):
     """What a control call asks for. Only a task changes the engine's state."""
 
     BRIEF = "brief"  # answered at once, so a frozen engine needs no other sign
     TEXT = "text"  # megabytes to tokenize
-    TASK = "task"  # for a slot
+    TASK = "task"  # waits in the engine's queue
 
 
 # llama-server has np + 4 threads for connections, and an idle connection keeps one until it is closed. Idle
 # connections that are used in turn are never closed: sixteen of them once kept all threads, and no new
 # connection was served any more (docs/engine.md 1.1). So few are kept; other calls open and close their own.
 KEPT: Final = 2
-MOST: Final = {Kind.BRIEF: 0, Kind.TEXT: 16, Kind.TASK: 0}  # connections beside those; 0: one for each call
+TEXTS: Final = 16  # connections for texts beside those; any other call has one
 
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
     """`seconds` is for a whole call; None: as long as it takes."""
 
-    kind: Kind
+    kind: CallKind
     seconds: float | None
 
     @property
@@ -105,7 +105,7 @@ class EngineHttp:
         self.base = base.rstrip("/")
         self.pulse = pulse or Pulse()
         self._own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._sessions: dict[Kind | None, aiohttp.ClientSession] = {}
+        self._sessions: dict[CallKind | None, aiohttp.ClientSession] = {}
         self._kept_in_use = 0
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class EngineHttp:
         Raises EngineError for every other status, EngineGoneError when there is no answer.
         """
         async with (
-            nullcontext() if limits.kind is Kind.BRIEF else self.pulse.answer(),
+            nullcontext() if limits.kind is CallKind.BRIEF else self.pulse.answer(),
             self._asked(method, path, limits=limits, headers=headers, body=body) as response,
         ):
             yield response
@@ -188,14 +188,14 @@ class EngineHttp:
                         raise _refusal(response.status, await response.read())
                     yield response
         except TimeoutError as error:  # before the others: aiohttp's are both
-            raise EngineSilentError(f"{self.base}{path}: {error!r}") from error
+            raise EngineSilentError(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineGoneError(f"{self.base}{path}: {error!r}") from error
+            raise EngineGoneError(f"{url}: {error!r}") from error
 
     @asynccontextmanager
-    async def _connected(self, kind: Kind) -> AsyncIterator[tuple[aiohttp.ClientSession, bool]]:
+    async def _connected(self, kind: CallKind) -> AsyncIterator[tuple[aiohttp.ClientSession, bool]]:
         """A session, and whether its connection may have been idle before: then it may be closed by now."""
-        if kind is Kind.TASK or self._kept_in_use == KEPT:
+        if kind is CallKind.TASK or self._kept_in_use == KEPT:
             yield self._session(kind), False
             return
         self._kept_in_use += 1
@@ -204,13 +204,14 @@ class EngineHttp:
         finally:
             self._kept_in_use -= 1
 
-    def _session(self, kind: Kind | None) -> aiohttp.ClientSession:
+    def _session(self, kind: CallKind | None) -> aiohttp.ClientSession:
         """None: the one that keeps its connections. Made when needed: it belongs to the running loop."""
         if kind not in self._sessions:
             if kind is None:
                 connector = aiohttp.TCPConnector(limit=KEPT, keepalive_timeout=KEEP_SECONDS)
             else:
-                connector = aiohttp.TCPConnector(limit=MOST[kind], force_close=True)
+                limit = TEXTS if kind is CallKind.TEXT else 0
+                connector = aiohttp.TCPConnector(limit=limit, force_close=True)
             self._sessions[kind] = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
