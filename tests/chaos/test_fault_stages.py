@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from slotkeeper.wire.routes import Api
 
 CHAT: Final = "/v1/chat/completions"
 ON_ITS_WAY: Final = 0.1  # seconds after which a call has reached an engine that stands still
+MOMENT: Final = 0.01  # seconds
 ENDLESS: Final = {"stream": True, "max_tokens": 5000, "ignore_eos": True}
 CONTEXT: Final = 32768
 
@@ -81,13 +83,13 @@ COUNTED: Final[dict[Stage, tuple[str, dict[str, str]]]] = {
 class Length(StrEnum):
     SHORT = "short"
     PREFIX = "long prefix"  # sooner restored than computed
-    QUESTION = "long question"  # computed by the request itself, not by a plant before it
+    QUESTION = "long question"  # of one line, so that nothing in it is planted: the request computes it
 
 
 def turns(number: int, length: Length = Length.SHORT) -> tuple[dict[str, Any], dict[str, Any]]:
     """Two turns of one conversation; what the model says in between is scripted."""
     prefix = prose(20_000 if length is Length.PREFIX else 3000, number)
-    question = prose(20_000, 70 + number) if length is Length.QUESTION else ""
+    question = prose(20_000, 70 + number).replace("\n", " ") if length is Length.QUESTION else ""
     first = [
         {"role": "system", "content": f"Conversation {number}. {prefix}"},
         {"role": "user", "content": prose(400, 50 + number)},
@@ -175,14 +177,24 @@ class Scene:
         setattr(owner, name, call)
 
     def dies_behind(self, owner: Any, name: str) -> None:
-        """When this is called next, and has its answer."""
+        """When this is called next, and has its answer's head.
+
+        Until then the engine runs for moments only: on a loaded machine it could write its whole answer
+        before we see the head.
+        """
         real = getattr(owner, name)
 
         async def call(*args: Any, **more: Any) -> Any:
             setattr(owner, name, real)
-            answer = await real(*args, **more)
+            assert self.engine.process.pid
+            asked = asyncio.get_running_loop().create_task(real(*args, **more))
+            while not asked.done():
+                os.killpg(self.engine.process.pid, signal.SIGCONT)
+                time.sleep(MOMENT)  # noqa: ASYNC251 - nothing of ours delays the next stop
+                os.killpg(self.engine.process.pid, signal.SIGSTOP)
+                await asyncio.sleep(MOMENT)
             self.die()
-            return answer
+            return await asked
 
         setattr(owner, name, call)
 
@@ -283,7 +295,7 @@ async def test_an_engine_that_dies_costs_a_wait_whatever_it_is_when_it_is_back(s
             assert await answer() == known[fate, length], fate
             await lab.rested(scene.sidecar)
         seen = [line for line in log if line["event"].startswith("engine_")]
-        assert seen[-1]["event"] == "engine_up", (log, scene.engine.process.tail())
+        assert seen[-1]["event"] == "engine_up", "\n".join([*map(str, log), scene.engine.process.tail()])
         assert "engine_lost" in {line["event"] for line in seen}
         assert stage not in COUNTED or scene.counted(stage) > before, fate
     await nothing_is_left(scene)

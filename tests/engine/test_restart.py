@@ -12,6 +12,7 @@ from slotkeeper.bench.measure import Oracle, Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import play
 from slotkeeper.bench.restart import Change, Conversation
+from slotkeeper.bench.sessions import Turn
 from slotkeeper.bench.target import Target
 
 LONG_PAUSE = 3600.0  # nothing is saved but at the end
@@ -28,10 +29,19 @@ async def begin(chats: Sequence[Conversation], target: Target) -> None:
         expect_answered(await play(chat.begin(), target, session=f"chat {chat.number}"))
 
 
-async def go_on(chats: Sequence[Conversation], target: Target) -> Totals:
+async def go_on(chats: Sequence[Conversation], target: Target, sidecar: Sidecar | None = None) -> Totals:
+    """Clients that think before each question: until the sidecar has saved what there is.
+
+    To one that asks at once, some tokens more may be given sooner than a slot that is just being saved.
+    """
+
+    async def thinks(_: Turn) -> None:
+        if sidecar:
+            await lab.rested(sidecar)
+
     found = []
     for chat in chats:
-        found += await play(chat.go_on(), target, session=f"chat {chat.number}")
+        found += await play(chat.go_on(), target, session=f"chat {chat.number}", before=thinks)
     expect_answered(found)
     return totals(found)
 
@@ -55,7 +65,7 @@ async def test_an_engine_that_was_killed_computes_only_what_is_new(model, build,
             await begin(chats, target)
             await lab.rested(sidecar)
             await engine.restart()
-            found = await go_on(chats, target)
+            found = await go_on(chats, target, sidecar)
     expect_little_more_than_the_oracle(found)
 
 
@@ -77,7 +87,7 @@ async def test_so_it_is_after_two_restarts(build, tmp_path):
             for _ in range(2):
                 await lab.rested(sidecar)
                 await lab.restarted(engine, sidecar)
-                expect_little_more_than_the_oracle(await go_on(chats, target))
+                expect_little_more_than_the_oracle(await go_on(chats, target, sidecar))
 
 
 @pytest.mark.parametrize("also_the_engine", [False, True], ids=["sidecar", "both"])
@@ -133,4 +143,4 @@ async def goes_on_at(sidecar: Sidecar, chats: Sequence[Conversation], oracle: Or
     """The same clients with a new sidecar."""
     async with Target(lab.url_of(sidecar)) as target:
         target.oracle = oracle
-        return await go_on(chats, target)
+        return await go_on(chats, target, sidecar)
