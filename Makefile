@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
-.PHONY: help demo test rehearse fuzz soak test-image test-real lint audit bench lock clean
+.PHONY: help demo test test-remaining rehearse fuzz soak test-image test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -12,9 +13,12 @@ help:  ## this list
 demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and without the sidecar
 	$(VENVS)/demo/bin/slotkeeper demo
 
-test: $(VENVS)/dev/ready lint  ## all checks and tests, on both real engines
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n 2 --dist worksteal -m "not real and not serial and not image"
+test: $(VENVS)/dev/ready lint  ## all checks and tests, on two builds of the real engine
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not serial and not image and not remaining"
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real and not image"
+
+test-remaining: $(VENVS)/dev/ready  ## slow tests, which `make test` runs on one build, on the other build
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining"
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
 	$(PYTHON) tests/rehearse.py $(ARGS)

@@ -1,4 +1,4 @@
-"""For all tests: what one leaves as it found it, and how hypothesis searches."""
+"""For all tests: what one leaves as it found it, how hypothesis searches, and what `make test` runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,26 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("slotkeeper")
 
 PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # it changes with each phase of a test
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are selected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every second case of an `alternating` test as `remaining`.
+
+    Neighbours on the grid of parameters take turns: each case runs on one build, each build with every second
+    case. Where the build is the only parameter, the test's name decides.
+    """
+    for item in items:
+        grid = (
+            item.callspec.indices if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        )
+        if "build" in grid and item.get_closest_marker("alternating"):
+            # Parameters that are given together have one index: it counts once.
+            at = grid["build"] + sum({index for name, index in grid.items() if name != "build"})
+            if len(grid) == 1:
+                at += zlib.crc32(item.originalname.encode())
+            if at % 2:
+                item.add_marker("remaining")
 
 
 @pytest.fixture(autouse=True)

@@ -249,7 +249,8 @@ async def settled(sidecar: Sidecar) -> None:
     lasting += sum(link.lacks_files for link in driver.links.values())
 
     def still() -> bool:
-        return not driver.placement.unsaved(driver.now()) and len(driver.tasks) <= lasting
+        working = len(driver.tasks) - (driver.hands._alarm is not None)
+        return not driver.placement.unsaved(driver.now()) and working <= lasting
 
     await until(still, "all is saved")
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from chaos.lab_snapshots import (
     Bench,
@@ -23,6 +24,8 @@ from chaos.lab_snapshots import (
 )
 from slotkeeper.app import Sidecar
 from slotkeeper.core.snapshots import Tier
+
+pytestmark = pytest.mark.alternating
 
 MODEL = "tiny-dense"  # one file for each talk, on both builds
 TALKS = 8

@@ -32,6 +32,8 @@ from slotkeeper.bench.prose import prose
 from slotkeeper.core.types import EngineId
 from slotkeeper.wire.routes import Api
 
+pytestmark = pytest.mark.alternating
+
 CHAT: Final = "/v1/chat/completions"
 ON_ITS_WAY: Final = 0.1  # seconds after which a call has reached an engine that stands still
 MOMENT: Final = 0.01  # seconds

@@ -33,8 +33,10 @@ from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.core import preparing
-from slotkeeper.runtime import snapshots
+from slotkeeper.runtime import link, snapshots
 from slotkeeper.store import files, health, shelf
+
+pytestmark = pytest.mark.alternating
 
 MODEL = "tiny-dense"
 TALKS = 4
@@ -176,8 +178,9 @@ async def test_an_engine_that_saves_elsewhere(tmp_path: Path, build: str):
         assert written(engine) <= 1, "it was tried out once, and never asked again"
 
 
-async def test_a_folder_that_is_there_only_later(tmp_path: Path, build: str):
+async def test_a_folder_that_is_there_only_later(tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch):
     """A file stands in its way when the sidecar starts."""
+    monkeypatch.setattr(link, "FILES_RETRY", 1.0)  # seconds
     way = tmp_path / "way"
     way.write_text("not a folder")
     async with bench(MODEL, build, tmp_path / "engine") as engine:

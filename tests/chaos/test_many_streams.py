@@ -13,6 +13,8 @@ from chaos.conftest import ready, settings
 from chaos.raw import until
 from slotkeeper.app import Sidecar, running
 
+pytestmark = pytest.mark.alternating
+
 STREAMS, LEAVERS, SLOTS = 200, 50, 4
 SMALL = ["-np", str(SLOTS), "-c", "16384", "-t", "1"]
 CHAT = "/v1/chat/completions"

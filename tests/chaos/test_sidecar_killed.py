@@ -29,6 +29,8 @@ from slotkeeper.store.names import ours
 from slotkeeper.store.seal import seal_of
 from slotkeeper.store.store import Store
 
+pytestmark = pytest.mark.alternating
+
 DEATHS = 10  # on each build
 TALKS = 12
 TURNS = 4

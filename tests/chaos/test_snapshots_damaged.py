@@ -27,6 +27,8 @@ from slotkeeper.app import Sidecar
 from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.store.kept import Kept
 
+pytestmark = pytest.mark.alternating
+
 WHOLE = 2  # talks whose snapshots nobody touches
 BOTH_MEMORIES = pytest.mark.parametrize("model", ["tiny-hybrid", "tiny-dense"])
 

@@ -18,6 +18,8 @@ from slotkeeper.app import Sidecar, running
 from slotkeeper.wire.answer import Answer, AnswerReader
 from slotkeeper.wire.routes import Api
 
+pytestmark = pytest.mark.alternating
+
 KEEP_ALIVE = 0.05
 WAITING = b": waiting\n\n"
 CHAT = PATHS[Api.CHAT]

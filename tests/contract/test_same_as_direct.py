@@ -13,6 +13,8 @@ from contract.cases import Case
 from contract.compare import ask
 from slotkeeper.app import running
 
+pytestmark = pytest.mark.alternating
+
 
 async def erase(address: str) -> None:
     for slot in (0, 1):

@@ -14,6 +14,8 @@ from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent
 from slotkeeper.bench.target import Target
 from slotkeeper.core.snapshots import SnapshotId
 
+pytestmark = pytest.mark.alternating
+
 OWN_PART = 200  # tokens of an agent's own task, and some more
 CONTEXT = 32768  # tokens of a slot
 UNCUTTABLE = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
@@ -120,7 +122,7 @@ async def test_in_a_tool_loop_the_client_waits_only_for_what_is_new(build, tmp_p
     assert all((s.computed or 0) <= (s.oracle or 0) for s in found.samples[2:])
 
 
-@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID])
+@pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.DENSE])
 async def test_a_new_agent_costs_its_own_part_though_others_have_the_slots(model, build, tmp_path):
     found = await played(model, build, tmp_path, "agents")
     first = [at for at, sample in enumerate(found.samples) if sample.label.endswith("call")]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from slotkeeper.bench.demo import demo
+
+pytestmark = pytest.mark.alternating
 
 
 async def test_it_shows_that_the_sidecar_saves_half_of_the_work(build, capsys):

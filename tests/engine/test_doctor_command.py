@@ -25,6 +25,8 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import Kind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 
+pytestmark = pytest.mark.alternating
+
 MEMORY = {Tiny.DENSE: "dense", Tiny.SWA: "swa, window 256", Tiny.RECURRENT: "recurrent"}
 
 

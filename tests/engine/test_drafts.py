@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import httpx
+import pytest
 
 from patience import PATIENCE
 from slotkeeper.bench import lab
@@ -16,6 +17,8 @@ from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN
 from slotkeeper.engine.launch import Kind
 from slotkeeper.wire.document import Doc
+
+pytestmark = pytest.mark.alternating
 
 CHATS = 5
 TURN = 8000  # characters, some 2100 tokens

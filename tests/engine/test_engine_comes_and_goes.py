@@ -18,6 +18,8 @@ from slotkeeper.app import Sidecar, running
 from slotkeeper.engine.launch import free_port
 from slotkeeper.settings import Settings
 
+pytestmark = pytest.mark.alternating
+
 ONE = ["-t", "1"]
 CHAT = "/v1/chat/completions"
 LONG = "The lighthouse keeper counts the ships that pass by night. " * 30

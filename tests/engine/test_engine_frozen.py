@@ -19,6 +19,8 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.core.table import SlotState
 
+pytestmark = pytest.mark.alternating
+
 SOON = 0.2  # seconds of silence, for an engine that says nothing in any case
 SHORT = 3.0  # seconds, for one that is slow
 BODIES = {

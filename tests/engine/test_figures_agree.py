@@ -27,6 +27,8 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.terminal.figures import tokens
 from slotkeeper.top import top
 
+pytestmark = pytest.mark.alternating
+
 CONTEXT: Final = 16384
 NEW: Final = 6  # prompts
 Document = dict[str, Any]

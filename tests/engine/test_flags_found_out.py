@@ -16,6 +16,8 @@ from slotkeeper.engine.flag_canary import FEW
 from slotkeeper.engine.launch import Kind, find_engine
 from slotkeeper.engine.traits import Reading, read_traits
 
+pytestmark = pytest.mark.alternating
+
 MOST = 250  # tokens that finding out may take
 MOST_WINDOWED = 360  # with a sliding window
 SHORT = 150  # without its longest part

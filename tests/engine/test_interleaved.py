@@ -10,6 +10,8 @@ from slotkeeper.bench.play import play
 from slotkeeper.bench.sessions import SESSIONS
 from slotkeeper.bench.target import Target
 
+pytestmark = pytest.mark.alternating
+
 MODELS = ["tiny-dense", "tiny-hybrid"]
 
 

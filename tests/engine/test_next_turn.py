@@ -30,6 +30,8 @@ from slotkeeper.wire.echo import words
 from slotkeeper.wire.request import parse
 from slotkeeper.wire.routes import Api
 
+pytestmark = pytest.mark.alternating
+
 Message = dict[str, Any]
 
 

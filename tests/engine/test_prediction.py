@@ -19,6 +19,8 @@ from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.wire.headers import PREDICTED
 
+pytestmark = pytest.mark.alternating
+
 REQUESTS = 150
 CHATS = 60
 FLAGS = ["-c", "8192", "-b", "512", "-ub", "128"]  # small batches: many checkpoints, prompts are cheap

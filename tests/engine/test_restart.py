@@ -15,6 +15,8 @@ from slotkeeper.bench.restart import Change, Conversation
 from slotkeeper.bench.sessions import Turn
 from slotkeeper.bench.target import Target
 
+pytestmark = pytest.mark.alternating
+
 LONG_PAUSE = 3600.0  # nothing is saved but at the end
 MORE = 1.05  # times the oracle may be computed
 EACH = 64  # tokens, and so many more for each conversation

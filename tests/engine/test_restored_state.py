@@ -23,6 +23,8 @@ from slotkeeper.runtime import editing
 from slotkeeper.wire.document import Doc
 from slotkeeper.wire.headers import DECISION
 
+pytestmark = pytest.mark.alternating
+
 CHAT = "/v1/chat/completions"
 SAID = 24  # tokens of each answer
 COMPARED = 4  # first tokens whose logprobs are looked at

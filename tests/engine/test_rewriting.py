@@ -13,6 +13,8 @@ from slotkeeper.bench.rewriters import REWRITERS, Rewriter
 from slotkeeper.bench.target import Target
 from slotkeeper.core.canonical.rules import RuleName
 
+pytestmark = pytest.mark.alternating
+
 CONTEXT = 16384
 WITH_OBSERVED = 1.06  # times the oracle: the first parting in a long text finds no checkpoint at its place
 WITH_FIXED = 0.95  # the oracle is of what the client sent

@@ -15,6 +15,8 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.core.canonical.rules import RuleName
 from slotkeeper.engine.launch import Kind
 
+pytestmark = pytest.mark.alternating
+
 CONTEXT = 8192
 REPLY = 8  # tokens
 # Tokens by which the choice of a slot may differ, which is no rule's doing: the template's first ones are in

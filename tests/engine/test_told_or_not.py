@@ -17,6 +17,8 @@ from slotkeeper.bench.target import Target
 from slotkeeper.engine import flag_canary
 from slotkeeper.engine.canary import CANARY_TOKENS
 
+pytestmark = pytest.mark.alternating
+
 NO_PAUSES = {"save_pause": 3600.0, "idle_tokens": 0}  # how much idle work is done depends on the machine
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import pytest
 
 from engine.dialects import PATHS
 from patience import PATIENCE
@@ -16,6 +17,8 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
 from slotkeeper.wire.routes import Api
+
+pytestmark = pytest.mark.alternating
 
 SLOTS = 4
 PINNED = 24  # conversations, each of which asks again as soon as it is answered

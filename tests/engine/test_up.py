@@ -22,6 +22,8 @@ from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 
+pytestmark = pytest.mark.alternating
+
 QUIET = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "json")
 CHAT = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8}
 

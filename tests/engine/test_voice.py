@@ -12,6 +12,8 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import Kind
 from slotkeeper.engine.traits import Reading, read_traits
 
+pytestmark = pytest.mark.alternating
+
 
 @pytest.fixture
 def look(engine_factory, tmp_path):

@@ -28,6 +28,8 @@ from slotkeeper.core.requests.layout import Section
 from slotkeeper.engine.launch import Kind as Build
 from slotkeeper.observe.why.words import FEW
 
+pytestmark = pytest.mark.alternating
+
 OLDER: Final = Build.SKULK.value
 NO_THINKING: Final = {"chat_template_kwargs": {"enable_thinking": False}}
 
