@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -58,6 +59,12 @@ class Reader:
 
     async def document(self, path: str) -> Any:
         return await self.page.evaluate("async (path) => (await fetch(path)).json()", path)
+
+    async def until(self, script: str, about: Any = None) -> None:
+        """Wait until `script` is true. Playwright's own wait evaluates text: the page forbids that."""
+        async with asyncio.timeout(PATIENCE):
+            while not await self.page.evaluate(script, about):
+                await asyncio.sleep(0.05)
 
     async def shoot(self, name: str, **options: Any) -> None:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ async def test_a_request_is_explained_by_keyboard_alone_and_focus_returns(reader
     await reader.page.keyboard.press("Escape")
     await expect(reader.page.locator("#why")).not_to_be_visible()
     # A browser tells the page of it only after that.
-    await reader.page.wait_for_function("location.hash === ''")
+    await reader.until("location.hash === ''")
     assert await reader.page.evaluate("document.activeElement.getAttribute('href')") == before
 
 

@@ -46,7 +46,7 @@ async def test_a_figure_changes_without_a_reload_and_rows_stay(reader: Reader, b
     await ask(lab.url_of(busy), "One more question, please.")
     await expect(reader.page.locator("#figures .quiet").nth(2)).not_to_have_text(requests or "")
     # Figures and rows are two answers, so rows may come one look later.
-    await reader.page.wait_for_function("row => row.previousElementSibling !== null", arg=row)
+    await reader.until("row => row.previousElementSibling !== null", row)
     assert await row.evaluate("row => row.isConnected")
     assert await row.evaluate("row => row.contains(document.activeElement)")
 
