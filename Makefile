@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
-WORKERS ?= 2
+# For two cores: half of the time tests wait for engines and timers.
+WORKERS ?= 3
 
 .PHONY: help demo test test-remaining rehearse fuzz soak test-image test-real lint audit bench lock clean
 
