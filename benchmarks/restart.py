@@ -67,7 +67,7 @@ class Long:
             self._history.append(answer["choices"][0]["message"])
             self.tokens = answer["usage"]["prompt_tokens"]
         await lab.rested(self._sidecar)
-        newest = max(self._sidecar.driver.placement.shelf, key=lambda snapshot: len(snapshot.tokens))
+        newest = max(self._sidecar.driver.placement.catalog, key=lambda snapshot: len(snapshot.tokens))
         files = self._ours.flags.slot_save_path, self._raw.flags.slot_save_path
         await asyncio.to_thread(shutil.copy, files[0] / f"{newest.id}.slot", files[1] / FILE)
 

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.going_back import SYSTEM, TURNS, Request, edits_after, edits_among, edits_of_it
-from slotkeeper.core.held import Held, restored, reuse
 from slotkeeper.core.retention import evict
+from slotkeeper.core.slot_contents import SlotContents, restored, reuse
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -72,7 +72,7 @@ class Asked:
     states: Sequence[Snapshot]
     budget: int
     traits: EngineTraits
-    live: Held
+    live: SlotContents
     now: float
     past: Sequence[Request]
     future: Sequence[Request]
@@ -154,7 +154,7 @@ class Desk:
     budget: int
     rule: Rule
     states: dict[SnapshotId, Snapshot] = field(default_factory=dict)
-    live: Held = field(default_factory=Held)
+    live: SlotContents = field(default_factory=SlotContents)
     again: int = 0  # tokens computed that had been computed before
     most: int = 0  # bytes
 
@@ -168,7 +168,7 @@ class Desk:
         self.again += max(0, min(_common(past, request), len(request.prompt) - 1) - cached)
         for end in (request.boundary, len(request.end)):
             if end >= cached:
-                self.live = Held(tokens=request.end.cut(0, end), used=request.at)
+                self.live = SlotContents(tokens=request.end.cut(0, end), used=request.at)
                 self._save(self.live.tokens, request.at)
                 self._make_room(request, past, future)
 

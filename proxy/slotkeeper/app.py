@@ -133,7 +133,7 @@ class Sidecar:
             keys=self._keys,
             namespaces={"key": True, "off": False}.get(settings.namespaces),
             secret=self._secret,
-            were_apart=lambda: self.driver.placement.shelf.apart,
+            were_apart=lambda: self.driver.placement.catalog.apart,
         )
         actions = settings.slot_actions
         return Gate(

@@ -24,7 +24,7 @@ from slotkeeper.engine.statefiles import about_files
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.store import names
 from slotkeeper.store.health import SLOW_BYTES_PER_SECOND
-from slotkeeper.store.shelf import Shelf
+from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import ADVICE, StoreError, Trouble, troubles
 
 COLOURS: Final = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow", Severity.FAIL: "red"}
@@ -75,7 +75,7 @@ def about_folder(folder: Path) -> Iterator[Finding]:
     """Whether we can work there at all, whatever the engine can. Blocks."""
     try:
         with troubles(f"use {folder} for snapshots"):
-            Shelf(folder, Tier.HOT).demand(0)
+            SnapshotFolder(folder, Tier.HOT).demand(0)
             rate = written_per_second(folder)
     except StoreError as error:
         yield in_words(error, Severity.FAIL)
@@ -89,7 +89,7 @@ def about_room(folder: Path, reading: Reading) -> Iterator[Finding]:
     """Whether the largest state of one slot has room. Blocks for one look at the disk."""
     try:
         if reading.header:
-            Shelf(folder, Tier.HOT).demand(state_bytes(reading.header, reading.traits.n_ctx))
+            SnapshotFolder(folder, Tier.HOT).demand(state_bytes(reading.header, reading.traits.n_ctx))
     except StoreError as error:
         yield in_words(error, Severity.WARN)
 

@@ -34,7 +34,7 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.core import preparing
 from slotkeeper.runtime import link, snapshots
-from slotkeeper.store import files, health, shelf
+from slotkeeper.store import files, health, snapshot_folder
 
 pytestmark = pytest.mark.alternating
 
@@ -57,7 +57,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     """A small file system of its own, where the engine saves."""
     folder = tmp_path / "engine" / "slots"
     folder.mkdir(parents=True)
-    call("mount", "-t", "tmpfs", "-o", f"size={2 * shelf.RESERVE}", "slotkeeper-test", str(folder))
+    call("mount", "-t", "tmpfs", "-o", f"size={2 * snapshot_folder.RESERVE}", "slotkeeper-test", str(folder))
     yield folder
     while folder.is_mount():
         call("umount", "--lazy", str(folder))
@@ -150,20 +150,20 @@ async def test_what_was_asked_for_in_vain_is_offered_again(
             for talk in talks:
                 await turn_and_save(sidecar, client, talk)
             here = known(sidecar).keys()
-            shelf_of = sidecar.driver.placement.shelf
+            catalog_of = sidecar.driver.placement.catalog
             monkeypatch.setattr(health, "RETRY_SECONDS", math.inf)
             engine.slots.rename(tmp_path / "elsewhere")
             await take_turn(client, talks[1])  # neither of the two slots has it
             assert (
                 operations(sidecar)["restore", "unfit"] >= 1
             )  # its own, and then what others begin with too
-            assert {snapshot.id for snapshot in shelf_of} < here
+            assert {snapshot.id for snapshot in catalog_of} < here
             assert not engine.slots.exists()
             (tmp_path / "elsewhere").rename(engine.slots)
             monkeypatch.setattr(health, "RETRY_SECONDS", SOON)
             await asyncio.sleep(2 * SOON)  # until it is tried again
             await comes_back(sidecar, client, talks)
-            assert {snapshot.id for snapshot in shelf_of} >= here
+            assert {snapshot.id for snapshot in catalog_of} >= here
 
 
 async def test_an_engine_that_saves_elsewhere(tmp_path: Path, build: str):

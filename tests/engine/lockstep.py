@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 
 from engine.conftest import Engine
-from slotkeeper.core.held import Held
-from slotkeeper.core.shadow import EngineShadow, Look
+from slotkeeper.core.shadow import EngineShadow, ReusePlan
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.state import user_starts
 from slotkeeper.core.tokens import Tokens
@@ -33,17 +33,18 @@ class Asked:
     """One prompt: what the shadow said that the engine would reuse, and what it did."""
 
     note: str
-    look: Look
+    reuse_plan: ReusePlan
     length: int
     cached: int
     before: str  # the shadow as it was
 
     def __str__(self) -> str:
-        base = self.look.base
+        base = self.reuse_plan.base
         state = f"{base.total} tokens, cuts {[c.at for c in base.checkpoints]}" if base else "nothing"
         return (
-            f"{self.note}: slot {self.look.slot}, prompt of {self.length}: predicted {self.look.reuse} from "
-            f"{self.look.source} ({state}), the engine reused {self.cached}; {self.before}"
+            f"{self.note}: slot {self.reuse_plan.slot}, prompt of {self.length}: "
+            f"predicted {self.reuse_plan.reuse} from "
+            f"{self.reuse_plan.source} ({state}), the engine reused {self.cached}; {self.before}"
         )
 
 
@@ -70,15 +71,17 @@ class LockStep:
 
         Unless the shadow `learns` the reply's ids, it knows no more of them than how many there are.
         """
-        look = await self._launch(slot, prompt)
+        reuse_plan = await self._launch(slot, prompt)
         body = {"prompt": prompt.ids(), "n_predict": reply, "return_tokens": True, "response_fields": FIELDS}
         said = await self._post("/completion", slot, body)
         cached, whole = said["timings/cache_n"], prompt + Tokens(said["tokens"])
-        held = self._finish(look, prompt, cached=cached, generated=said["tokens_predicted"], note=note)
+        contents = self._finish(
+            reuse_plan, prompt, cached=cached, generated=said["tokens_predicted"], note=note
+        )
         if self.shadow.traits.speculative:  # the core is told by GET /slots
-            held = held.shrunk(said["tokens_cached"])
-        assert held.total == said["tokens_cached"], note
-        self.shadow.slots[slot] = held.known_as(whole) if learns else held
+            contents = contents.shrunk(said["tokens_cached"])
+        assert contents.total == said["tokens_cached"], note
+        self.shadow.slots[slot] = contents.known_as(whole) if learns else contents
         return whole
 
     async def chat(self, slot: int, messages: Sequence[Message], *, note: str) -> None:
@@ -86,9 +89,9 @@ class LockStep:
         body = {"messages": messages, "max_tokens": 0}
         text = await self.client.apply_template(body)
         prompt = Tokens(await self.client.tokenize(text, add_special=True, parse_special=True))
-        look = await self._launch(slot, prompt)
+        reuse_plan = await self._launch(slot, prompt)
         said = await self._post("/v1/chat/completions", slot, body)
-        self._finish(look, prompt, cached=said["timings"]["cache_n"], generated=0, note=note)
+        self._finish(reuse_plan, prompt, cached=said["timings"]["cache_n"], generated=0, note=note)
 
     async def save(self, slot: int, name: str) -> Snapshot:
         written = await self.client.save(SlotId(slot), name)
@@ -110,24 +113,26 @@ class LockStep:
         self.shadow.erase(SlotId(slot))
 
     def misses(self) -> list[Asked]:
-        return [one for one in self.asked if one.look.reuse != one.cached]
+        return [one for one in self.asked if one.reuse_plan.reuse != one.cached]
 
-    async def _launch(self, slot: int, prompt: Tokens) -> Look:
+    async def _launch(self, slot: int, prompt: Tokens) -> ReusePlan:
         self.clock += 1.0
-        look = self.shadow.look(SlotId(slot), prompt)
-        if look.unsafe:
+        reuse_plan = self.shadow.plan_reuse(SlotId(slot), prompt)
+        if reuse_plan.unsafe:
             await self.erase(slot)
-            look = self.shadow.look(SlotId(slot), prompt)
+            reuse_plan = self.shadow.plan_reuse(SlotId(slot), prompt)
         self.before = repr(self.shadow)
         others = [SlotId(other) for other in range(self.shadow.traits.n_slots) if other != slot]
-        self.shadow.launch(look, others)
-        return look
+        self.shadow.launch(reuse_plan, others)
+        return reuse_plan
 
-    def _finish(self, look: Look, prompt: Tokens, *, cached: int, generated: int, note: str) -> Held:
-        asked = Asked(note=note, look=look, length=len(prompt), cached=cached, before=self.before)
+    def _finish(
+        self, reuse_plan: ReusePlan, prompt: Tokens, *, cached: int, generated: int, note: str
+    ) -> SlotContents:
+        asked = Asked(note=note, reuse_plan=reuse_plan, length=len(prompt), cached=cached, before=self.before)
         self.asked.append(asked)
         return self.shadow.finish(
-            look.slot,
+            reuse_plan.slot,
             prompt=prompt,
             prompt_tokens=len(prompt),
             cached=cached,

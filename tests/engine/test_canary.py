@@ -17,7 +17,7 @@ from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import SlotId
-from slotkeeper.engine import voice
+from slotkeeper.engine import logprob_fingerprint
 from slotkeeper.engine.canary import CANARY_TOKENS, ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import Kind
@@ -77,7 +77,7 @@ async def test_an_unused_engine_tells_all_about_its_files(engine_factory, build,
     assert (reading.traits.state_version, reading.traits.files_carry) == (VERSIONS[build], carries)
     assert bool(reading.files.layout) is carries, "only a file with tokens has a layout"
     assert states(engine) == [(False, 0)] * 2
-    assert [path.name for path in engine.slot_dir.iterdir()] == [voice.FILE]
+    assert [path.name for path in engine.slot_dir.iterdir()] == [logprob_fingerprint.FILE]
 
 
 async def test_without_leave_to_compute_a_new_build_does_not_tell_at_first(engine):

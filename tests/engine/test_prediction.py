@@ -93,8 +93,8 @@ async def test_so_it_is_in_chats_whose_user_messages_get_checkpoints(engine_fact
 async def test_tokens_of_a_reply_that_is_not_known_are_not_promised(engine_factory, build, model):
     engine = engine_factory(model, build, args=[*FLAGS, "--cache-ram", "0"])
     step = await walk(engine, seed=11, requests=40, learns=False, crowd=2)
-    assert [str(one) for one in step.asked if one.look.reuse > one.cached] == []
-    assert any(one.look.reuse < one.cached for one in step.asked)
+    assert [str(one) for one in step.asked if one.reuse_plan.reuse > one.cached] == []
+    assert any(one.reuse_plan.reuse < one.cached for one in step.asked)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ async def test_what_is_in_no_file_yet_is_saved_when_the_sidecar_is_stopped(build
             await begin(chats, target)
             placement = sidecar.driver.placement  # what both begin with is in a file, but not how they go on
             ends = [held.total for table in placement.tables.values() for held in table.shadow.slots if held]
-            assert all(len(snapshot.tokens) < min(ends) for snapshot in placement.shelf)
+            assert all(len(snapshot.tokens) < min(ends) for snapshot in placement.catalog)
             await sidecar.drain(delay=0)
             assert not sidecar.driver.placement.unsaved(sidecar.driver.now())
         await engine.restart()

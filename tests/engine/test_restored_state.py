@@ -93,8 +93,8 @@ async def test_answers_after_a_restore_are_those_of_a_fresh_computation(model, b
     async with lab.tiny_engine(model, build, tmp_path) as engine:
         async with a_sidecar(engine) as (sidecar, client):
             history = await chat(client, sidecar, turns=3)
-            shelf = sidecar.driver.placement.shelf
-            assert all(snapshot.repaired is (model == Tiny.SWA) for snapshot in shelf)
+            catalog = sidecar.driver.placement.catalog
+            assert all(snapshot.repaired is (model == Tiny.SWA) for snapshot in catalog)
             prompts = {
                 "extended": [*history, user(7)],
                 "said again": history[:-1],
@@ -133,13 +133,13 @@ async def test_a_file_with_fewer_and_with_foreign_checkpoints_brings_the_same_st
 
 
 def longest(sidecar: Sidecar) -> Snapshot:
-    return max(sidecar.driver.placement.shelf, key=lambda snapshot: len(snapshot.tokens))
+    return max(sidecar.driver.placement.catalog, key=lambda snapshot: len(snapshot.tokens))
 
 
 async def only_the_longest(sidecar: Sidecar) -> Snapshot:
     """The others are forgotten."""
     last = longest(sidecar)
-    for other in [snapshot for snapshot in sidecar.driver.placement.shelf if snapshot is not last]:
+    for other in [snapshot for snapshot in sidecar.driver.placement.catalog if snapshot is not last]:
         await sidecar.driver.snapshots.forget(other.id)
     return last
 

@@ -31,8 +31,8 @@ from slotkeeper.core.effects import (
     Report,
     Restore,
     Save,
+    SetTimer,
     Stop,
-    Wake,
 )
 from slotkeeper.core.events import (
     Acted,
@@ -54,9 +54,9 @@ from slotkeeper.core.events import (
     ReplyKnown,
     Restored,
     Saved,
-    Shelved,
+    SnapshotsChanged,
     Started,
-    Woke,
+    TimerFired,
 )
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.observed import SlotView
@@ -109,7 +109,7 @@ class Play:
             if isinstance(effect, Observe):
                 self.looking.add(effect.engine)
                 self.delays.append(effect.delay)
-            elif isinstance(effect, Wake):
+            elif isinstance(effect, SetTimer):
                 self.alarms.append(self.clock + effect.delay)
             else:
                 self.effects.append(effect)
@@ -136,7 +136,7 @@ class Play:
         assert self.alarms, "nobody wants to be woken"
         self.clock = max(self.clock, min(self.alarms))
         self.alarms.remove(min(self.alarms))
-        return self << Woke(at=0.0)
+        return self << TimerFired(at=0.0)
 
     @property
     def table(self) -> EngineTable:
@@ -201,8 +201,8 @@ def planted(request: str, computed: int | None = 1, **more: Any) -> Planted:
     return Planted(at=0.0, request=RequestId(request), computed=computed, **more)
 
 
-def shelved(*snapshots: Snapshot, gone: tuple[str, ...] = ()) -> Shelved:
-    return Shelved(at=0.0, snapshots=snapshots, gone=tuple(map(SnapshotId, gone)))
+def snapshots_changed(*snapshots: Snapshot, gone: tuple[str, ...] = ()) -> SnapshotsChanged:
+    return SnapshotsChanged(at=0.0, snapshots=snapshots, gone=tuple(map(SnapshotId, gone)))
 
 
 def closing() -> Closing:
@@ -233,10 +233,10 @@ def saved(
 
     def event(step: Step, now: float) -> Saved:
         assert isinstance(step, Save)
-        held = step.tokens if tokens is None else tokens
-        kept = snapshot(name, held, **{"created": now, "used": now, **more})
+        contents = step.tokens if tokens is None else tokens
+        kept = snapshot(name, contents, **{"created": now, "used": now, **more})
         own = kept.checkpoints if written is None else written
-        return Saved(at=0.0, request=step.request, snapshot=kept, tokens=held, checkpoints=own)
+        return Saved(at=0.0, request=step.request, snapshot=kept, tokens=contents, checkpoints=own)
 
     return Outcome(event)
 
@@ -285,7 +285,7 @@ class Sees:
     """GET /slots: these slots are busy; the others hold what we think, or what is said here."""
 
     busy: tuple[int, ...] = ()
-    held: Mapping[int, int] = field(default_factory=dict)
+    contents: Mapping[int, int] = field(default_factory=dict)
     engine: str = ENGINE
     asked: float | None = None
 
@@ -293,8 +293,8 @@ class Sees:
         table = play.placement.tables[EngineId(self.engine)]
         views = []
         for n, believed in enumerate(table.shadow.slots):
-            held = self.held.get(n, believed.total if believed else 0)
-            views.append(SlotView(slot=SlotId(n), busy=n in self.busy, task=n, held=held or None))
+            contents = self.contents.get(n, believed.total if believed else 0)
+            views.append(SlotView(slot=SlotId(n), busy=n in self.busy, task=n, held=contents or None))
         when = asked if self.asked is None else self.asked
         return Observed(at=0.0, asked=when, engine=EngineId(self.engine), slots=tuple(views))
 

@@ -19,8 +19,8 @@ from playbooks.playbook import (
     saved,
     saves,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     stops,
     unpinned,
     unsaved,
@@ -75,7 +75,7 @@ def test_from_a_file_where_the_slot_has_less_of_it():
     play = Play(**OLD_FILES)
     early, following = snapshot("early", PROMPT.cut(0, 1400)), PROMPT.cut(0, 1500) + HEADER
     play = answered(play, following)
-    assert play << shelved(early)
+    assert play << snapshots_changed(early)
     play.wakes() >> restores(0, "early") << restored()
     assert play >> fills(0, AHEAD, tokens=following) << filled(105)
     next_turn = arrives("r2", outline=ASKED_AGAIN)
@@ -118,14 +118,14 @@ def test_a_short_one_is_waited_for_a_long_one_is_stopped():
     assert play << arrives("r2") >> stops() << knows("r2", OTHER) >> goes("r2", slot=1)
     assert play << filled(None, stopped=True)
     assert play.states == ["draining", "launched"]
-    assert play.later(LINGER) << sees(1, held={0: 2048})
+    assert play.later(LINGER) << sees(1, contents={0: 2048})
     assert play.table.shadow.slots[0].tokens == far.cut(0, 2048)
 
 
 def waiting_for_it():
     """A file ends a little before what is computed ahead."""
     play = answered(Play(memory="dense", **NEW_FILES))
-    assert play.wakes() >> fills(0, AHEAD) << shelved(snapshot("early", PROMPT.cut(0, 3990)))
+    assert play.wakes() >> fills(0, AHEAD) << snapshots_changed(snapshot("early", PROMPT.cut(0, 3990)))
     assert play << arrives("r2") << knows("r2", NEXT + OTHER)
     return play
 
@@ -148,7 +148,7 @@ def test_whoever_was_stopped_for_is_served_in_that_slot_too():
     assert play << arrives("r2") >> stops() << knows("r2", OTHER)
     assert play << filled(None, stopped=True)
     assert play << sees(0)
-    assert play.later(LINGER) << sees(held={0: 2048}) >> goes("r2", slot=0)
+    assert play.later(LINGER) << sees(contents={0: 2048}) >> goes("r2", slot=0)
 
 
 def test_nothing_unpinned_passes_one_that_was_stopped_on_its_way():
@@ -173,7 +173,7 @@ def test_a_turn_that_is_not_the_expected_one_has_a_file_where_much_was_given_up(
     """A tool's result comes where a user's message was expected, before which thoughts are stripped."""
     play = Play(**NEW_FILES, eager_thinning=False)
     play = answered(play, PROMPT.cut(0, 500) + Tokens(range(90_000, 93_000)))
-    assert play << shelved(snapshot("early", PROMPT.cut(0, 3500), checkpoints=(3496,)))
+    assert play << snapshots_changed(snapshot("early", PROMPT.cut(0, 3500), checkpoints=(3496,)))
     assert play.wakes() >> fills(0, AHEAD) << filled(3000)
     play << arrives("r2", outline=ASKED_AGAIN) << knows("r2", PROMPT + OTHER)
     assert play >> restores(0, "early") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)

@@ -26,8 +26,8 @@ from playbooks.playbook import (
     saved,
     saves,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     unsaved,
     written,
 )
@@ -150,7 +150,7 @@ def test_a_slot_is_never_cut_back_where_no_file_leads_home():
 
 def test_a_few_tokens_behind_its_file_are_computed_on_the_way_home():
     play = old()
-    assert play << shelved(snapshot("s1", TALK.cut(0, 990)))
+    assert play << snapshots_changed(snapshot("s1", TALK.cut(0, 990)))
     assert play << arrives("r1") << knows("r1", TALK) >> restores(0, "s1") << restored() >> goes("r1")
     play << ends("r1", len(TALK), 990)
     play.effects.clear()
@@ -251,14 +251,14 @@ def test_another_slot_is_taken_without_waiting():
 
 
 def test_a_slot_is_free_once_the_engine_has_saved_it_where_somebody_waits():
-    """The file is checked, and comes to the shelf, while the slot is at work again."""
+    """The file is checked, and comes to the catalog, while the slot is at work again."""
     play = talked(Play(n_slots=1, **NEW_FILES))
     assert play >> saves(0) << written()
     assert play.states == ["tended"]
     save = play.step.request
     assert play << arrives("r2") << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
     assert play << filed(save, snapshot("end", TALK))
-    assert "end" in play.placement.shelf
+    assert "end" in play.placement.catalog
 
 
 def test_what_was_left_to_somebody_while_its_file_is_checked_is_not_saved_twice():
@@ -267,7 +267,7 @@ def test_what_was_left_to_somebody_while_its_file_is_checked_is_not_saved_twice(
     save = play.step.request
     assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
     assert play << ends("r2", len(A)) >> reports("r2")
-    assert play << shelved(snapshot("other", A))
+    assert play << snapshots_changed(snapshot("other", A))
     assert play.later(300) << sees()
     assert play << filed(save, None) << sees()  # it could not be kept
 
@@ -281,7 +281,7 @@ def test_while_nobody_waits_a_chore_goes_on_once_its_file_is_on_the_shelf():
 def test_a_slot_that_is_being_saved_is_waited_for_rather_than_less_taken_from_a_file():
     """Nothing else runs on that engine until the file is written, so that the wait costs nothing."""
     play = talked(Play(memory="dense", **NEW_FILES))
-    assert play >> saves(0) << shelved(snapshot("early", TALK.cut(0, 900)))
+    assert play >> saves(0) << snapshots_changed(snapshot("early", TALK.cut(0, 900)))
     assert play << arrives("r2") << knows("r2", TALK + A)
     assert play << written() >> goes("r2", slot=0, reason=Reason.PREFIX)
 
@@ -304,9 +304,9 @@ def test_what_lies_in_files_is_not_saved_again_when_somebody_removes_them():
     play = old()
     assert play << arrives("r1") << knows("r1", TALK) >> goes("r1", slot=0)
     assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1")
-    assert play << shelved(snapshot("user", USER_MESSAGE))
-    assert play.wakes() >> saves(0) << saved("end") << shelved(snapshot("prompt", LAST_PROMPT))
-    assert play << shelved(gone=("end", "prompt", "user"))
+    assert play << snapshots_changed(snapshot("user", USER_MESSAGE))
+    assert play.wakes() >> saves(0) << saved("end") << snapshots_changed(snapshot("prompt", LAST_PROMPT))
+    assert play << snapshots_changed(gone=("end", "prompt", "user"))
     assert play.later(300) << sees()
 
 
@@ -343,7 +343,7 @@ def test_a_chore_ends_with_the_engine_in_which_it_ran(step, outcome):
 def test_a_file_that_an_engine_wrote_before_it_went_is_offered():
     play = until(talked(old()), "save")
     assert play << engine_lost() << engine_up() << sees() << saved("end")
-    assert "end" in play.placement.shelf
+    assert "end" in play.placement.catalog
 
 
 @pytest.mark.parametrize(("step", "outcome"), [(s, o) for s, all_ in OUTCOMES.items() for o in all_])
@@ -375,7 +375,7 @@ def test_an_answer_to_a_core_that_failed_is_not_taken_for_one_to_its_successor()
     event = saved("late").of(one.step, other.clock)
     assert other << event
     assert other.states[0] == "tended"
-    assert "late" in other.placement.shelf
+    assert "late" in other.placement.catalog
 
 
 # -- warming -------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_an_answer_to_a_core_that_failed_is_not_taken_for_one_to_its_successor()
 def test_with_a_draft_model_an_older_engines_empty_slots_are_warmed_with_the_latest_conversations():
     play = old(speculative=True)
     early, end = snapshot("early", A.cut(0, 2500)), snapshot("end", A, used=1001.0)
-    assert play << shelved(early, end) >> restores(0, "early")
+    assert play << snapshots_changed(early, end) >> restores(0, "early")
     assert play << restored() >> fills(0, Purpose.DRAFT, tokens=A) << filled(2500)
     assert play.table.shadow.slots[0].tokens == A
     assert play.later(300) << sees()
@@ -392,7 +392,11 @@ def test_with_a_draft_model_an_older_engines_empty_slots_are_warmed_with_the_lat
 
 def test_a_warmed_slot_is_left_to_a_request_after_one_step():
     play = old(speculative=True, n_slots=1)
-    assert play << shelved(snapshot("early", A.cut(0, 2500)), snapshot("end", A)) >> restores(0, "early")
+    assert (
+        play
+        << snapshots_changed(snapshot("early", A.cut(0, 2500)), snapshot("end", A))
+        >> restores(0, "early")
+    )
     assert play << arrives("r1") << knows("r1", B)
     assert play << restored() >> goes("r1", slot=0)
 
@@ -400,4 +404,4 @@ def test_a_warmed_slot_is_left_to_a_request_after_one_step():
 def test_nothing_is_warmed_while_we_close():
     play = old(speculative=True)
     play << closing()
-    assert play << shelved(snapshot("end", A.cut(0, 2500)))
+    assert play << snapshots_changed(snapshot("end", A.cut(0, 2500)))

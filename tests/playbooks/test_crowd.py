@@ -26,8 +26,8 @@ from playbooks.playbook import (
     saved,
     saves,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     starts,
     written,
 )
@@ -80,7 +80,7 @@ def test_it_is_parked_where_its_next_turn_goes_on():
 def test_a_file_of_its_end_does_not_count_as_saved():
     """Its next turn could not go on from there."""
     play = old()
-    assert play << shelved(snapshot("s0", A + REPLY.cut(0, 199)))
+    assert play << snapshots_changed(snapshot("s0", A + REPLY.cut(0, 199)))
     assert answered(play)
     assert play << arrives("r2") << knows("r2", B) >> plants("r2", 0, Purpose.BACK, tokens=CUT)
 
@@ -88,7 +88,7 @@ def test_a_file_of_its_end_does_not_count_as_saved():
 def test_a_file_where_it_goes_on_does():
     play = old()
     assert answered(play)
-    assert play << shelved(snapshot("s0", CUT))
+    assert play << snapshots_changed(snapshot("s0", CUT))
     assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=0)
 
 
@@ -119,7 +119,7 @@ def test_when_the_client_leaves_on_the_way_back_the_slot_is_still_known():
     assert answered(play)
     play << arrives("r2") << knows("r2", B)
     assert play >> plants("r2", 0, Purpose.BACK) << leaves("r2")
-    assert play.later(10) << sees(held={0: len(CUT)}) >> saves(0, tokens=CUT) << saved("s1")
+    assert play.later(10) << sees(contents={0: len(CUT)}) >> saves(0, tokens=CUT) << saved("s1")
     assert play << arrives("r3") << knows("r3", A + OTHER) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
@@ -130,7 +130,12 @@ def test_a_file_that_is_only_checked_yet_is_waited_for_where_another_has_almost_
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
     play << arrives("r3") << knows("r3", C) >> saves(0, Moment.PARK)
-    assert play << written() >> goes("r3", slot=0) << shelved(snapshot("early", A.cut(0, len(A) - 150)))
+    assert (
+        play
+        << written()
+        >> goes("r3", slot=0)
+        << snapshots_changed(snapshot("early", A.cut(0, len(A) - 150)))
+    )
     play << arrives("r4") << knows("r4", A + OTHER)
     assert play.placement.queued == 1
     assert play << filed("r3", snapshot("whole", A)) >> saves(1, Moment.PARK)
@@ -221,7 +226,7 @@ def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
 def test_in_a_crowd_no_slot_is_warmed():
     """Another conversation would have it at once."""
     play = busy(Play(speculative=True, checkpoint_min_step=0, **OLD_FILES))
-    assert play << shelved(snapshot("early", A.cut(0, 900)), snapshot("end", A, used=1001.0))
+    assert play << snapshots_changed(snapshot("early", A.cut(0, 900)), snapshot("end", A, used=1001.0))
     assert play.later(61) << sees() >> restores(0, "early")
 
 
@@ -252,7 +257,7 @@ def test_what_needs_more_than_that_is_computed_when_the_crowd_is_over():
 def test_in_a_crowd_a_saved_slot_is_not_cut_for_its_boundaries():
     play = old(n_slots=2)
     assert answered(play)
-    assert play << shelved(snapshot("head", A.cut(0, 501)))
+    assert play << snapshots_changed(snapshot("head", A.cut(0, 501)))
     assert play.later(10) << sees() >> saves(0) << saved("s1")
     play.later(70)
     busy(play)
@@ -285,7 +290,7 @@ def test_a_slot_with_an_older_turn_is_not_gone_on_with_where_a_file_has_more():
     play = Play(memory="dense", **NEW_FILES)
     outline = tuple(bytes([n]) for n in range(6))
     assert one_turn(play, "r1", A.cut(0, 1000), slot=0, outline=outline[:2])
-    assert play << shelved(snapshot("s1", A.cut(0, 2500)))  # its next turns went on elsewhere
+    assert play << snapshots_changed(snapshot("s1", A.cut(0, 2500)))  # its next turns went on elsewhere
     play << arrives("r2", outline=outline) << knows("r2", A)
     assert play >> restores(0, "s1") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
 

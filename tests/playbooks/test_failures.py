@@ -98,7 +98,7 @@ def test_what_comes_after_the_client_left_changes_nothing(late):
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
     assert play << late
     assert play.states == ["draining", "idle"]
-    assert (play << sees(held={0: 512})).rests()
+    assert (play << sees(contents={0: 512})).rests()
 
 
 def test_a_client_that_leaves_the_line_is_forgotten():
@@ -192,7 +192,7 @@ def test_one_that_ended_unseen_is_reported_when_the_engine_is_lost():
 def test_an_engine_that_was_restarted_unnoticed_is_believed_empty():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
-    assert play << sees(held={0: 0, 1: 0})
+    assert play << sees(contents={0: 0, 1: 0})
     assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", reason=Reason.COLD)
 
 
@@ -302,7 +302,7 @@ def test_a_long_line_is_not_decided_on_again_while_nothing_changes(monkeypatch):
     for n in range(50):  # slot 1 is free, but all of them wait for what slot 0 holds
         assert play << arrives(f"r{n}", f"client{n}") << knows(f"r{n}", A + Tokens([n]))
     assert len(decided) == 2 * 50  # when it came, and when its tokens were known
-    assert play << sees(held={0: 1000}) >> goes("r0", slot=0) >> goes("r1", slot=1)
+    assert play << sees(contents={0: 1000}) >> goes("r0", slot=0) >> goes("r1", slot=1)
 
 
 def test_room_made_by_an_answer_that_nobody_saw_is_used_at_once():

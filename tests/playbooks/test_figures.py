@@ -22,8 +22,8 @@ from playbooks.playbook import (
     reports,
     restored,
     restores,
-    shelved,
     snapshot,
+    snapshots_changed,
     starts,
 )
 from slotkeeper.core.effects import Purpose
@@ -53,7 +53,7 @@ def test_it_is_so_too_where_that_comes_from_a_file():
     play = dense(**NEW_FILES)
     play.placement._state.ahead.computed(NEXT, len(A))
     play.placement.tree.add(A, 0.0)
-    assert play << shelved(snapshot("s1", NEXT))
+    assert play << snapshots_changed(snapshot("s1", NEXT))
     assert play << arrives("r2") << knows("r2", NEXT + ASKED) >> restores(0, "s1") << restored() >> goes("r2")
     told = reports("r2", **PREPARED)
     assert play << ends("r2", len(NEXT) + 50, len(NEXT)) >> proves("s1", paid=True) >> told
@@ -119,7 +119,7 @@ def test_as_long_as_no_rate_was_shown_nothing_is_said_of_time():
 
 def test_a_restore_is_waited_for_and_a_plant_computes_what_must_be_computed():
     play = dense(**NEW_FILES)
-    assert play << shelved(snapshot("s1", NEXT))
+    assert play << snapshots_changed(snapshot("s1", NEXT))
     assert play << arrives("r1") << knows("r1", NEXT + ASKED) >> restores(0, "s1")
     play.later(2.0) << restored() >> goes("r1")
     assert play.placement.pending("r1").step_seconds == pytest.approx(2.0, abs=0.1)

@@ -22,8 +22,8 @@ from playbooks.playbook import (
     restored,
     restores,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     starts,
     unpinned,
     unsaved,
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_had_is_a_loss_of_the_slots():
     assert one_turn(play, "r1", A, slot=0)
     assert play << engine_lost() << engine_up() << sees()
     play.placement.tables[play.names[0]].no_save_until = play.clock + 1000
-    assert play << shelved(snapshot("a", A, checkpoints=(1996,)))
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1996,)))
     assert play << arrives("r2") << knows("r2", A + MORE) >> restores(0, "a")
     assert play << restored(Loading.UNFIT) >> goes("r2", slot=0, reason=Reason.COLD)
     assert play << ends("r2", 2100, 0) >> reports("r2", lost=Lost(Loss.RESTARTED, 2000))
@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_had_is_a_loss_of_the_slots():
 def test_what_left_early_was_computed_as_far_as_the_engine_got_and_is_no_loss():
     play = dense(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
-    assert play << arrives("r2") << knows("r2", A) << sees(held={0: 800}) >> goes("r2", slot=0)
+    assert play << arrives("r2") << knows("r2", A) << sees(contents={0: 800}) >> goes("r2", slot=0)
     assert play << ends("r2", 2000, 800) >> reports("r2", oracle=1200, lost=None)
 
 

@@ -24,8 +24,8 @@ from playbooks.playbook import (
     saved,
     saves,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     unpinned,
     unsaved,
     written,
@@ -117,7 +117,7 @@ def test_a_long_head_of_which_nothing_is_known_gets_checkpoints_at_even_distance
 
 def test_a_file_that_is_there_is_not_written_again():
     play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
-    assert play << shelved(snapshot("head", HEAD + Tokens([1, 2, 3, 4]), checkpoints=(488, 1000)))
+    assert play << snapshots_changed(snapshot("head", HEAD + Tokens([1, 2, 3, 4]), checkpoints=(488, 1000)))
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> restores(0, "head")
     assert play << restored() >> goes("r1", slot=0)
 
@@ -125,7 +125,7 @@ def test_a_file_that_is_there_is_not_written_again():
 def test_a_beginning_that_changes_from_time_to_time_is_not_saved_at_its_end():
     clock = HEAD.cut(0, 900) + OTHER_HEAD.cut(0, 100)
     play = Play(n_slots=1, eager_thinning=True, **OLD_FILES)
-    assert play << shelved(snapshot("until the clock", HEAD.cut(0, 900)))
+    assert play << snapshots_changed(snapshot("until the clock", HEAD.cut(0, 900)))
     play.placement._state.tree.add(PROMPTS[0])
     assert play << arrives("r1") << knows("r1", clock + ASKS[1], AT_HEAD) >> restores(0, "until the clock")
     assert play << restored() >> goes("r1", slot=0)
@@ -278,7 +278,7 @@ def test_a_plant_does_not_cost_the_request_a_checkpoint_of_its_own(build):
     assert play >> goes("r1", slot=0) << ends("r1", 870, 616) >> reports("r1")
     assert held_checkpoints(play)[0] == 354
     nearly = prompt.cut(0, 500) + ASKS[1]
-    assert play.table.shadow.look(0, nearly).reuse >= 354
+    assert play.table.shadow.plan_reuse(0, nearly).reuse >= 354
 
 
 def test_an_engine_that_thins_gets_no_file_before_the_only_checkpoint_that_it_would_keep():

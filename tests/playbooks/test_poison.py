@@ -22,8 +22,8 @@ from playbooks.playbook import (
     restored,
     restores,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
 )
 from slotkeeper.core.effects import Poison, Poisoned
 from slotkeeper.core.tokens import Tokens
@@ -60,7 +60,13 @@ def test_tokens_of_another_conversation_are_impossible():
 
 def test_the_file_that_brought_it_goes_too():
     play = Play(memory="dense", **NEW_FILES)
-    assert play << shelved(snapshot("s1", A)) << arrives("r1") << knows("r1", A + B) >> restores(0, "s1")
+    assert (
+        play
+        << snapshots_changed(snapshot("s1", A))
+        << arrives("r1")
+        << knows("r1", A + B)
+        >> restores(0, "s1")
+    )
     assert play << restored() >> goes("r1", slot=0, reason=Reason.SNAPSHOT)
     play << ends("r1", 2000, 1900)
     assert play >> poisoned(Poison.UNHEARD, 1900, 1000) >> drops("s1") >> erases(0) >> reports("r1")

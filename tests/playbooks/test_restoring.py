@@ -30,8 +30,8 @@ from playbooks.playbook import (
     saved,
     saves,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     starts,
     unpinned,
 )
@@ -49,7 +49,7 @@ S1 = snapshot("s1", A, checkpoints=(4484, 4996))
 
 def hybrid(*snapshots, **more):
     play = Play(**{**NEW_FILES, **more})
-    assert play << shelved(*(snapshots or (S1,)))
+    assert play << snapshots_changed(*(snapshots or (S1,)))
     return play
 
 
@@ -58,20 +58,20 @@ def test_a_file_is_restored_where_that_is_cheapest_and_its_worth_is_proved():
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1", request="r1")
     assert play << restored() >> goes("r1", slot=0, reason=Reason.SNAPSHOT)
     assert play << ends("r1", 5100, 5000) >> proves("s1", paid=True) >> reports("r1", predicted=5000)
-    assert play.placement.shelf.get("s1").restores == 1
+    assert play.placement.catalog.get("s1").restores == 1
 
 
 def test_a_file_that_brought_little_is_never_offered_again():
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1") << restored() >> goes("r1")
     assert play << ends("r1", 5100, 2000) >> proves("s1", paid=False) >> drops("s1") >> reports("r1")
-    assert not play.placement.shelf
+    assert not play.placement.catalog
 
 
 def test_no_file_is_restored_where_a_slot_has_as_much():
     play = hybrid()
     assert one_turn(play, "r1", B, slot=0)
-    assert play << shelved(snapshot("s2", B), snapshot("s3", B + MORE.cut(0, 40)))
+    assert play << snapshots_changed(snapshot("s2", B), snapshot("s3", B + MORE.cut(0, 40)))
     assert play << arrives("r2") << knows("r2", B + MORE) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
@@ -79,7 +79,13 @@ def test_a_branch_that_only_a_file_can_be_cut_to_is_restored():
     """The slot went on, and its checkpoint at the fork is not there any more."""
     play = Play(**NEW_FILES)
     assert one_turn(play, "r1", A + B, slot=0)
-    assert play << shelved(snapshot("s1", A)) << arrives("r2") << knows("r2", A + C) >> restores(1, "s1")
+    assert (
+        play
+        << snapshots_changed(snapshot("s1", A))
+        << arrives("r2")
+        << knows("r2", A + C)
+        >> restores(1, "s1")
+    )
     assert play << restored() >> goes("r2", slot=1)
 
 
@@ -120,7 +126,7 @@ def test_a_damaged_file_is_forgotten_and_the_next_best_taken():
     play = hybrid(S1, snapshot("s0", A.cut(0, 3000)))
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
     assert play << restored(Loading.UNFIT) >> restores(0, "s0") << restored() >> goes("r1", slot=0)
-    assert "s1" not in play.placement.shelf
+    assert "s1" not in play.placement.catalog
 
 
 def test_a_refused_file_is_not_offered_again_and_the_slot_is_empty():
@@ -160,7 +166,7 @@ def test_a_client_that_leaves_during_the_restore_leaves_a_slot_of_which_nothing_
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
     assert play << leaves("r1") << restored(outcome)
     assert play.states == ["draining", "idle"]
-    assert play.later(1) << sees(held={0: 0})
+    assert play.later(1) << sees(contents={0: 0})
     assert play.rests()
     assert play << arrives("r2") << knows("r2", A + MORE) >> restores(0, "s1")
 
@@ -175,7 +181,7 @@ def test_an_engine_that_is_restarted_during_the_restore_gets_the_request_anew(ou
 
 def test_files_that_are_gone_are_not_offered():
     play = hybrid()
-    assert play << shelved(gone=("s1",))
+    assert play << snapshots_changed(gone=("s1",))
     assert play << arrives("r1") << knows("r1", A + MORE) >> goes("r1", reason=Reason.COLD)
 
 

@@ -20,8 +20,8 @@ from playbooks.playbook import (
     saved,
     saves,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     starts,
     unsaved,
 )
@@ -164,7 +164,7 @@ def test_a_state_without_room_is_not_saved():
 def test_a_file_that_had_to_go_at_once_does_not_end_all_saving():
     """It is worth least of all, because much longer ones are there: that says nothing of the next."""
     play = dense(limits=Limits(hot_bytes=10_300 * TOKEN_BYTES))
-    assert play << shelved(snapshot("s0", LONG, golden=True))
+    assert play << snapshots_changed(snapshot("s0", LONG, golden=True))
     assert one_turn(play, "r1", A.cut(0, 300), slot=0)
     assert play.later(60) << sees() >> saves(0) << saved("s1", size=301 * TOKEN_BYTES) >> drops("s1")
     assert one_turn(play, "r2", B.cut(0, 300), slot=1)
@@ -200,7 +200,7 @@ def test_it_is_not_parked_if_it_is_kept_elsewhere(kept):
     for turn in range(1, 6):
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
     if kept == "in a file":
-        assert play << shelved(snapshot("s0", LONG))
+        assert play << snapshots_changed(snapshot("s0", LONG))
     play << arrives("r9") << knows("r9", A)
     assert [hasattr(effect, "moment") for effect in play.effects] == [kept == "nowhere"]
 
@@ -219,8 +219,8 @@ def test_when_the_client_leaves_during_the_save_the_file_and_the_slot_are_kept()
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
     assert play << arrives("r9") << knows("r9", A) >> saves(0, Moment.PARK)
     assert play << leaves("r9") << saved("s1")
-    assert "s1" in play.placement.shelf
-    assert play.later(1) << sees(held={0: 10_000})
+    assert "s1" in play.placement.catalog
+    assert play.later(1) << sees(contents={0: 10_000})
     assert play << arrives("r10") << knows("r10", LONG + A) >> goes("r10", slot=0, reason=Reason.PREFIX)
 
 

@@ -58,7 +58,7 @@ def test_a_slot_is_not_given_out_while_a_lost_clients_prompt_is_still_computed()
     assert play << sees(0)
     assert play << sees(0)
     assert play.looking
-    assert play << sees(held={0: 64}) >> goes("r2", slot=0)
+    assert play << sees(contents={0: 64}) >> goes("r2", slot=0)
 
 
 def test_a_look_asked_for_before_the_client_left_frees_nothing():
@@ -91,7 +91,7 @@ def test_a_retry_waits_for_the_slot_that_still_computes_its_prompt():
     play = Play()
     assert play << arrives("r1") << knows("r1", long) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
     assert play << arrives("r2") << knows("r2", long)  # slot 1 is free, but would begin from nothing
-    assert play << sees(held={0: 18_432}) >> goes("r2", slot=0, reason=Reason.PREFIX)
+    assert play << sees(contents={0: 18_432}) >> goes("r2", slot=0, reason=Reason.PREFIX)
     assert play << ends("r2", 20_000, 18_432) >> reports("r2", predicted=18_432)
 
 
@@ -100,7 +100,7 @@ def test_a_retry_uses_what_was_computed_for_the_first(memory):
     long = Tokens(range(20_000))
     play = Play(memory=memory, n_swa=512)
     assert play << arrives("r1") << knows("r1", long) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
-    assert play << arrives("r2") << knows("r2", long) << sees(held={0: 20_003}) >> goes("r2", slot=0)
+    assert play << arrives("r2") << knows("r2", long) << sees(contents={0: 20_003}) >> goes("r2", slot=0)
     assert (
         play << ends("r2", 20_000, 19_999) >> reports("r2", predicted=19_999 if memory == "dense" else 19_995)
     )
@@ -111,7 +111,7 @@ def test_a_retry_on_a_route_without_id_slot_waits_too():
     play = Play()
     assert play << arrives("r1") << knows("r1", long) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
     assert play << arrives("r2", pinnable=False) << knows("r2", long)
-    assert play << sees(held={0: 18_432}) >> unpinned("r2", Reason.ENGINE_CHOSE)
+    assert play << sees(contents={0: 18_432}) >> unpinned("r2", Reason.ENGINE_CHOSE)
 
 
 def test_an_error_answer_leaves_the_slot_as_it_was_once_seen_free():
@@ -120,7 +120,7 @@ def test_an_error_answer_leaves_the_slot_as_it_was_once_seen_free():
     assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0) << starts("r2")
     assert play << fails("r2") >> reports("r2", usage=None, oracle=None, exact=None)
     assert play.states == ["draining"]
-    assert play << sees(held={0: 100})
+    assert play << sees(contents={0: 100})
     assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
@@ -128,9 +128,9 @@ def test_a_slot_whose_reply_length_is_unknown_keeps_its_content():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", generated=None) >> reports("r1")
-    assert play << sees(held={0: 180})
-    held = play.table.shadow.slots[0]
-    assert (held.tokens, held.opaque, held.rough) == (A, 80, False)
+    assert play << sees(contents={0: 180})
+    contents = play.table.shadow.slots[0]
+    assert (contents.tokens, contents.opaque, contents.rough) == (A, 80, False)
     assert play.rests()
 
 
@@ -167,9 +167,9 @@ def test_what_a_clients_own_slot_action_leaves_is_known():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1") >> reports("r1")
-    held = play.table.shadow.slots[0]
+    contents = play.table.shadow.slots[0]
     assert play << action("saves") >> goes("saves") << acts("saves", None)
-    assert play.table.shadow.slots[0] is held
+    assert play.table.shadow.slots[0] is contents
     assert play << action("restores") >> goes("restores") << acts("restores", 77)
     assert play.table.shadow.slots[0].total == 77
     assert not play.table.shadow.slots[0].tokens
@@ -205,7 +205,7 @@ def test_a_resumable_stream_goes_on_without_its_client_and_its_slot_stays_taken(
     assert play << leaves("r1")
     assert play.states == ["foreign"]
     assert play << arrives("r2") << knows("r2", A + MORE) << sees(0)
-    assert play << sees(held={0: 130}) >> goes("r2", slot=0)
+    assert play << sees(contents={0: 130}) >> goes("r2", slot=0)
 
 
 def test_two_hundred_requests_on_two_slots_are_served_in_fair_order():
@@ -232,7 +232,7 @@ def test_a_foreign_task_is_never_joined():
     assert play << arrives("r0", bypass=True) >> unpinned("r0", Reason.BYPASS) << sees(0, 1)
     assert play.states == ["running", "foreign"]
     assert play << arrives("r1") << knows("r1", A)
-    assert play << sees(0, held={1: 40}) >> goes("r1", slot=1)
+    assert play << sees(0, contents={1: 40}) >> goes("r1", slot=1)
 
 
 def test_on_a_shared_engine_only_a_fresh_look_frees_a_slot():

@@ -49,7 +49,7 @@ def test_bypass_waits_for_pinned_requests_on_their_way_and_holds_pins_until_it_i
     assert play << sees(0, 1)
     assert play.states == ["running", "running"]
     assert play << ends("r2", 40) >> reports("r2", slot=1, reason=Reason.BYPASS, predicted=None)
-    assert play << sees(0, held={1: 40}) >> goes("r3", slot=1)
+    assert play << sees(0, contents={1: 40}) >> goes("r3", slot=1)
 
 
 def test_a_look_is_as_good_as_an_answer_to_see_a_pinned_request_begin():
@@ -76,7 +76,7 @@ def test_the_slot_of_an_unpinned_request_is_free_only_when_the_engine_says_so():
     assert play << sees(0)
     assert "idle" not in play.states
     assert play << ends("r2", 50) >> reports("r2")
-    assert play << sees(held={0: 50, 1: 40}) >> goes("r3")
+    assert play << sees(contents={0: 50, 1: 40}) >> goes("r3")
 
 
 def test_an_engine_that_names_the_slot_is_believed_at_once():
@@ -111,7 +111,7 @@ def test_one_that_ended_before_it_was_seen_is_found_by_what_it_left():
     assert play << ends("r1", 300, 0, generated=21)
     assert play << arrives("r2") << knows("r2", A)
     assert play.placement.queued == 1  # nothing is pinned while a slot's content is unknown
-    assert play << sees(held={1: 320}) >> reports("r1", slot=1) >> goes("r2", slot=0)
+    assert play << sees(contents={1: 320}) >> reports("r1", slot=1) >> goes("r2", slot=0)
     assert play.table.shadow.slots[1].total == 320
 
 
@@ -134,7 +134,7 @@ def test_an_old_look_at_one_that_has_ended_does_not_make_it_anothers_task():
     asked = play.clock + 0.001
     assert play << ends("r1", 300) << sees(0, asked=asked)
     assert play.states == ["idle", "idle"]
-    assert play << sees(held={0: 300}) >> reports("r1", slot=0)
+    assert play << sees(contents={0: 300}) >> reports("r1", slot=0)
     assert play << arrives("r2") << knows("r2", A) >> goes("r2")  # nobody else was seen here
 
 
@@ -143,7 +143,7 @@ def test_two_that_ended_unseen_are_found_in_two_slots():
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
     assert play << ends("r1", 300) << ends("r2", 300)
-    assert play << sees(held={0: 300, 1: 300}) >> reports("r1", slot=1) >> reports("r2", slot=0)
+    assert play << sees(contents={0: 300, 1: 300}) >> reports("r1", slot=1) >> reports("r2", slot=0)
 
 
 def test_one_that_left_before_it_was_seen_may_still_begin():
@@ -153,7 +153,7 @@ def test_one_that_left_before_it_was_seen_may_still_begin():
     assert play.placement.queued == 1
     assert play.later(LINGER) << sees(0)
     assert play.states == ["draining"]
-    assert play << sees(held={0: 30}) >> goes("r2", slot=0)
+    assert play << sees(contents={0: 30}) >> goes("r2", slot=0)
 
 
 def test_one_that_left_and_never_began_holds_nobody_up():
@@ -171,7 +171,7 @@ def test_several_answers_need_several_free_slots():
     assert play << sees(0, 1)
     assert play << knows("r2", B)
     assert play << ends("r2", 1000) >> reports("r2", exact=True)
-    assert play << sees(held={0: 1000, 1: 0})
+    assert play << sees(contents={0: 1000, 1: 0})
     assert play.rests()
 
 
@@ -282,7 +282,7 @@ def test_a_client_that_leaves_while_its_prompt_is_planted_frees_the_slot_only_wh
     assert play << sees(1) << leaves("r2")
     assert play.states == ["idle", "draining"]
     assert play << planted("r2", 996)  # too late: nobody minds
-    assert play << sees(held={1: 512})
+    assert play << sees(contents={1: 512})
     assert play.table.shadow.slots[1].tokens == Tokens()
     assert play.rests()
 
@@ -292,9 +292,9 @@ def test_a_client_that_leaves_after_the_plant_is_not_forwarded():
     steered(play)
     assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
     assert play << planted("r2", 996) << leaves("r2") >> reports("r2", usage__computed=996)
-    assert play << sees(0) << sees(0, held={1: 996})
+    assert play << sees(0) << sees(0, contents={1: 996})
     assert play << ends("r3", 1000) >> reports("r3")
-    assert (play << sees(held={1: 996})).rests()
+    assert (play << sees(contents={1: 996})).rests()
 
 
 def test_a_failed_plant_holds_its_request_up_no_longer_than_its_slot():
@@ -302,7 +302,7 @@ def test_a_failed_plant_holds_its_request_up_no_longer_than_its_slot():
     prompt = steered(play)
     assert play << planted("r2", None)
     assert play.states == ["idle", "draining"]  # what became of the plant is not known
-    assert play.later(LINGER) << sees(held={1: 0}) >> unpinned("r2", Reason.ENGINE_CHOSE)
+    assert play.later(LINGER) << sees(contents={1: 0}) >> unpinned("r2", Reason.ENGINE_CHOSE)
     assert play << sees(0)
     assert play << ends("r2", len(prompt), 400) >> reports("r2", usage__planted=0)
 
@@ -343,7 +343,7 @@ def test_a_slot_that_another_may_have_taken_between_two_steps_is_looked_at():
     assert play.placement.queued == 1
     assert play << sees(0, 1)
     assert play.states == ["running", "foreign"]
-    play << ends("r3", 40) >> reports("r3", slot=0) << sees(held={0: 40, 1: 0})
+    play << ends("r3", 40) >> reports("r3", slot=0) << sees(contents={0: 40, 1: 0})
     assert play >> goes("r2", slot=0)
 
 

@@ -28,7 +28,7 @@ from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.core.types import ClientId, EngineId, RequestId
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.rewriting import Rewriting, Taken
-from slotkeeper.wire.draft import Figures
+from slotkeeper.wire.answer_builder import Figures
 from slotkeeper.wire.request import read
 from slotkeeper.wire.routes import Api
 

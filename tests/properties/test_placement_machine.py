@@ -22,8 +22,8 @@ from slotkeeper.core.effects import (
     Report,
     Restore,
     Save,
+    SetTimer,
     Stop,
-    Wake,
 )
 from slotkeeper.core.events import (
     Arrived,
@@ -43,9 +43,9 @@ from slotkeeper.core.events import (
     ReplyKnown,
     Restored,
     Saved,
-    Shelved,
+    SnapshotsChanged,
     Started,
-    Woke,
+    TimerFired,
 )
 from slotkeeper.core.figures import Usage
 from slotkeeper.core.limits import Limits
@@ -154,7 +154,7 @@ class Quiet(RuleBasedStateMachine):
             case Drop():
                 if not effect.to_cold:
                     self.files.pop(effect.snapshot, None)
-            case Wake():
+            case SetTimer():
                 self.wakes.append(self.clock + effect.delay)
             case Observe():
                 self.looks.append(effect)
@@ -480,7 +480,7 @@ class Quiet(RuleBasedStateMachine):
         due = [at for at in self.wakes if at <= self.clock]
         self.wakes = [at for at in self.wakes if at > self.clock]
         for _ in due:
-            self.post(Woke(at=self.clock))
+            self.post(TimerFired(at=self.clock))
 
     @precondition(lambda self: self.actions)
     @rule(trouble=st.sampled_from([1, 2]))
@@ -493,7 +493,7 @@ class Quiet(RuleBasedStateMachine):
         gone = data.draw(st.sampled_from(sorted(self.files)))
         del self.files[gone]
         if data.draw(st.booleans()):  # else it is found only when it is wanted
-            self.post(Shelved(at=self.clock, gone=(gone,)))
+            self.post(SnapshotsChanged(at=self.clock, gone=(gone,)))
 
     @rule(which=st.integers(0, 7), returns=st.booleans())
     def engine_dies(self, which: int, returns: bool) -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.held import Held, restored, reuse
 from slotkeeper.core.prefixes import PrefixOrder
 from slotkeeper.core.redundancy import PrefixTree
 from slotkeeper.core.retention import evict
+from slotkeeper.core.slot_contents import SlotContents, restored, reuse
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -32,7 +32,7 @@ TIMES = st.integers(0, int(NOW)).map(float)
 
 
 @st.composite
-def shelves(draw, *, size=None, golden=True):
+def folders(draw, *, size=None, golden=True):
     """Snapshots that have much in common, in no order."""
     found = []
     for n, tokens in enumerate(draw(st.lists(SEQUENCES, min_size=1, max_size=12))):
@@ -55,14 +55,16 @@ def shelves(draw, *, size=None, golden=True):
 
 @st.composite
 def slots(draw):
-    held = []
+    contents = []
     for tokens in draw(st.lists(SEQUENCES, max_size=2)):
         cuts = tuple(Checkpoint(at, 1) for at in draw(st.sets(st.integers(1, len(tokens)), max_size=2)))
-        held.append(Held(tokens=tokens, checkpoints=cuts, opaque=draw(st.integers(0, 1)), used=draw(TIMES)))
-    return held
+        contents.append(
+            SlotContents(tokens=tokens, checkpoints=cuts, opaque=draw(st.integers(0, 1)), used=draw(TIMES))
+        )
+    return contents
 
 
-@given(shelves(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300), st.integers(0, 60))
+@given(folders(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300), st.integers(0, 60))
 @SETTINGS
 def test_what_remains_fits_and_nothing_goes_that_could_have_stayed(snapshots, live, traits, budget, incoming):
     dropped = evict(snapshots, budget, traits=traits, live=live, now=NOW, incoming=incoming)
@@ -72,7 +74,7 @@ def test_what_remains_fits_and_nothing_goes_that_could_have_stayed(snapshots, li
     assert all(remaining + s.size > budget for s in snapshots if s.id in dropped)
 
 
-@given(shelves(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300))
+@given(folders(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300))
 @SETTINGS
 def test_golden_prefixes_go_last_and_only_if_nothing_else_is_enough(snapshots, live, traits, budget):
     golden = {s.id: s.size for s in snapshots if s.golden}
@@ -82,7 +84,7 @@ def test_golden_prefixes_go_last_and_only_if_nothing_else_is_enough(snapshots, l
     assert not any(order) or sum(golden.values()) > budget
 
 
-@given(shelves(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300), st.randoms())
+@given(folders(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300), st.randoms())
 @SETTINGS
 def test_the_order_in_which_they_are_given_does_not_matter(snapshots, live, traits, budget, rng):
     expected = evict(snapshots, budget, traits=traits, live=live, now=NOW)
@@ -95,7 +97,7 @@ def test_the_order_in_which_they_are_given_does_not_matter(snapshots, live, trai
     assert [*kept] == [*PrefixOrder(snapshots)]
 
 
-@given(shelves(size=10, golden=False), st.sampled_from(TRAITS[:3]), st.data())
+@given(folders(size=10, golden=False), st.sampled_from(TRAITS[:3]), st.data())
 @SETTINGS
 def test_a_duplicate_goes_before_any_unique_state(snapshots, traits, data):
     alike = [replace(s, created=0.0, restores=0, checkpoints=()) for s in snapshots]
@@ -109,7 +111,7 @@ def test_a_duplicate_goes_before_any_unique_state(snapshots, traits, data):
         assert gone.tokens in others
 
 
-@given(shelves(golden=False), st.sampled_from(TRAITS), st.data())
+@given(folders(golden=False), st.sampled_from(TRAITS), st.data())
 @SETTINGS
 def test_losses_are_what_the_engine_would_compute_anew(snapshots, traits, data):
     """Against the mirror of the engine's rule, for a prompt that goes on from the end of any state.
@@ -162,7 +164,7 @@ def test_work_grows_with_the_number_of_states_and_no_faster(traits, count, monke
     order = PrefixOrder(snapshots)
     monkeypatch.setattr(PrefixTree, "loss", counted("loss", PrefixTree.loss))
     monkeypatch.setattr(Tokens, "lcp", counted("lcp", Tokens.lcp))
-    live = [Held(tokens=snapshots[-1].tokens, used=NOW)]
+    live = [SlotContents(tokens=snapshots[-1].tokens, used=NOW)]
     assert len(evict(order, count - 5, traits=traits, live=live, now=NOW)) == 5
     assert calls["lcp"] <= 2  # long prompts are compared only where the slot is put among them
     assert calls["loss"] <= count + 10 * 5

@@ -8,12 +8,12 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.checkpoints import Checkpoint
 from slotkeeper.core.choice import Plan, cheapest
-from slotkeeper.core.held import Held, restored, reuse
 from slotkeeper.core.pricing import Want, loss, price_of, restore_price
 from slotkeeper.core.shadow import EngineShadow
-from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.slot_contents import SlotContents, restored, reuse
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.steps import Load
 from slotkeeper.core.table import EngineTable
@@ -35,15 +35,15 @@ class World:
     snapshots: list[Snapshot]
     prompt: Tokens
 
-    def shelf(self, snapshots: list[Snapshot] | None = None) -> Shelf:
-        shelf = Shelf()
+    def catalog(self, snapshots: list[Snapshot] | None = None) -> Catalog:
+        catalog = Catalog()
         for snapshot in self.snapshots if snapshots is None else snapshots:
-            shelf.put(snapshot)
-        return shelf
+            catalog.put(snapshot)
+        return catalog
 
-    def plan(self, shelf: Shelf | None = None) -> Plan:
-        files = self.shelf() if shelf is None else shelf
-        plan = cheapest([self.table], self.prompt, pinnable=True, now=NOW, shelf=files)
+    def plan(self, catalog: Catalog | None = None) -> Plan:
+        files = self.catalog() if catalog is None else catalog
+        plan = cheapest([self.table], self.prompt, pinnable=True, now=NOW, catalog=files)
         assert plan is not None
         return plan
 
@@ -82,14 +82,14 @@ def worlds(draw):
         if draw(st.booleans()):
             tokens = talk(draw(PATHS)).cut(0, draw(st.integers(20, 240)))
             places = draw(cuts(max(PIECE, len(tokens))))
-            held = Held(
+            contents = SlotContents(
                 tokens=tokens,
                 checkpoints=tuple(Checkpoint(at, 1) for at in places if at <= len(tokens)),
                 turns=draw(st.integers(0, 5)),
                 used=NOW - draw(st.integers(0, 3000)),
                 opaque=draw(st.sampled_from([0, 0, 7])),
             )
-            table.shadow.slots[slot] = held
+            table.shadow.slots[slot] = contents
     snapshots = []
     for n, path in enumerate(draw(st.lists(PATHS, max_size=6))):
         tokens = talk(path)
@@ -123,28 +123,28 @@ def gives(world: World, snapshot: Snapshot) -> int:
 def test_nothing_is_restored_where_a_free_slot_that_is_all_used_gives_as_much(world):
     """A restore that brings nothing costs its time, and the slot beside it its state."""
     snapshot = file_of(world.plan())
-    for held in world.table.shadow.slots if snapshot else ():
-        if held and not held.opaque and held.tokens.lcp(world.prompt) == held.total:
-            assert reuse(held, world.prompt, world.table.traits) < gives(world, snapshot)
+    for contents in world.table.shadow.slots if snapshot else ():
+        if contents and not contents.opaque and contents.tokens.lcp(world.prompt) == contents.total:
+            assert reuse(contents, world.prompt, world.table.traits) < gives(world, snapshot)
 
 
 @SETTINGS
 @given(worlds())
 def test_no_state_that_would_be_cheaper_is_passed_over(world):
     """All slots and all files, one by one: none is better than what was chosen."""
-    shelf, table = world.shelf(), world.table
-    want = Want(world.prompt, (), NOW, shelf)
-    price = world.plan(shelf).price
+    catalog, table = world.catalog(), world.table
+    want = Want(world.prompt, (), NOW, catalog)
+    price = world.plan(catalog).price
     for slot in table.idle:
-        as_it_is = table.shadow.look(slot, world.prompt)
+        as_it_is = table.shadow.plan_reuse(slot, world.prompt)
         assert price <= price_of(table, as_it_is, want) + 1e-6
         for snapshot in world.snapshots:
             if saved := gives(world, snapshot):
-                look = replace(as_it_is, reuse=saved, parked=False)
+                reuse_plan = replace(as_it_is, reuse=saved, parked=False)
                 computed = len(world.prompt) - saved
-                at_most = computed + restore_price(table, snapshot) + loss(table, look, want)
+                at_most = computed + restore_price(table, snapshot) + loss(table, reuse_plan, want)
                 # Where the engine would rather load from its RAM cache, a file in the slot is in vain.
-                after = table.shadow.look_restored(slot, world.prompt, snapshot)
+                after = table.shadow.plan_reuse_restored(slot, world.prompt, snapshot)
                 assert price <= at_most + 1e-6 or after.reuse != saved
 
 
@@ -154,8 +154,8 @@ def test_a_file_is_restored_only_if_it_fits_and_the_prompt_can_use_it(world):
     plan = world.plan()
     if snapshot := file_of(plan):
         assert snapshot.fingerprint == world.table.traits.fingerprint
-        assert 0 < gives(world, snapshot) == plan.look.reuse
-        assert plan.look.reuse <= snapshot.tokens.lcp(world.prompt)
+        assert 0 < gives(world, snapshot) == plan.reuse_plan.reuse
+        assert plan.reuse_plan.reuse <= snapshot.tokens.lcp(world.prompt)
 
 
 @SETTINGS
@@ -163,7 +163,7 @@ def test_a_file_is_restored_only_if_it_fits_and_the_prompt_can_use_it(world):
 def test_the_order_in_which_files_came_does_not_matter(world, seed):
     mixed = [*world.snapshots, *world.snapshots[:2]]  # some are told of twice
     Random(seed).shuffle(mixed)
-    one, other = world.plan(), world.plan(world.shelf(mixed))
+    one, other = world.plan(), world.plan(world.catalog(mixed))
     assert (one.price, one.slot, one.reason, file_of(one)) == (
         other.price,
         other.slot,
@@ -176,19 +176,19 @@ def test_the_order_in_which_files_came_does_not_matter(world, seed):
 @given(worlds(), st.data())
 def test_files_that_went_are_as_if_they_had_never_been_there(world, data):
     gone = data.draw(st.sets(st.sampled_from(world.snapshots)) if world.snapshots else st.just(set()))
-    shelf = world.shelf()
+    catalog = world.catalog()
     for snapshot in gone:
-        assert shelf.take(snapshot.id) == snapshot
+        assert catalog.take(snapshot.id) == snapshot
     left = [snapshot for snapshot in world.snapshots if snapshot not in gone]
-    assert world.plan(shelf) == world.plan(world.shelf(left))
-    assert sorted(snapshot.id for snapshot in shelf) == sorted(snapshot.id for snapshot in left)
+    assert world.plan(catalog) == world.plan(world.catalog(left))
+    assert sorted(snapshot.id for snapshot in catalog) == sorted(snapshot.id for snapshot in left)
 
 
 @SETTINGS
 @given(worlds(), st.integers(1, 10**6))
 def test_of_two_files_of_one_state_the_larger_is_never_taken(world, more):
     larger = [replace(s, id=SnapshotId(f"0{s.id}"), size=s.size + more) for s in world.snapshots]
-    snapshot = file_of(world.plan(world.shelf([*larger, *world.snapshots])))
+    snapshot = file_of(world.plan(world.catalog([*larger, *world.snapshots])))
     assert snapshot is None or snapshot in world.snapshots
 
 
@@ -198,5 +198,5 @@ def test_what_is_covered_is_what_the_best_of_all_files_gives_a_prompt_that_goes_
     further, traits = world.prompt + Tokens([-1]), world.table.traits
     states = [restored(s, traits, now=0.0) for s in world.snapshots if s.fingerprint == traits.fingerprint]
     best = max((reuse(state, further, traits) for state in states), default=0)
-    shelf = world.shelf()
-    assert shelf.covered(world.prompt, traits) == best == shelf.covered(world.prompt, traits)
+    catalog = world.catalog()
+    assert catalog.covered(world.prompt, traits) == best == catalog.covered(world.prompt, traits)

@@ -52,7 +52,7 @@ async def test_a_conversation_goes_on_after_a_restart_as_if_it_had_been_computed
                 answer = await ask(client, history)
                 history.append(answer["choices"][0]["message"])
                 await lab.rested(sidecar)
-            held = max(len(snapshot.tokens) for snapshot in sidecar.driver.placement.shelf)
+            held = max(len(snapshot.tokens) for snapshot in sidecar.driver.placement.catalog)
             await engine.restart()
             history.append({"role": "user", "content": "Go on. " + prose(200, 7)})
             restored = await ask(client, history)

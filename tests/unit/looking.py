@@ -18,7 +18,7 @@ from slotkeeper.core.figures import Sums, usage_of
 from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
-from slotkeeper.observe.why.record import Decision, Option, Parting, Record, Stage
+from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Stage
 
 ENGINE: Final = "http://127.0.0.1:8081"
 CAME: Final = 1_000_000_000.0  # 2001-09-09T01:46:40Z
@@ -73,7 +73,7 @@ def rewritten(number: int = 1, **given: Any) -> Record:
         "predicted": 20,
         "oracle": 11_980,
         "decision": Decision(chosen=place, beaten=(other,), rate=1000.0, held=11_500, common=20),
-        "parting": Parting(
+        "parting": PromptDivergence(
             cause=Cause.DATE,
             section=Section.SYSTEM,
             message=0,

@@ -15,21 +15,21 @@ from playbooks.playbook import Play, arrives, ends
 from slotkeeper.core import outcomes
 from slotkeeper.core.ahead import MOST as AHEAD
 from slotkeeper.core.ahead import Ahead
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.conversations import naming
 from slotkeeper.core.conversations.agents import Agents
 from slotkeeper.core.conversations.book import REPLIES, Conversations
 from slotkeeper.core.conversations.naming import Naming
 from slotkeeper.core.conversations.record import Who
-from slotkeeper.core.events import Shelved
+from slotkeeper.core.events import SnapshotsChanged
 from slotkeeper.core.figures import Usage
-from slotkeeper.core.held import Held
 from slotkeeper.core.queue import FairQueue
 from slotkeeper.core.ram_cache import RAM_ENTRIES, publish
 from slotkeeper.core.rates import REMEMBERED as TIMES
 from slotkeeper.core.rates import FileTimes
 from slotkeeper.core.requests import facts, loose
 from slotkeeper.core.shadow import EngineShadow
-from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
@@ -198,36 +198,36 @@ def large_digests() -> tuple[int, int]:
 def ram_cache() -> tuple[int, int]:
     shadow = EngineShadow(TRAITS)
     for tokens in numbered(10 * RAM_ENTRIES):
-        publish(shadow.ram, Held(tokens=tokens), TRAITS)
+        publish(shadow.ram, SlotContents(tokens=tokens), TRAITS)
     return len(shadow.ram), RAM_ENTRIES
 
 
 def orders_of_files() -> tuple[int, int]:
     """Each new model, or each flag that is changed, is a new fingerprint."""
-    shelf = Shelf()
+    catalog = Catalog()
     for n in range(100):
-        shelf.put(snapshot(n, fingerprint=f"{n}"))
-        shelf.put(snapshot(n, fingerprint=f"{n}", tier=Tier.COLD))
-        assert shelf.order(Tier.HOT, f"{n}").states == []
-        shelf.take(SnapshotId(f"s{n}"))
-    return len(shelf._orders), 0
+        catalog.put(snapshot(n, fingerprint=f"{n}"))
+        catalog.put(snapshot(n, fingerprint=f"{n}", tier=Tier.COLD))
+        assert catalog.order(Tier.HOT, f"{n}").states == []
+        catalog.take(SnapshotId(f"s{n}"))
+    return len(catalog._orders), 0
 
 
 def files() -> tuple[int, int]:
     play = Play(memory="dense")
-    play.placement.on(Shelved(at=1.0, snapshots=tuple(snapshot(n) for n in range(80))))
-    return len(play.placement.shelf), 8
+    play.placement.on(SnapshotsChanged(at=1.0, snapshots=tuple(snapshot(n) for n in range(80))))
+    return len(play.placement.catalog), 8
 
 
 def warmed_files() -> tuple[int, int]:
-    table, shelf = EngineTable(EngineId("e"), EngineShadow(TRAITS)), Shelf()
+    table, catalog = EngineTable(EngineId("e"), EngineShadow(TRAITS)), Catalog()
     for n in range(100):
         one = snapshot(n, used=1.0)
-        shelf.put(one)
-        table.shadow.slots[0] = Held(tokens=one.tokens)
-        coldest(table, shelf, 1.0)
+        catalog.put(one)
+        table.shadow.slots[0] = SlotContents(tokens=one.tokens)
+        coldest(table, catalog, 1.0)
         table.warmed.add(one.id)
-        shelf.take(one.id)
+        catalog.take(one.id)
     return len(table.warmed), 2
 
 

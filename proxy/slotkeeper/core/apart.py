@@ -61,7 +61,7 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
     request, free = pending.arrived, []
     able = [table for table in state.up if table.may_wipe(now) and (_known(table, pending) or _bare(table))]
     if not able:  # it is refused where it would go out
-        plan = blind(state.up, pinnable=False, now=now, shelf=state.shelf)
+        plan = blind(state.up, pinnable=False, now=now, catalog=state.catalog)
         return replace(plan, reason=Reason.UNPINNABLE) if plan else None
     clear: Plan | None = None
     for table in sorted(able, key=lambda table: table.load):
@@ -75,9 +75,11 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
     if not free:
         return clear
     if pending.prompt is None or not all(_known(table, pending) for table in free):
-        plan = blind(free, pinnable=False, now=now, shelf=state.shelf)
+        plan = blind(free, pinnable=False, now=now, catalog=state.catalog)
         return replace(plan, reason=Reason.UNPINNABLE, cleared=True) if plan else None
-    plan = cheapest(free, pending.prompt, outline=request.outline, pinnable=False, now=now, shelf=state.shelf)
+    plan = cheapest(
+        free, pending.prompt, outline=request.outline, pinnable=False, now=now, catalog=state.catalog
+    )
     plan = en_route.behind(state, pending, plan)
     return replace(plan, cleared=True) if plan else None
 
@@ -98,17 +100,17 @@ def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence
     prompt = pending.prompt if _known(table, pending) else None
     idle, busy = list[SlotId](), list[SlotId]()
     for slot, what in enumerate(table.states):
-        owner, held = table.owners[slot], table.shadow.slots[slot]
+        owner, contents = table.owners[slot], table.shadow.slots[slot]
         other = state.requests.get(owner) if owner else None
         if other is pending:
             continue
         if other is not None:
             if other.arrived.namespace != space and _alike(other.prompt, 1, prompt):
                 busy.append(SlotId(slot))
-        elif held is None:
+        elif contents is None:
             if what is not SlotState.IDLE:  # unknown what runs there
                 busy.append(SlotId(slot))
-        elif held.tokens.space != space and _alike(held.tokens, held.opaque, prompt):
+        elif contents.tokens.space != space and _alike(contents.tokens, contents.opaque, prompt):
             (idle if what is SlotState.IDLE else busy).append(SlotId(slot))
     return idle, busy
 

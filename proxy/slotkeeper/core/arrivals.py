@@ -11,9 +11,9 @@ from slotkeeper.core.choice import Plan, blind, cheapest, continuing
 from slotkeeper.core.effects import Effect, Forward, Observe
 from slotkeeper.core.events import Arrived, Rendered
 from slotkeeper.core.forms import Form, Weighed, changed_by_messages, computed
-from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.pending import Pending, Scene, Stage
-from slotkeeper.core.shadow import Look, Source
+from slotkeeper.core.shadow import ReusePlan, Source
+from slotkeeper.core.slot_contents import SlotContents, reuse
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import effect
 from slotkeeper.core.table import EngineTable, SlotState
@@ -193,7 +193,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
     request = pending.arrived
     if request.copies > 1:
         tables = [t for t in state.up if len(t.idle) >= min(request.copies, len(t.states))]
-        return _named(blind(tables, pinnable=False, now=now, shelf=state.shelf), Reason.UNPINNABLE)  # 1
+        return _named(blind(tables, pinnable=False, now=now, catalog=state.catalog), Reason.UNPINNABLE)  # 1
     if request.id_slot is not None:
         tables = state.up[:1] if request.action else sorted(state.up, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, now)  # 2
@@ -204,7 +204,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
     if request.pinnable and (plan := continuing(sure, request.outline, now)):
         return plan  # 3
     if request.pinnable and request.brief:
-        plan = blind(state.up, pinnable=True, now=now, shelf=state.shelf, space=space)
+        plan = blind(state.up, pinnable=True, now=now, catalog=state.catalog, space=space)
         return _named(plan, Reason.BRIEF)  # 4
     if not pending.rendered:
         return None
@@ -215,12 +215,12 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
             outline=request.outline,
             pinnable=request.pinnable,
             now=now,
-            shelf=state.shelf,
+            catalog=state.catalog,
             plain=pending.plain,
         )
         return en_route.behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
-    plan = blind(state.up, pinnable=request.pinnable, now=now, shelf=state.shelf, space=space)
+    plan = blind(state.up, pinnable=request.pinnable, now=now, catalog=state.catalog, space=space)
     return _named(plan, reason)  # 6
 
 
@@ -237,7 +237,7 @@ def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Pla
     return None
 
 
-def again(state: State, pending: Pending) -> None:
+def requeue(state: State, pending: Pending) -> None:
     """Back into the line: its slot was lost on the way, with the engine or by a step that failed."""
     pending.stage = Stage.QUEUED
     pending.plan = pending.slot = None
@@ -262,10 +262,10 @@ def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     return next_step(state, pending, now)
 
 
-def _found(plan: Plan) -> Held | None:
+def _found(plan: Plan) -> SlotContents | None:
     """The state that it goes on from, as earlier work had left it."""
-    if plan.look:
-        return plan.look.base
+    if plan.reuse_plan:
+        return plan.reuse_plan.base
     return plan.table.shadow.slots[plan.slot] if plan.slot is not None else None
 
 
@@ -275,7 +275,7 @@ def next_step(state: State, pending: Pending, now: float) -> Effect:
         raise AssertionError("only a planned request takes steps")
     plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
     pending.step_began = now
-    return effect(pending.step, owner, plan.table, plan.slot, shelf=state.shelf, tree=state.tree)
+    return effect(pending.step, owner, plan.table, plan.slot, catalog=state.catalog, tree=state.tree)
 
 
 def forward(pending: Pending, now: float) -> Forward:
@@ -287,11 +287,11 @@ def forward(pending: Pending, now: float) -> Forward:
     slot = plan.slot
     if slot is not None and not pending.arrived.action:  # which begins no task: no other slot is copied
         others = [s for s in table.idle if s != slot]
-        look = _look_now(table, slot, pending)
-        table.shadow.launch(look, others)
-        pending.base = look.base
+        reuse_plan = _plan_reuse_now(table, slot, pending)
+        table.shadow.launch(reuse_plan, others)
+        pending.base = reuse_plan.base
         if plan.reason is Reason.BRIEF:
-            pending.predicted = look.reuse  # its tokens will come too late to say better
+            pending.predicted = reuse_plan.reuse  # its tokens will come too late to say better
     pending.stage = Stage.RUNNING
     if plan.pinned and slot is not None:
         pending.slot = slot
@@ -312,17 +312,17 @@ def forward(pending: Pending, now: float) -> Forward:
     )
 
 
-def _look_now(table: EngineTable, slot: SlotId, pending: Pending) -> Look:
+def _plan_reuse_now(table: EngineTable, slot: SlotId, pending: Pending) -> ReusePlan:
     """What the plan saw, or, once a step has changed the slot, what is there now."""
     plan = pending.plan
-    if plan and plan.look and not plan.steps:
-        return plan.look
+    if plan and plan.reuse_plan and not plan.steps:
+        return plan.reuse_plan
     if pending.prompt is not None:
-        return table.shadow.look(slot, pending.prompt)
+        return table.shadow.plan_reuse(slot, pending.prompt)
     if plan and plan.reason in {Reason.BRIEF, Reason.UNRENDERED}:
-        return table.shadow.look_blind(slot)
-    held = table.shadow.slots[slot]
-    return Look(slot=slot, reuse=0, source=Source.SLOT, base=held, parked=False)
+        return table.shadow.plan_reuse_blind(slot)
+    contents = table.shadow.slots[slot]
+    return ReusePlan(slot=slot, reuse=0, source=Source.SLOT, base=contents, parked=False)
 
 
 def _bypass(state: State, now: float) -> Iterator[Effect]:
@@ -369,7 +369,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
         owned = state.slot_of(pending)
         if owned is None:
             state.steered.remove(request)
-            again(state, pending)
+            requeue(state, pending)
         elif not owned[0].open_for_unpinned(now):
             closed.append(owned[0])
         else:
@@ -377,7 +377,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
             if idle:
                 state.steered.remove(request)
                 owned[0].move(owned[1], SlotState.IDLE, None, now)
-                again(state, pending)
+                requeue(state, pending)
             elif not busy:
                 state.steered.remove(request)
                 yield forward(pending, now)

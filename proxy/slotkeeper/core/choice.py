@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Final
 
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.checkpoints import checkpoints_last
 from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.held import Held, continues, goes_on_from, shared_messages
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pricing import Want, blind_price, loss, parked_price, price_of, restore_price
 from slotkeeper.core.ram_cache import contains
-from slotkeeper.core.shadow import Look, Source
-from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.shadow import ReusePlan, Source
+from slotkeeper.core.slot_contents import SlotContents, continues, goes_on_from, shared_messages
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe
 from slotkeeper.core.table import EngineTable, SlotState
 from slotkeeper.core.tokens import Tokens
@@ -43,7 +43,7 @@ class Plan:
     reason: Reason
     slot: SlotId | None = None  # expected; certain when pinned
     pinned: bool = True
-    look: Look | None = None
+    reuse_plan: ReusePlan | None = None
     steps: tuple[Step, ...] = ()  # to be done in the slot first
     price: float = 0.0
     wait: bool = False  # the best place will be free in a moment
@@ -59,7 +59,7 @@ class Plan:
     @property
     def apart(self) -> bool:
         """Whether the slot holds nothing of another namespace by the time that the request goes there."""
-        foreign = self.look is not None and self.look.foreign
+        foreign = self.reuse_plan is not None and self.reuse_plan.foreign
         emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
         return emptied if self.pinned else self.cleared
 
@@ -73,32 +73,37 @@ def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: flo
     most = 0
     for table in tables:
         ready = table.open_for_pins(now)
-        for slot, held in enumerate(table.shadow.slots):
-            shared = shared_messages(outline, held)
+        for slot, contents in enumerate(table.shadow.slots):
+            shared = shared_messages(outline, contents)
             if shared > most:
                 best, most = None, shared
                 free = ready and table.states[slot] is SlotState.IDLE
-                if free and held and continues(outline, held) and _goes_on(held, outline, table.traits):
+                if (
+                    free
+                    and contents
+                    and continues(outline, contents)
+                    and _goes_on(contents, outline, table.traits)
+                ):
                     best = Plan(table=table, slot=SlotId(slot), reason=Reason.CONTINUES)
     return best
 
 
-def _goes_on(held: Held, outline: Sequence[bytes], traits: EngineTraits) -> bool:
+def _goes_on(contents: SlotContents, outline: Sequence[bytes], traits: EngineTraits) -> bool:
     """Whether it loses little there, even if it parts from the last reply; else tokens decide.
 
     Where more than one turn has gone by since, a file may have them.
     """
-    if traits.snapshots and len(outline) - len(held.outline) > TURN:
+    if traits.snapshots and len(outline) - len(contents.outline) > TURN:
         return False
     if traits.cuttable:
-        return held.floor == 0  # T9
-    if len(outline) == len(held.outline):  # asked again: it must be cut at the end of the last prompt
-        return bool(held.checkpoints) and not held.sure
+        return contents.floor == 0  # T9
+    if len(outline) == len(contents.outline):  # asked again: it must be cut at the end of the last prompt
+        return bool(contents.checkpoints) and not contents.sure
     # Where checkpoints are thinned out, or a file brought none, another file may have more; so it may where
     # much was given up for a turn that was expected and is not what comes.
-    others = traits.snapshots and (held.from_file or not checkpoints_last(traits))
+    others = traits.snapshots and (contents.from_file or not checkpoints_last(traits))
     risked = traits.n_ubatch if traits.snapshots else traits.n_batch
-    return bool(held.checkpoints) and not others and held.given_up <= risked
+    return bool(contents.checkpoints) and not others and contents.given_up <= risked
 
 
 def cheapest(
@@ -108,14 +113,14 @@ def cheapest(
     outline: Sequence[bytes] = (),
     pinnable: bool,
     now: float,
-    shelf: Shelf,
+    catalog: Catalog,
     plain: bool = False,
 ) -> Plan | None:
     """The best place for an exact prompt; None when no slot can be had. `plain`: without any step before."""
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
     offers = _pinned if pinnable else _unpinnable
-    want = Want(prompt, outline, now, shelf, plain=plain)
+    want = Want(prompt, outline, now, catalog, plain=plain)
     plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
     best = nsmallest(1 + BEATEN, plans, key=lambda plan: _order(plan, now))
     return replace(best[0], beaten=tuple(best[1:])) if best else None
@@ -128,16 +133,16 @@ def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
 
 
 def blind(
-    tables: Iterable[EngineTable], *, pinnable: bool, now: float, shelf: Shelf, space: str = ""
+    tables: Iterable[EngineTable], *, pinnable: bool, now: float, catalog: Catalog, space: str = ""
 ) -> Plan | None:
     """The slot that loses least, for a prompt whose tokens are unknown."""
     plans = []
     for table in tables:
         ready = table.open_for_pins(now) if pinnable else table.open_for_anything(now)
         for slot in table.idle if ready else ():
-            held = table.shadow.slots[slot]
-            price = blind_price(table, held, shelf, now)
-            look = table.shadow.look_apart(slot, space) if space and pinnable else None
+            contents = table.shadow.slots[slot]
+            price = blind_price(table, contents, catalog, now)
+            reuse_plan = table.shadow.plan_reuse_apart(slot, space) if space and pinnable else None
             plans.append(
                 Plan(
                     table=table,
@@ -145,8 +150,8 @@ def blind(
                     pinned=pinnable,
                     reason=Reason.UNRENDERED,
                     price=price,
-                    look=look,
-                    steps=(Wipe(),) if look and look.foreign and table.may_wipe(now) else (),
+                    reuse_plan=reuse_plan,
+                    steps=(Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else (),
                 )
             )
     return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
@@ -160,9 +165,9 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         if not wait and (parked := _parking(plan, want)):
             yield parked
     for slot in table.in_state(SlotState.DRAINING):
-        look = shadow.look(slot, prompt)
-        price = shadow.traits.n_ubatch + price_of(table, look, want)
-        yield _plan(table, look, price, wait=True)
+        reuse_plan = shadow.plan_reuse(slot, prompt)
+        price = shadow.traits.n_ubatch + price_of(table, reuse_plan, want)
+        yield _plan(table, reuse_plan, price, wait=True)
     yield from _tended(table, want)
     if (
         not prompt.space  # by then another slot may be free, and look better to the engine
@@ -176,23 +181,23 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 def _tended(table: EngineTable, want: Want) -> Iterator[Plan]:
     """Every slot that is tended, once its step has ended: for the time until then, unless all wait."""
-    for slot in table.in_state(SlotState.TENDED):
-        tended, look = table.tended[slot], table.shadow.look(slot, want.prompt)
+    for slot in table.in_state(SlotState.MAINTENANCE):
+        tended, reuse_plan = table.tended[slot], table.shadow.plan_reuse(slot, want.prompt)
         if (becomes := tended.becomes) is not None:
             common = becomes.lcp(want.prompt)
             goes_on = common == len(becomes) < len(want.prompt)
-            look = replace(look, reuse=common if goes_on else min(look.reuse, common))
+            reuse_plan = replace(reuse_plan, reuse=common if goes_on else min(reuse_plan.reuse, common))
         seconds = 0.0 if tended.stalls else tended.left(want.now)
-        price = seconds * table.rates.prefill + price_of(table, look, want)
-        yield _plan(table, look, price, wait=True)
+        price = seconds * table.rates.prefill + price_of(table, reuse_plan, want)
+        yield _plan(table, reuse_plan, price, wait=True)
 
 
 def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:
     for slot in table.idle:
-        look = table.shadow.look(slot, want.prompt)
-        wiped = look.unsafe or (look.foreign and table.may_wipe(want.now) and not want.plain)
+        reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
+        wiped = reuse_plan.unsafe or (reuse_plan.foreign and table.may_wipe(want.now) and not want.plain)
         steps = (Wipe(),) if wiped else ()
-        yield _plan(table, look, price_of(table, look, want), steps=steps)
+        yield _plan(table, reuse_plan, price_of(table, reuse_plan, want), steps=steps)
 
 
 def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
@@ -204,7 +209,7 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
     loads = shadow.traits.ram_cache and not prompt.space  # it would load another namespace's as well
     reachable = shadow.longest_common(prompt, idle) if loads else 0
     for slot in idle:
-        if reachable - shadow.look(slot, prompt).reuse <= TOUCH_PRICE:
+        if reachable - shadow.plan_reuse(slot, prompt).reuse <= TOUCH_PRICE:
             continue
         touched, own = shadow.look_touched(slot, prompt, idle), shadow.slots[slot]
         back = own is not None and touched.base is not None and contains(own, touched.base)
@@ -215,27 +220,27 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
     """Every slot after the file that saves most was restored there."""
-    found = want.shelf.best(want.prompt, table.traits, lambda s: restore_price(table, s))
+    found = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
     if found is None:
         return
     snapshot, idle = found[0], table.idle
-    look = table.shadow.look_restored(idle[0], want.prompt, snapshot) if idle else None
-    if look and look.source is Source.SNAPSHOT and look.reuse:
+    reuse_plan = table.shadow.plan_reuse_restored(idle[0], want.prompt, snapshot) if idle else None
+    if reuse_plan and reuse_plan.source is Source.SNAPSHOT and reuse_plan.reuse:
         for slot in idle:
-            here = replace(look, slot=slot)  # whatever lies there is gone by then
+            here = replace(reuse_plan, slot=slot)  # whatever lies there is gone by then
             price = restore_price(table, snapshot) + price_of(table, here, want)
             yield _plan(table, here, price, steps=(Load(snapshot),))
 
 
 def _parking(plan: Plan, want: Want) -> Plan | None:
     """The same plan, but the slot is saved before it is overwritten; None where that would not pay."""
-    table, look = plan.table, plan.look
-    victim = table.shadow.slots[look.slot] if look else None
-    if look is None or victim is None or not table.may_save(want.now):
+    table, reuse_plan = plan.table, plan.reuse_plan
+    victim = table.shadow.slots[reuse_plan.slot] if reuse_plan else None
+    if reuse_plan is None or victim is None or not table.may_save(want.now):
         return None
     if victim.adapted or victim.total < WORTH_A_FILE:
         return None
-    lost, cost = loss(table, look, want), parked_price(table, victim, want.now)
+    lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
     saving: tuple[Step, ...] = (Keep(Moment.PARK),)
     if (end := goes_on_from(victim, table.traits)) < victim.total:
         saving, cost = (Prefill(victim.tokens.cut(0, end), Purpose.BACK), *saving), cost + TOUCH_PRICE
@@ -255,10 +260,12 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
     for plan in _pinned(table, want):
         if plan.wait:
             yield plan
-        elif plan.pinned and plan.look and len(prompt) > STEER_TAIL and (plan.apart or not prompt.space):
+        elif (
+            plan.pinned and plan.reuse_plan and len(prompt) > STEER_TAIL and (plan.apart or not prompt.space)
+        ):
             yield _plan(
                 table,
-                plan.look,
+                plan.reuse_plan,
                 STEER_PRICE + plan.price,
                 reason=Reason.STEERED,
                 pinned=False,
@@ -274,7 +281,7 @@ def steer(prompt: Tokens) -> Prefill:
 
 def _plan(
     table: EngineTable,
-    look: Look,
+    reuse_plan: ReusePlan,
     price: float,
     *,
     reason: Reason | None = None,
@@ -290,10 +297,10 @@ def _plan(
     }
     return Plan(
         table=table,
-        slot=look.slot,
+        slot=reuse_plan.slot,
         pinned=pinned,
-        reason=reason or kind[look.source],
-        look=look,
+        reason=reason or kind[reuse_plan.source],
+        reuse_plan=reuse_plan,
         steps=steps,
         price=price,
         wait=wait,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from slotkeeper.core.effects import Purpose
-from slotkeeper.core.held import Held
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.steps import Load, Prefill, Step
 from slotkeeper.core.table import EngineTable, SlotState, Tended
 from slotkeeper.core.tokens import Tokens
@@ -21,7 +21,7 @@ class Chore:
     table: EngineTable
     slot: SlotId
     step: Step  # under way
-    home: Held | None  # what the slot held when it began; None where it is warmed
+    home: SlotContents | None  # what the slot held when it began; None where it is warmed
     goal: Prefill | None = None  # what it shall hold in the end, where it is warmed or goes ahead
     computes: int = 0  # tokens, for the goal
     stopped: bool = False  # a request needed the engine
@@ -39,30 +39,30 @@ class Chore:
         return self.table.owners[self.slot : self.slot + 1] == [self.id]
 
     @property
-    def held(self) -> Held | None:
+    def contents(self) -> SlotContents | None:
         return self.table.shadow.slots[self.slot]
 
     def recognise(self) -> None:
         """Neither a file nor a prefill says whose conversation it is; where the slot is home, we know."""
-        held, home = self.held, self.home
-        if held and home and held.request in {None, self.id} and held.tokens == home.tokens:
-            self._claim(held, home, following=home.following, sure=home.sure)
+        contents, home = self.contents, self.home
+        if contents and home and contents.request in {None, self.id} and contents.tokens == home.tokens:
+            self._claim(contents, home, following=home.following, sure=home.sure)
 
     def left_back(self) -> None:
         """The slot was cut back to where its conversation will go on: it is still that one's."""
-        if (held := self.held) and (home := self.home):
-            self._claim(held, home, following=home.following)
+        if (contents := self.contents) and (home := self.home):
+            self._claim(contents, home, following=home.following)
 
     def arrived(self) -> None:
         """The slot holds what the next turn will begin with: it is still the same conversation's."""
-        held, home = self.held, self.home
-        if held and home:
-            self._claim(held, home, sure=True, given_up=home.total - home.tokens.lcp(held.tokens))
+        contents, home = self.contents, self.home
+        if contents and home:
+            self._claim(contents, home, sure=True, given_up=home.total - home.tokens.lcp(contents.tokens))
 
-    def _claim(self, held: Held, home: Held, **known: Any) -> None:
+    def _claim(self, contents: SlotContents, home: SlotContents, **known: Any) -> None:
         """What the slot holds is the conversation's whose slot it was."""
         self.table.shadow.slots[self.slot] = replace(
-            held, outline=home.outline, turns=home.turns, used=home.used, request=home.request, **known
+            contents, outline=home.outline, turns=home.turns, used=home.used, request=home.request, **known
         )
 
     def began(self, now: float) -> None:
@@ -81,14 +81,14 @@ class Chore:
         rates, traits = self.table.rates, self.table.traits
         match self.step:
             case Prefill(tokens):
-                computes = len(tokens) - self.table.shadow.look(self.slot, tokens).reuse
+                computes = len(tokens) - self.table.shadow.plan_reuse(self.slot, tokens).reuse
                 most = traits.n_batch if self.ahead else computes  # then it is stopped
                 return min(computes, most) / rates.prefill
             case Load(snapshot):
                 return rates.reading.seconds(snapshot.size)
             case _:
-                return rates.save_seconds(self.held.total if self.held else 0)
+                return rates.save_seconds(self.contents.total if self.contents else 0)
 
     def leave(self, now: float) -> None:
-        if self.table.states[self.slot] is SlotState.TENDED:
+        if self.table.states[self.slot] is SlotState.MAINTENANCE:
             self.table.move(self.slot, SlotState.IDLE, None, now)

@@ -11,20 +11,20 @@ from typing import Final
 
 from slotkeeper.core.checkpoints import TAIL
 from slotkeeper.core.chore import Chore
-from slotkeeper.core.effects import Effect, Purpose, Stop, Wake
-from slotkeeper.core.held import Held
+from slotkeeper.core.effects import Effect, Purpose, SetTimer, Stop
+from slotkeeper.core.idle_work import (
+    first_step,
+    next_step,
+    prefetch_plan,
+    restore_step,
+    unsaved,
+    way_back,
+)
 from slotkeeper.core.keeping import drop
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe, effect
 from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tending import (
-    first_step,
-    homewards,
-    next_step,
-    unsaved,
-    way_ahead,
-    way_back,
-)
 from slotkeeper.core.types import RequestId, SlotId
 from slotkeeper.core.warming import coldest, needs_warming
 from slotkeeper.core.warming import first_step as warming_step
@@ -45,15 +45,19 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         if any(chore.table is table for chore in state.chores.values()):
             continue
         table.take_up(now)
-        for slot, held in _unsettled(state, table):
-            known = held.following is not None and not state.closing
+        for slot, contents in _unsettled(state, table):
+            known = contents.following is not None and not state.closing
             ahead = known and table.quiet and not state.waiting
-            due = held.used + _patience(state, table, held, now) if ahead else _due(state, table, held, now)
+            due = (
+                contents.used + _patience(state, table, contents, now)
+                if ahead
+                else _due(state, table, contents, now)
+            )
             if due > now:
                 due_at = min(due, due_at)
-            elif (chore := _chore(state, table, slot, held, ahead=ahead, now=now)) is None:
+            elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:
                 if ahead or not known:
-                    table.settled[slot] = held
+                    table.settled[slot] = contents
             elif state.closing or (table.open_for_pins(now) and not state.waiting):
                 yield _begin(state, chore, now)
                 break
@@ -65,7 +69,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     due_at = min(due_at, _decides_anew(state, now), _gives_up(state, now))
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at
-        yield Wake(delay=max(EARLIEST, due_at - now))
+        yield SetTimer(delay=max(EARLIEST, due_at - now))
 
 
 def _decides_anew(state: State, now: float) -> float:
@@ -82,10 +86,10 @@ def _gives_up(state: State, now: float) -> float:
 def release(state: State, now: float) -> None:
     """Where a request waits, a slot is free once the engine has saved it: the file is checked beside."""
     for chore in tuple(state.chores.values()) if state.waiting else ():
-        if chore.written and chore.owns and chore.held:
+        if chore.written and chore.owns and chore.contents:
             if chore.leaves:
                 chore.left_back()
-            state.coming[chore.id] = chore.held
+            state.coming[chore.id] = chore.contents
             del state.chores[chore.id]
             chore.leave(now)
 
@@ -101,23 +105,23 @@ def _make_way(state: State) -> Iterator[Effect]:
 
 
 def _chore(
-    state: State, table: EngineTable, slot: SlotId, held: Held, *, ahead: bool, now: float
+    state: State, table: EngineTable, slot: SlotId, contents: SlotContents, *, ahead: bool, now: float
 ) -> Chore | None:
     """What is due in a slot: to go ahead of the next turn if the budget allows it, then to save."""
-    if ahead and (way := way_ahead(held, table, state.shelf)):
+    if ahead and (way := prefetch_plan(contents, table, state.catalog)):
         file, goal, computes = way
-        given_up = held.total - held.tokens.lcp(goal.tokens)
+        given_up = contents.total - contents.tokens.lcp(goal.tokens)
         if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
             # Others need the engine, and who has the slot next is not sure: only a reply is put right.
             table.put_off.add(slot)
         elif state.idle.wait(computes, now) == 0:
-            return Chore(_name(state, now), table, slot, file or goal, held, goal, computes)
-    if table.rates.size_of(held.total) > state.limits.hot_bytes:  # it has no room
+            return Chore(_name(state, now), table, slot, file or goal, contents, goal, computes)
+    if table.rates.size_of(contents.total) > state.limits.hot_bytes:  # it has no room
         return None
-    if table.crowded(now) and not state.closing and (back := way_back(held, table, state.shelf)):
-        return Chore(_name(state, now), table, slot, back, held, leaves=True)
-    saving = first_step(held, table, state.shelf, rested=True)
-    return Chore(_name(state, now), table, slot, saving, held) if saving else None
+    if table.crowded(now) and not state.closing and (back := way_back(contents, table, state.catalog)):
+        return Chore(_name(state, now), table, slot, back, contents, leaves=True)
+    saving = first_step(contents, table, state.catalog, rested=True)
+    return Chore(_name(state, now), table, slot, saving, contents) if saving else None
 
 
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
@@ -138,9 +142,9 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
         chore.left_back()
     rested = state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
     step = _next(state, chore, ok=ok, rested=rested, now=now)
-    held, done = chore.held, rested or not ok or not chore.table.traits.files_only_extend
-    if step is None and done and held and held.following is None:
-        chore.table.settled[chore.slot] = held  # also if it failed: not again until something is new
+    contents, done = chore.contents, rested or not ok or not chore.table.traits.files_only_extend
+    if step is None and done and contents and contents.following is None:
+        chore.table.settled[chore.slot] = contents  # also if it failed: not again until something is new
     if step is None or state.waiting:
         del state.chores[chore.id]
         chore.leave(now)
@@ -152,83 +156,83 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
 def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> Step | None:
     if chore.goal is not None:
         return chore.goal if ok and isinstance(chore.step, Load) else None
-    step = next_step(chore, state.shelf, rested=rested) if ok else None
+    step = next_step(chore, state.catalog, rested=rested) if ok else None
     failed = not ok and isinstance(chore.step, Keep)
     dear = isinstance(step, Keep) and not state.waiting and not _pay(state, chore, now)
-    return homewards(chore, state.shelf) if failed or dear else step
+    return restore_step(chore, state.catalog) if failed or dear else step
 
 
 def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
     """Drop the file that told us what the slot holds, now that there is one that brings drafts back too."""
-    table, held = chore.table, chore.held
-    if held is None or not (table.traits.speculative and table.traits.files_carry):
+    table, contents = chore.table, chore.contents
+    if contents is None or not (table.traits.speculative and table.traits.files_carry):
         return
-    cuts = {checkpoint.at for checkpoint in held.checkpoints if checkpoint.at >= held.total - TAIL}
-    for snapshot in [s for s in state.shelf if len(s.tokens) in cuts and len(s.tokens) < held.total]:
+    cuts = {checkpoint.at for checkpoint in contents.checkpoints if checkpoint.at >= contents.total - TAIL}
+    for snapshot in [s for s in state.catalog if len(s.tokens) in cuts and len(s.tokens) < contents.total]:
         same_kind = snapshot.fingerprint == table.traits.fingerprint
-        if same_kind and held.tokens.begins_with(snapshot.tokens):
+        if same_kind and contents.tokens.begins_with(snapshot.tokens):
             yield from drop(state, snapshot)
 
 
 def left(state: State, now: float) -> bool:
     """Whether anything is still to be computed ahead, or to be saved before we go."""
     return bool(state.chores or state.coming) or any(
-        (not state.closing and way_ahead(held, table, state.shelf))
-        or (table.may_save(now) and first_step(held, table, state.shelf, rested=True))
+        (not state.closing and prefetch_plan(contents, table, state.catalog))
+        or (table.may_save(now) and first_step(contents, table, state.catalog, rested=True))
         for table in state.up
-        for _, held in _unsettled(state, table)
+        for _, contents in _unsettled(state, table)
     )
 
 
-def _unsettled(state: State, table: EngineTable) -> Iterator[tuple[SlotId, Held]]:
+def _unsettled(state: State, table: EngineTable) -> Iterator[tuple[SlotId, SlotContents]]:
     """Free slots of which it was not yet decided that nothing has to be done, nor is a file on its way."""
     coming = {written.tokens for written in state.coming.values()}
     for slot in table.idle:
-        held = table.shadow.slots[slot]
-        if held and table.settled.get(slot) is not held and held.tokens not in coming:
-            yield slot, held
+        contents = table.shadow.slots[slot]
+        if contents and table.settled.get(slot) is not contents and contents.tokens not in coming:
+            yield slot, contents
 
 
-def _due(state: State, table: EngineTable, held: Held, now: float) -> float:
+def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
     """When it may be saved; `now` or earlier: at once."""
     if state.closing or not table.traits.snapshots:
         return table.no_save_until
-    back = table.crowded(now) and way_back(held, table, state.shelf)
-    if back or unsaved(held, table.traits, state.shelf):
-        paused = held.used + _pause(state, table, held, now)
+    back = table.crowded(now) and way_back(contents, table, state.catalog)
+    if back or unsaved(contents, table.traits, state.catalog):
+        paused = contents.used + _pause(state, table, contents, now)
     else:
-        paused = _rest(state, table, held)
+        paused = _rest(state, table, contents)
     if not table.quiet or state.waiting:
-        paused = held.used + LONGEST
-    paid = now + state.writes.wait(table.rates.size_of(held.total), now)
+        paused = contents.used + LONGEST
+    paid = now + state.writes.wait(table.rates.size_of(contents.total), now)
     return max(paused, paid, table.no_save_until)
 
 
-def _pause(state: State, table: EngineTable, held: Held, now: float) -> float:
+def _pause(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
     """How long it has to pause before it is saved.
 
     In a crowd a pause may not come before the slot is overwritten, so a quick save is not put off. A slow one
     would hold up all slots for what may be parked anyway.
     """
-    seconds = table.rates.save_seconds(held.total)
+    seconds = table.rates.save_seconds(contents.total)
     hurried = CROWD_SHARE * seconds
     if table.crowded(now) and hurried <= state.limits.pause:
         return hurried
     return min(LONGEST, max(state.limits.pause, SHARE * seconds))
 
 
-def _patience(state: State, table: EngineTable, held: Held, now: float) -> float:
+def _patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
     """How long it has to pause before the next turn is computed ahead."""
-    return min(state.limits.pause, _pause(state, table, held, now))
+    return min(state.limits.pause, _pause(state, table, contents, now))
 
 
-def _rest(state: State, table: EngineTable, held: Held) -> float:
+def _rest(state: State, table: EngineTable, contents: SlotContents) -> float:
     """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted.
 
     Not in a crowd: the way home could be long, and another conversation would have the slot by then.
     """
-    usual = max(state.limits.pause, SHARE * table.rates.save_seconds(held.total))
-    rested = held.used + min(LONGEST, CUTS * usual)
+    usual = max(state.limits.pause, SHARE * table.rates.save_seconds(contents.total))
+    rested = contents.used + min(LONGEST, CUTS * usual)
     return max(rested, table.rests_at)
 
 
@@ -242,7 +246,7 @@ def _look_before(table: EngineTable, now: float) -> float:
 
 def _pay(state: State, chore: Chore, now: float) -> bool:
     """Whether what the slot holds may be written now."""
-    size = chore.table.rates.size_of(chore.held.total if chore.held else 0)
+    size = chore.table.rates.size_of(chore.contents.total if chore.contents else 0)
     return state.closing or state.writes.spend(size, now)
 
 
@@ -253,10 +257,10 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
         return
     if not (needs_warming(table) and table.open_for_pins(now)) or table.crowded(now):
         return
-    if (end := coldest(table, state.shelf, now)) is None:
+    if (end := coldest(table, state.catalog, now)) is None:
         return
     table.warmed.add(end.id)
-    if step := warming_step(end, state.shelf, table):
+    if step := warming_step(end, state.catalog, table):
         goal = Prefill(end.tokens, Purpose.DRAFT)
         yield _begin(state, Chore(_name(state, now), table, empty[0], step, None, goal), now)
 
@@ -278,10 +282,10 @@ def _begin(state: State, chore: Chore, now: float) -> Effect:
     elif chore.ahead:
         state.idle.spend(chore.computes, now)
     state.chores[chore.id] = chore
-    chore.table.move(chore.slot, SlotState.TENDED, chore.id, now)
+    chore.table.move(chore.slot, SlotState.MAINTENANCE, chore.id, now)
     return _bound(state, chore, now)
 
 
 def _bound(state: State, chore: Chore, now: float) -> Effect:
     chore.began(now)
-    return effect(chore.step, chore.id, chore.table, chore.slot, shelf=state.shelf, tree=state.tree)
+    return effect(chore.step, chore.id, chore.table, chore.slot, catalog=state.catalog, tree=state.tree)

@@ -112,7 +112,7 @@ class Prove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wake:
+class SetTimer:
     """Something will be due in `delay` seconds; answered by `Woke`."""
 
     delay: float
@@ -183,7 +183,7 @@ Effect = (
     | Erase
     | Drop
     | Prove
-    | Wake
+    | SetTimer
     | Forward
     | Observe
     | Learned

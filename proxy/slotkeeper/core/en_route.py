@@ -41,12 +41,12 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...]) -
 
 def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
     """The plan; but a request that begins with what is just being saved waits until it lies in a file."""
-    prompt, look = pending.prompt, plan.look if plan else None
-    if plan is None or prompt is None or look is None or pending.plain:
+    prompt, reuse_plan = pending.prompt, plan.reuse_plan if plan else None
+    if plan is None or prompt is None or reuse_plan is None or pending.plain:
         return plan
     for shared, least in _coming(state, pending, plan.table.rates):
         common = prompt.lcp(shared)
-        if common >= len(shared) - TAIL and common - look.reuse > least:
+        if common >= len(shared) - TAIL and common - reuse_plan.reuse > least:
             return replace(plan, wait=True)
     return plan
 
@@ -56,8 +56,8 @@ def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, 
 
     What is written is only checked yet, which takes about as long as its restore will.
     """
-    for held in state.coming.values():
-        yield held.tokens, 2 * rates.restore_price(rates.size_of(held.total))
+    for contents in state.coming.values():
+        yield contents.tokens, 2 * rates.restore_price(rates.size_of(contents.total))
     for other in state.requests.values():
         if other.stage is Stage.PREPARING and other.plan and other is not but:
             shared = planting.kept(other.plan.steps, other.steps_left)
@@ -67,8 +67,8 @@ def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, 
 
 def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
     """The same plan, with what is planted on the way."""
-    prompt, look, request = pending.prompt, plan.look, pending.arrived
-    if prompt is None or look is None or pending.plain or request.adapted:
+    prompt, reuse_plan, request = pending.prompt, plan.reuse_plan, pending.arrived
+    if prompt is None or reuse_plan is None or pending.plain or request.adapted:
         return plan
     if prompt.space and plan.pinned and not plan.apart:  # it goes uncached: what is planted would be lost
         return plan
@@ -76,9 +76,9 @@ def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
     found = planting.steps(
         prompt,
         pending.structure,
-        look=look,
+        reuse_plan=reuse_plan,
         table=table,
-        shelf=state.shelf,
+        catalog=state.catalog,
         writes=state.writes,
         user_starts=user_starts(prompt, table.traits),
         now=now,
@@ -89,9 +89,9 @@ def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
         return replace(plan, steps=(*plan.steps, *found))
     if plan.steps and plan.reason is Reason.STEERED:
         return replace(plan, steps=(*plan.steps[:-1], *found, plan.steps[-1]))
-    if request.pinnable and look.source is not Source.RAM:
-        reason = Reason.PREFIX if look.reuse else Reason.COLD
+    if request.pinnable and reuse_plan.source is not Source.RAM:
+        reason = Reason.PREFIX if reuse_plan.reuse else Reason.COLD
         return replace(plan, pinned=True, reason=reason, steps=found)
-    if look.source is not Source.RAM and len(prompt) > STEER_TAIL:
+    if reuse_plan.source is not Source.RAM and len(prompt) > STEER_TAIL:
         return replace(plan, reason=Reason.STEERED, steps=(*found, steer(prompt)))
     return plan

@@ -126,7 +126,7 @@ class Erased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelved:
+class SnapshotsChanged:
     """Snapshots that were found, or whose tier has changed; `gone` are offered no more."""
 
     at: float
@@ -135,7 +135,7 @@ class Shelved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Woke:
+class TimerFired:
     at: float
 
 
@@ -260,8 +260,8 @@ Event = (
     | Filed
     | Restored
     | Erased
-    | Shelved
-    | Woke
+    | SnapshotsChanged
+    | TimerFired
     | Closing
     | Started
     | Finished

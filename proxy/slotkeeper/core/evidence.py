@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from slotkeeper.core.checkpoints import MOST, TAIL
-from slotkeeper.core.held import Held
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.traits import EngineTraits, Known, Memory
 
 SIZES: Final = 32  # what batch sizes are multiples of; else two slots had to share a batch
@@ -55,16 +55,18 @@ class Doubts:
     used: int = 0  # so many were in the list at least, behind and with one that was used
     missed: int = 0  # times in a row that one was gone
 
-    def by_reuse(self, traits: EngineTraits, held: Held, *, predicted: int, cached: int) -> EngineTraits:
+    def by_reuse(
+        self, traits: EngineTraits, contents: SlotContents, *, predicted: int, cached: int
+    ) -> EngineTraits:
         """What an answer tells for which a slot had to go back to a checkpoint.
 
         `held` is what the slot held, `predicted` and `cached` are tokens that were to be reused, and were.
         """
-        if not traits.guessed or traits.cuttable or predicted == held.total:
+        if not traits.guessed or traits.cuttable or predicted == contents.total:
             return traits
         if cached > predicted:
-            return _kept(traits) if cached in _reusable([c.at for c in held.possible], traits) else traits
-        listed = _reusable([c.at for c in held.checkpoints], traits)
+            return _kept(traits) if cached in _reusable([c.at for c in contents.possible], traits) else traits
+        listed = _reusable([c.at for c in contents.checkpoints], traits)
         if predicted not in listed:
             return traits
         behind = len(listed) - listed.index(predicted)
@@ -79,14 +81,14 @@ class Doubts:
         self.missed = 0
         return traits.learned(Known.MISSED, checkpoint_cap=max(1, self.used, behind - 1))
 
-    def by_file(self, traits: EngineTraits, held: Held, listed: Sequence[int]) -> EngineTraits:
+    def by_file(self, traits: EngineTraits, contents: SlotContents, listed: Sequence[int]) -> EngineTraits:
         """What the list of checkpoints in a file tells that the engine wrote just now."""
         if not traits.guessed or traits.cuttable:
             return traits
         self.used = max(self.used, len(listed))
         if len(listed) > traits.checkpoint_cap:
             return traits.learned(Known.KEPT, checkpoint_cap=_doubled(traits.checkpoint_cap, len(listed)))
-        mine = {c.at for c in held.checkpoints}
+        mine = {c.at for c in contents.checkpoints}
         if len(mine) <= len(listed) or not mine.issuperset(listed):
             return traits
         self.missed += 1

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from slotkeeper.core.choice import Plan, continuing
-from slotkeeper.core.held import shared_messages
 from slotkeeper.core.pricing import restore_price
+from slotkeeper.core.slot_contents import shared_messages
 from slotkeeper.core.steps import Load
 from slotkeeper.core.structure import Boundary
 from slotkeeper.core.table import EngineTable
@@ -66,18 +66,23 @@ def computed(plan: Plan | None, prompt: Tokens | None) -> float | None:
     """What the engine would have to compute at this place, and the time that a file takes, in tokens."""
     if plan is None or prompt is None:
         return None
-    look = plan.look
-    if look is None and plan.slot is not None:
-        look = plan.table.shadow.look(plan.slot, prompt)
-    if look is None:
+    reuse_plan = plan.reuse_plan
+    if reuse_plan is None and plan.slot is not None:
+        reuse_plan = plan.table.shadow.plan_reuse(plan.slot, prompt)
+    if reuse_plan is None:
         return None
     files = sum(restore_price(plan.table, step.snapshot) for step in plan.steps if isinstance(step, Load))
-    return len(prompt) - look.reuse + files
+    return len(prompt) - reuse_plan.reuse + files
 
 
 def _reach(tables: Collection[EngineTable], outline: Sequence[bytes]) -> int:
     """Messages of the longest known state that begins as this form does, tools and all."""
     shadows = [table.shadow for table in tables]
-    states = [held for shadow in shadows for held in (*shadow.slots, *shadow.ram) if held and held.outline]
-    same_head = (held for held in states if outline and held.outline[0] == outline[0])
-    return max((shared_messages(outline, held) for held in same_head), default=0)
+    states = [
+        contents
+        for shadow in shadows
+        for contents in (*shadow.slots, *shadow.ram)
+        if contents and contents.outline
+    ]
+    same_head = (contents for contents in states if outline and contents.outline[0] == outline[0])
+    return max((shared_messages(outline, contents) for contents in same_head), default=0)

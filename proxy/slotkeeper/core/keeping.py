@@ -7,34 +7,34 @@ from typing import Final
 
 from slotkeeper.core.choice import Plan
 from slotkeeper.core.effects import Drop, Effect, Prove
-from slotkeeper.core.events import Shelved
-from slotkeeper.core.held import Held
+from slotkeeper.core.events import SnapshotsChanged
+from slotkeeper.core.idle_work import done
 from slotkeeper.core.retention import evict
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load
-from slotkeeper.core.tending import done
 
 MOST: Final = 4096  # files in one tier: the tokens of each are in memory
 
 
 def kept(state: State, snapshot: Snapshot, now: float) -> list[Effect]:
     """A new file lies in the hot tier: others may have to go."""
-    state.shelf.put(snapshot)
+    state.catalog.put(snapshot)
     return make_room(state, now)
 
 
-def shelved(state: State, event: Shelved) -> list[Effect]:
+def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
     """Files that were found, moved or lost. What slots hold is not saved again for that."""
     for table in state.up if event.gone else ():
         for slot in table.idle:
-            held = table.shadow.slots[slot]
-            if held and done(held, table, state.shelf):
-                table.settled[slot] = held
+            contents = table.shadow.slots[slot]
+            if contents and done(contents, table, state.catalog):
+                table.settled[slot] = contents
     for gone in event.gone:
-        state.shelf.take(gone)
+        state.catalog.take(gone)
     for snapshot in event.snapshots:
-        state.shelf.put(snapshot)
+        state.catalog.put(snapshot)
     return make_room(state, event.at) if event.snapshots else []
 
 
@@ -46,25 +46,25 @@ def make_room(state: State, now: float) -> list[Effect]:
             if tier is Tier.HOT and state.limits.cold_bytes:
                 orders[gone] = _to_cold(state, gone)
             else:
-                state.shelf.take(gone)
+                state.catalog.take(gone)
                 orders[gone] = Drop(snapshot=gone, to_cold=False)
     return list(orders.values())
 
 
 def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[SnapshotId]:
     """What has no room: first files for engines that are not there, then those that are worth least."""
-    shelf, gone = state.shelf, []
-    over = max(shelf.size(tier) - budget, shelf.beyond(tier, MOST))
+    catalog, gone = state.catalog, []
+    over = max(catalog.size(tier) - budget, catalog.beyond(tier, MOST))
     if over <= 0 or not state.tables:
         return []
     here = {table.traits.fingerprint: table.traits for table in state.tables.values()}
-    strangers = (s for s in shelf if s.tier is tier and s.fingerprint not in here)
+    strangers = (s for s in catalog if s.tier is tier and s.fingerprint not in here)
     for snapshot in sorted(strangers, key=lambda s: s.used):
         if over > 0:
             gone.append(snapshot.id)
             over -= snapshot.size
     for fingerprint, traits in here.items():
-        order = shelf.order(tier, fingerprint)
+        order = catalog.order(tier, fingerprint)
         size = sum(snapshot.size for snapshot in order)
         if over > 0 and size:
             gone += evict(order, max(0, size - over), traits=traits, live=_live(state), now=now)
@@ -74,31 +74,31 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
 
 def drop(state: State, snapshot: Snapshot) -> list[Effect]:
     """It proved to be worthless."""
-    state.shelf.take(snapshot.id)
+    state.catalog.take(snapshot.id)
     return [Drop(snapshot=snapshot.id, to_cold=False)]
 
 
 def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]:
     """The engine has said what the restore was worth. One that saved nothing is not offered again."""
     snapshot = next((step.snapshot for step in plan.steps if isinstance(step, Load)), None)
-    if snapshot is None or plan.look is None:
+    if snapshot is None or plan.reuse_plan is None:
         return []
-    paid = cached * 2 >= plan.look.reuse
+    paid = cached * 2 >= plan.reuse_plan.reuse
     if not paid:
         return [Prove(snapshot=snapshot.id, paid=False), *drop(state, snapshot)]
-    if known := state.shelf.get(snapshot.id):  # its tier may have changed since it was planned
+    if known := state.catalog.get(snapshot.id):  # its tier may have changed since it was planned
         golden = known.golden or known.shared
-        state.shelf.put(replace(known, used=now, restores=known.restores + 1, golden=golden))
+        state.catalog.put(replace(known, used=now, restores=known.restores + 1, golden=golden))
     return [Prove(snapshot=snapshot.id, paid=True)]
 
 
 def _to_cold(state: State, gone: SnapshotId) -> Drop:
-    snapshot = state.shelf.take(gone)
+    snapshot = state.catalog.take(gone)
     if snapshot:
-        state.shelf.put(replace(snapshot, tier=Tier.COLD))
+        state.catalog.put(replace(snapshot, tier=Tier.COLD))
     return Drop(snapshot=gone, to_cold=True)
 
 
-def _live(state: State) -> list[Held]:
+def _live(state: State) -> list[SlotContents]:
     """What slots hold: a file beside it saves little."""
-    return [held for table in state.up for held in table.shadow.slots if held and held.tokens]
+    return [contents for table in state.up for contents in table.shadow.slots if contents and contents.tokens]

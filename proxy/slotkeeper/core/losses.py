@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from slotkeeper.core.held import Held
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Reason
 
@@ -53,7 +53,7 @@ class Answered:
     prompt: Tokens
     cached: int
     predicted: int | None
-    base: Held | None  # what its slot held when it began
+    base: SlotContents | None  # what its slot held when it began
     known: int  # tokens of it that were ever computed before
     restarted: bool  # whether the engine was restarted since then
     uncached: bool = False  # the client wanted all of it computed

@@ -19,11 +19,11 @@ from slotkeeper.core.events import (
     ReplyKnown,
     Started,
 )
-from slotkeeper.core.held import Held
-from slotkeeper.core.looking import observe
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.poison import Claim, impossible
+from slotkeeper.core.reconcile import observe
 from slotkeeper.core.shadow import Source
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.state import State, user_starts
 from slotkeeper.core.steps import Keep, Load, Prefill, Step
 from slotkeeper.core.table import LINGER, EngineTable, Orphan, SlotState
@@ -74,7 +74,7 @@ def acted(state: State, event: Acted) -> None:
             table.loaded.discard(slot)
             table.settled.pop(slot, None)
         if event.left:  # GET /slots shows nothing of a file until a task has run
-            table.shadow.slots[slot] = Held(opaque=event.left, from_file=True, used=event.at)
+            table.shadow.slots[slot] = SlotContents(opaque=event.left, from_file=True, used=event.at)
             table.loaded.add(slot)
         table.move(slot, SlotState.IDLE, None, event.at)
     else:  # it went without a slot
@@ -107,7 +107,7 @@ def _release(
         table.leave(slot, now)
         return
     cached = event.cached if event.cached is not None else pending.predicted or 0
-    held = table.shadow.finish(
+    contents = table.shadow.finish(
         slot,
         prompt=pending.prompt,
         prompt_tokens=event.prompt_tokens,
@@ -120,8 +120,8 @@ def _release(
         space=pending.arrived.namespace,
     )
     if pending.arrived.adapted:
-        held = table.shadow.slots[slot] = replace(held, adapted=True)
-    table.move(slot, SlotState.IDLE if certain and not held.rough else SlotState.DRAINING, None, now)
+        contents = table.shadow.slots[slot] = replace(contents, adapted=True)
+    table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
     if table.traits.speculative:  # it may hold more than was said (engine.md 3)
         table.look_again = True
     if not table.proven and any(table.shadow.slots[s] for s in table.idle if s != slot):
@@ -189,16 +189,16 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
     """Compare with what we predicted; a large difference means that the shadow is wrong."""
     if event.cached is None or pending.plan is None:
         return
-    table, look = pending.plan.table, pending.plan.look
+    table, reuse_plan = pending.plan.table, pending.plan.reuse_plan
     table.rates.prefilled((event.prompt_tokens or 0) - event.cached, event.prefill_seconds)
-    if look and look.source is Source.SNAPSHOT:
+    if reuse_plan and reuse_plan.source is Source.SNAPSHOT:
         yield from keeping.proved(state, pending.plan, cached=event.cached, now=event.at)
     if pending.predicted is None:
         return
-    if pending.plan.pinned and pending.base and look and look.source is Source.SLOT:
+    if pending.plan.pinned and pending.base and reuse_plan and reuse_plan.source is Source.SLOT:
         base, predicted = pending.base, pending.predicted
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=event.cached))
-    if look and look.source is Source.RAM:
+    if reuse_plan and reuse_plan.source is Source.RAM:
         table.ram_loaded(hit=event.cached * 2 >= pending.predicted)
         if event.cached < pending.predicted - SURPRISE:  # it took another entry
             table.shadow.forget_ram()
@@ -233,14 +233,14 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
         pending.plan.table.orphans.append(left)
 
 
-def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> Held | None:
+def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> SlotContents | None:
     """What a slot will hold when it is released in the middle of a step; None if unknown."""
     if isinstance(step, Prefill) and step.parks:
-        return table.shadow.broken_off(table.shadow.look(slot, step.tokens), step.tokens)
+        return table.shadow.broken_off(table.shadow.plan_reuse(slot, step.tokens), step.tokens)
     return None
 
 
-def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
+def _broken_off(pending: Pending, table: EngineTable) -> SlotContents | None:
     """What the slot will hold when released: the engine's count will say how much of the prompt."""
     if pending.prompt is None:
         return None
@@ -251,7 +251,7 @@ def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
         end=len(pending.prompt),
         user_starts=user_starts(pending.prompt, table.traits),
     )
-    return Held(
+    return SlotContents(
         tokens=pending.prompt,
         checkpoints=checkpoints,
         possible=table.shadow.possible_after(
@@ -269,17 +269,17 @@ def _broken_off(pending: Pending, table: EngineTable) -> Held | None:
 
 def reply_known(state: State, event: ReplyKnown) -> None:
     for table in state.tables.values():
-        for slot, held in enumerate(table.shadow.slots):
-            if held and held.request == event.request and table.owners[slot] is None:
-                known = table.shadow.slots[slot] = held.known_as(event.tokens)
+        for slot, contents in enumerate(table.shadow.slots):
+            if contents and contents.request == event.request and table.owners[slot] is None:
+                known = table.shadow.slots[slot] = contents.known_as(event.tokens)
                 state.tree.add(known.tokens, event.at)
 
 
 def next_known(state: State, event: NextKnown) -> None:
     for table in state.tables.values():
-        for slot, held in enumerate(table.shadow.slots):
-            if held and held.request == event.request:
-                table.shadow.slots[slot] = held.followed_by(event.tokens)
+        for slot, contents in enumerate(table.shadow.slots):
+            if contents and contents.request == event.request:
+                table.shadow.slots[slot] = contents.followed_by(event.tokens)
     for chore in state.chores.values():
         if chore.home and chore.home.request == event.request:
             chore.home = chore.home.followed_by(event.tokens)
@@ -317,7 +317,7 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
     pending.remember(state.tree, event.at)
     if pending.plan and pending.prompt is not None:
         shadow = pending.plan.table.shadow
-        for slot, held in enumerate(shadow.slots):
-            if held and held.request == event.request:
-                shadow.slots[slot] = held.known_as(pending.prompt)
+        for slot, contents in enumerate(shadow.slots):
+            if contents and contents.request == event.request:
+                shadow.slots[slot] = contents.known_as(pending.prompt)
     yield from close(state, pending)

@@ -11,9 +11,9 @@ from slotkeeper.core.effects import Report
 from slotkeeper.core.events import Arrived, Finished, Gone
 from slotkeeper.core.figures import Usage, oracle, usage_of
 from slotkeeper.core.forms import Form, Weighed
-from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.losses import Answered, Lost, lost
 from slotkeeper.core.planting import NO_STRUCTURE, Structure
+from slotkeeper.core.slot_contents import SlotContents, reuse
 from slotkeeper.core.steps import Step
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
@@ -38,7 +38,7 @@ class Pending:
     rendered: bool = False  # whether the renderer has spoken, if only to say that it cannot
     plan: Plan | None = None
     slot: SlotId | None = None  # where it runs, once known
-    base: Held | None = None  # what the slot held when it began
+    base: SlotContents | None = None  # what the slot held when it began
     predicted: int | None = None
     structure: Structure = NO_STRUCTURE
     planted: int = 0  # tokens
@@ -124,7 +124,7 @@ class Pending:
             prompt=self.prompt,
             cached=usage.reused,
             predicted=None if self.predicted is None else max(0, self.predicted - self.planted),
-            base=plan.look.base if plan.look and as_expected else self.base,
+            base=plan.reuse_plan.base if plan.reuse_plan and as_expected else self.base,
             known=found.known,
             restarted=found.known_at < plan.table.reset_at,
             uncached=self.arrived.uncached,

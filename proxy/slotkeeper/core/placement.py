@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 
 from slotkeeper.core import arrivals, chores, engines, keeping, outcomes, preparing
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.effects import Effect
 from slotkeeper.core.events import (
     Acted,
@@ -45,13 +46,12 @@ from slotkeeper.core.events import (
     ReplyKnown,
     Restored,
     Saved,
-    Shelved,
+    SnapshotsChanged,
     Started,
-    Woke,
+    TimerFired,
 )
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.pending import Pending
-from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.state import State
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tree import PromptTree
@@ -104,8 +104,8 @@ class Placement:
         return Crowded.CLIENT if state.queue.of(client) >= limits.waiting_of_one else None
 
     @property
-    def shelf(self) -> Shelf:
-        return self._state.shelf
+    def catalog(self) -> Catalog:
+        return self._state.catalog
 
     @property
     def tree(self) -> PromptTree:
@@ -119,7 +119,11 @@ class Placement:
     def holds(self, request: RequestId) -> bool:
         """Whether a slot still holds what this request left there."""
         tables = self._state.tables.values()
-        return any(held is not None and held.request == request for t in tables for held in t.shadow.slots)
+        return any(
+            contents is not None and contents.request == request
+            for t in tables
+            for contents in t.shadow.slots
+        )
 
     def back_by(self, now: float) -> float | None:
         """Until when to wait for an engine, since none is there; None where none is expected."""
@@ -147,9 +151,9 @@ class Placement:
                 yield from preparing.ended(state, event)
             case Filed():
                 yield from preparing.filed(state, event)
-            case Shelved():
-                yield from keeping.shelved(state, event)
-            case Woke():
+            case SnapshotsChanged():
+                yield from keeping.snapshots_changed(state, event)
+            case TimerFired():
                 if state.wakes_at is not None and event.at >= state.wakes_at - EARLY:
                     state.wakes_at = None  # else it answers one that was asked for earlier
             case Closing():

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.checkpoints import TAIL, after_prefill, checkpoints_last, keeps_checkpoints
 from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.held import first_kept
 from slotkeeper.core.limits import WORTH_A_FILE, HourlyBudget
-from slotkeeper.core.shadow import Look
-from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.shadow import ReusePlan
+from slotkeeper.core.slot_contents import first_kept
 from slotkeeper.core.steps import Keep, Prefill, Step, marked
 from slotkeeper.core.structure import Boundary, Kind
 from slotkeeper.core.table import EngineTable
@@ -117,9 +117,9 @@ def steps(
     prompt: Tokens,
     structure: Structure,
     *,
-    look: Look,
+    reuse_plan: ReusePlan,
     table: EngineTable,
-    shelf: Shelf,
+    catalog: Catalog,
     writes: HourlyBudget,
     user_starts: Sequence[int],
     now: float,
@@ -128,17 +128,17 @@ def steps(
 
     What a file will take is spent from `writes`.
     """
-    if len(prompt) - look.reuse < LEAST or 0 < table.traits.n_ctx <= len(prompt):
+    if len(prompt) - reuse_plan.reuse < LEAST or 0 < table.traits.n_ctx <= len(prompt):
         return ()  # the engine refuses a prompt that is longer than its slot
-    found = [p for p in places(structure, len(prompt)) if look.reuse < p.at <= len(prompt) - 2 * TAIL]
+    found = [p for p in places(structure, len(prompt)) if reuse_plan.reuse < p.at <= len(prompt) - 2 * TAIL]
     if not found:
         return ()
-    alone = _alone(look, len(prompt), table.traits, user_starts)
-    checkpoints = _checkpoints(found, look, alone, table.traits)
+    alone = _alone(reuse_plan, len(prompt), table.traits, user_starts)
+    checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     thinned_to = _first_start(alone, user_starts, table.traits)
-    files = _files(found, prompt, thinned_to, table, shelf) if table.may_save(now) else set()
+    files = _files(found, prompt, thinned_to, table, catalog) if table.may_save(now) else set()
     files = {at for at in files if writes.spend(table.rates.size_of(at), now)}
-    displaced = _displaced(alone, checkpoints, files, look, table.traits)
+    displaced = _displaced(alone, checkpoints, files, reuse_plan, table.traits)
     cuts = _cuts({*checkpoints, *displaced}, files)
     return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
 
@@ -151,17 +151,19 @@ def _cuts(checkpoints: Collection[int], files: Collection[int]) -> Iterator[Cut]
         yield Cut(at, checkpoint=at in checkpoints or (joined and at in files), file=at in files)
 
 
-def _alone(look: Look, length: int, traits: EngineTraits, user_starts: Sequence[int]) -> tuple[int, ...]:
+def _alone(
+    reuse_plan: ReusePlan, length: int, traits: EngineTraits, user_starts: Sequence[int]
+) -> tuple[int, ...]:
     """Where the request would leave checkpoints if nothing were planted."""
-    base = look.base
+    base = reuse_plan.base
     left = after_prefill(
         base.checkpoints if base else (),
-        reuse=look.reuse,
+        reuse=reuse_plan.reuse,
         end=length,
         user_starts=user_starts,
         task=0,
         traits=traits,
-        first=first_kept(base, look.reuse, traits),
+        first=first_kept(base, reuse_plan.reuse, traits),
     )
     return tuple(c.at for c in left)
 
@@ -170,7 +172,7 @@ def _displaced(
     alone: Sequence[int],
     checkpoints: Collection[int],
     files: Collection[int],
-    look: Look,
+    reuse_plan: ReusePlan,
     traits: EngineTraits,
 ) -> set[int]:
     """Checkpoints of the request's own that plants would cost it, for they lie before the last plant's end.
@@ -181,26 +183,26 @@ def _displaced(
     ends = sorted({*(at + TAIL for at in checkpoints), *files})
     if not ends:
         return set()
-    left, begin = set(checkpoints), look.reuse
+    left, begin = set(checkpoints), reuse_plan.reuse
     for end in ends:
         left |= {at for at in (end - TAIL - traits.n_ubatch, end - TAIL) if at > begin}
         begin = end
     own = alone
     if not checkpoints_last(traits):
-        own = [at for at in alone[:1] if at - traits.n_ubatch <= look.reuse]
-    lost = {at for at in own if look.reuse < at < ends[-1]}
+        own = [at for at in alone[:1] if at - traits.n_ubatch <= reuse_plan.reuse]
+    lost = {at for at in own if reuse_plan.reuse < at < ends[-1]}
     missed = {at for at in lost if not any(0 <= at - other <= LEAST for other in left)}
     room = traits.checkpoint_cap - len(alone) - 1
     return missed if TAKEN * (len(ends) + len(missed)) <= room else set()
 
 
 def _checkpoints(
-    found: Collection[Place], look: Look, alone: Collection[int], traits: EngineTraits
+    found: Collection[Place], reuse_plan: ReusePlan, alone: Collection[int], traits: EngineTraits
 ) -> set[int]:
     """Where checkpoints are worth a plant, beside those that the request itself will leave."""
     if not checkpoints_last(traits):
         return set()
-    cuts = {0, look.reuse, *alone}
+    cuts = {0, reuse_plan.reuse, *alone}
     chosen: set[int] = set()
     most = min(MOST, traits.checkpoint_cap // 4)
     room = traits.checkpoint_cap - len(alone) - 1  # the engine thins its list before it is quite full
@@ -233,7 +235,7 @@ def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: Engin
 
 
 def _files(
-    found: Collection[Place], prompt: Tokens, thinned_to: int, table: EngineTable, shelf: Shelf
+    found: Collection[Place], prompt: Tokens, thinned_to: int, table: EngineTable, catalog: Catalog
 ) -> set[int]:
     """The shared beginning that is most worth a file, if no file has it.
 
@@ -248,7 +250,7 @@ def _files(
         if not place.shared or place.at < WORTH_A_FILE:
             continue
         chance = place.chance + (chance if traits.files_only_extend else 0.0)
-        missing = place.at - shelf.covered(prompt.cut(0, place.at), traits)
+        missing = place.at - catalog.covered(prompt.cut(0, place.at), traits)
         price = table.rates.save_price(place.at) + max(0, thinned_to - place.at)
         if (worth := chance * missing - price) > most:
             best, most = {place.at}, worth

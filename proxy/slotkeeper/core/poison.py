@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from slotkeeper.core.effects import Poison
-from slotkeeper.core.held import Held
 from slotkeeper.core.pending import Pending
 from slotkeeper.core.ram_cache import parks
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.tree import PromptTree
 
@@ -42,11 +42,11 @@ def impossible(pending: Pending, tree: PromptTree, *, prompt_tokens: int, cached
     return Poison.FOREIGN, own
 
 
-def _most(prompt: Tokens, states: Iterable[Held | None]) -> int:
+def _most(prompt: Tokens, states: Iterable[SlotContents | None]) -> int:
     """Tokens that a prompt can have in common with these; the unknown ones of a state may be its own."""
     most = 0
-    for held in states:
-        common = held.tokens.lcp(prompt) if held else 0
-        opaque = held.opaque if held and common == len(held.tokens) else 0
+    for contents in states:
+        common = contents.tokens.lcp(prompt) if contents else 0
+        opaque = contents.opaque if contents and common == len(contents.tokens) else 0
         most = max(most, common + opaque)
     return most

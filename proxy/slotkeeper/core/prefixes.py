@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Self
 
-from slotkeeper.core.held import Held
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.snapshots import Snapshot
 
-State = Snapshot | Held
+State = Snapshot | SlotContents
 
 
 def _place(state: State) -> tuple[str, bytes, str]:
@@ -60,12 +60,12 @@ class PrefixOrder:
             if index < len(self.common):
                 self.common[index] = min(gap, self.common[index])
 
-    def beside(self, live: Iterable[Held]) -> Self:
+    def beside(self, live: Iterable[SlotContents]) -> Self:
         """A copy in which what slots hold stands among the snapshots."""
         copy = type(self)()
         copy.states, copy.common = [*self.states], [*self.common]
-        for held in live:
-            copy.put(held)
+        for contents in live:
+            copy.put(contents)
         return copy
 
     def common_with(self, index: int) -> list[int]:

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from slotkeeper.core import chores, keeping
-from slotkeeper.core.arrivals import again, forward, next_step
+from slotkeeper.core.arrivals import forward, next_step, requeue
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Effect, Purpose
 from slotkeeper.core.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.core.evidence import by_batches
-from slotkeeper.core.held import Held
 from slotkeeper.core.outcomes import SURPRISE
 from slotkeeper.core.pending import Pending, Stage
 from slotkeeper.core.shadow import Source
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.state import State
 from slotkeeper.core.steps import Load, Prefill, Step, Wipe
 from slotkeeper.core.table import EngineTable, SlotState
@@ -44,7 +44,7 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         return
     owned = state.slot_of(pending)
     if owned is None:  # the engine was restarted
-        again(state, pending)
+        requeue(state, pending)
         return
     ok, effects = _take_in(state, *owned, pending.step, event)
     yield from effects
@@ -82,7 +82,7 @@ def _note_ahead(state: State, chore: Chore, event: Ended) -> None:
         if event.computed is not None:
             state.ahead.computed(step.tokens, len(step.tokens) - event.computed)
         elif event.stopped:
-            state.ahead.computed(step.tokens, chore.table.shadow.look(chore.slot, step.tokens).reuse)
+            state.ahead.computed(step.tokens, chore.table.shadow.plan_reuse(chore.slot, step.tokens).reuse)
 
 
 def _beside(step: Step, event: Ended, seconds: float) -> float:
@@ -101,7 +101,7 @@ def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *
     """A step has failed, or the slot is not certain any more: it is placed again."""
     if table.owners[slot] == pending.arrived.request:
         table.move(slot, SlotState.IDLE, None, now)
-    again(state, pending)
+    requeue(state, pending)
 
 
 def _go_on(
@@ -148,7 +148,9 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     tokens, shadow = step.tokens, table.shadow
     others = [s for s in table.idle if s != slot]
     if event.computed is None:  # the engine may still be at work on it
-        shadow.slots[slot] = shadow.broken_off(shadow.look(slot, tokens), tokens) if event.stopped else None
+        shadow.slots[slot] = (
+            shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
+        )
         table.leave(slot, event.at)
         return False
     table.rates.prefilled(event.computed, event.seconds)
@@ -157,9 +159,9 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     if step.purpose is Purpose.TOUCH:
         shadow.touch(slot, others)
         return True
-    before, look = shadow.slots[slot], shadow.look(slot, tokens)
-    shadow.launch(look, others)
-    if look.source is Source.RAM and len(tokens) - event.computed < look.reuse - SURPRISE:
+    before, reuse_plan = shadow.slots[slot], shadow.plan_reuse(slot, tokens)
+    shadow.launch(reuse_plan, others)
+    if reuse_plan.source is Source.RAM and len(tokens) - event.computed < reuse_plan.reuse - SURPRISE:
         shadow.forget_ram()  # it took another entry
     shadow.finish(
         slot,
@@ -176,7 +178,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
 
 
 def filed(state: State, event: Filed) -> Iterator[Effect]:
-    """A file that its engine has written lies on the shelf now, or will not."""
+    """A file that its engine has written is in the catalog now, or will not be."""
     if event.request in state.chores:
         yield from ended(
             state,
@@ -191,31 +193,33 @@ def filed(state: State, event: Filed) -> Iterator[Effect]:
             ),
         )
         return
-    held = state.coming.pop(event.request, None)
+    contents = state.coming.pop(event.request, None)
     table = state.tables.get(event.engine)
     if table is None:
         yield from keeping.kept(state, event.snapshot, event.at) if event.snapshot else ()
         return
     table.moves += 1  # its queued requests can be decided
-    yield from _account(state, table, event, held)
+    yield from _account(state, table, event, contents)
 
 
 def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list[Effect]:
     """The file says what the slot really held, and which of its checkpoints."""
-    held = table.shadow.slots[slot]
+    contents = table.shadow.slots[slot]
     if event.written:
-        if held:
-            state.coming[event.request] = held
+        if contents:
+            state.coming[event.request] = contents
         return []
-    if held and event.tokens is not None:
+    if contents and event.tokens is not None:
         carried = event.checkpoints if event.snapshot and table.traits.files_carry else None
         if carried:
-            table.learn(table.doubts.by_file(table.traits, held, carried))
-        table.shadow.slots[slot] = held.seen_as(event.tokens, carried)
-    return _account(state, table, event, held)
+            table.learn(table.doubts.by_file(table.traits, contents, carried))
+        table.shadow.slots[slot] = contents.seen_as(event.tokens, carried)
+    return _account(state, table, event, contents)
 
 
-def _account(state: State, table: EngineTable, event: Saved | Filed, held: Held | None) -> list[Effect]:
+def _account(
+    state: State, table: EngineTable, event: Saved | Filed, contents: SlotContents | None
+) -> list[Effect]:
     """What a save tells of the engine and its folder; and a new file may push others out."""
     snapshot = event.snapshot
     if snapshot is None:
@@ -224,11 +228,11 @@ def _account(state: State, table: EngineTable, event: Saved | Filed, held: Held 
         return []
     table.learn_files(snapshot)
     table.rates.saved(snapshot.size, len(snapshot.tokens), event.seconds)
-    if held and not snapshot.shared:
-        snapshot = replace(snapshot, turns=held.turns)
+    if contents and not snapshot.shared:
+        snapshot = replace(snapshot, turns=contents.turns)
     effects = keeping.kept(state, snapshot, event.at)
-    fits = snapshot.id in state.shelf  # else there was no room for it
-    if fits and not state.shelf.covered(snapshot.tokens, table.traits):  # it can not be extended (T4)
+    fits = snapshot.id in state.catalog  # else there was no room for it
+    if fits and not state.catalog.covered(snapshot.tokens, table.traits):  # it can not be extended (T4)
         table.no_save_until = event.at + HOPELESS
         effects += keeping.drop(state, snapshot)
     return effects
@@ -246,11 +250,11 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
             table.rates.restored(snapshot.size, event.seconds)
             return []
         case Loading.UNFIT:
-            state.shelf.take(snapshot.id)
+            state.catalog.take(snapshot.id)
             return []
         case Loading.REFUSED:
             table.shadow.erase(slot)
-            state.shelf.take(snapshot.id)  # but not deleted: it may be this engine that is not as we think
+            state.catalog.take(snapshot.id)  # but not deleted: it may be this engine that is not as we think
             return []
         case Loading.LOST:
             table.shadow.slots[slot] = None

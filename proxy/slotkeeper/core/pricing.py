@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.core.held import Held, continues, goes_on_from, succeeds
-from slotkeeper.core.shadow import Look, Source
-from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.catalog import Catalog
+from slotkeeper.core.shadow import ReusePlan, Source
+from slotkeeper.core.slot_contents import SlotContents, continues, goes_on_from, succeeds
 from slotkeeper.core.snapshots import Snapshot, Tier
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
@@ -32,64 +32,66 @@ class Want:
     prompt: Tokens
     outline: Sequence[bytes]
     now: float
-    shelf: Shelf
+    catalog: Catalog
     plain: bool = False  # without any step before
 
 
-def price_of(table: EngineTable, look: Look, want: Want) -> float:
+def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     """Of sending it where `look` says, less the steps before."""
-    moved = look.base if look.source is Source.RAM else None
-    lost = loss(table, look, want)
+    moved = reuse_plan.base if reuse_plan.source is Source.RAM else None
+    lost = loss(table, reuse_plan, want)
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
         lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
-        lost += RAM_DOUBT * look.reuse if table.traits.speculative else 0.0
-    return len(want.prompt) - look.reuse + lost
+        lost += RAM_DOUBT * reuse_plan.reuse if table.traits.speculative else 0.0
+    return len(want.prompt) - reuse_plan.reuse + lost
 
 
-def loss(table: EngineTable, look: Look, want: Want) -> float:
+def loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     """What will be missed of the slot's content once it is overwritten."""
-    victim = table.shadow.slots[look.slot]
+    victim = table.shadow.slots[reuse_plan.slot]
     if victim is None or continues(want.outline, victim):
         return 0.0
     missed = _missed(victim, want)
     if succeeds(want.outline, victim):
         missed *= OTHER_HEAD
-    if look.parked or table.shadow.elsewhere(victim, look.slot):
+    if reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot):
         return missed * IN_RAM
-    return min(missed, file_price(table, victim, want.shelf) * victim.chance(want.now))
+    return min(missed, file_price(table, victim, want.catalog) * victim.chance(want.now))
 
 
-def file_price(table: EngineTable, held: Held, shelf: Shelf) -> float:
+def file_price(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
     """Of having this state again when it was overwritten: from a file as far as one goes, then computed.
 
     That is, for its next turn: what is in a file from which that cannot go on does not count.
     """
-    end = goes_on_from(held, table.traits)
-    covered = shelf.covered(held.tokens.cut(0, end), table.traits) if held.tokens else 0
+    end = goes_on_from(contents, table.traits)
+    covered = catalog.covered(contents.tokens.cut(0, end), table.traits) if contents.tokens else 0
     if not covered:
-        return held.total
+        return contents.total
     return end - covered + table.rates.restore_price(table.rates.size_of(covered))
 
 
-def parked_price(table: EngineTable, held: Held, now: float) -> float:
+def parked_price(table: EngineTable, contents: SlotContents, now: float) -> float:
     """Of saving this state now and, if it is asked for again, restoring it."""
     rates = table.rates
-    again = rates.restore_price(rates.size_of(held.total)) * held.chance(now)
-    return rates.save_price(held.total) + again
+    again = rates.restore_price(rates.size_of(contents.total)) * contents.chance(now)
+    return rates.save_price(contents.total) + again
 
 
 def restore_price(table: EngineTable, snapshot: Snapshot) -> float:
     return table.rates.restore_price(snapshot.size, cold=snapshot.tier is Tier.COLD)
 
 
-def blind_price(table: EngineTable, held: Held | None, shelf: Shelf, now: float) -> float:
+def blind_price(table: EngineTable, contents: SlotContents | None, catalog: Catalog, now: float) -> float:
     """Of overwriting a slot with a prompt of which nothing is known."""
-    return min(held.total, file_price(table, held, shelf)) * held.chance(now) if held else 0.0
+    return (
+        min(contents.total, file_price(table, contents, catalog)) * contents.chance(now) if contents else 0.0
+    )
 
 
-def _missed(held: Held, want: Want) -> float:
-    return (held.total - held.tokens.lcp(want.prompt)) * held.chance(want.now)
+def _missed(contents: SlotContents, want: Want) -> float:
+    return (contents.total - contents.tokens.lcp(want.prompt)) * contents.chance(want.now)
 
 
-def _same(one: Held, other: Held) -> bool:
+def _same(one: SlotContents, other: SlotContents) -> bool:
     return one.total == other.total and one.tokens == other.tokens

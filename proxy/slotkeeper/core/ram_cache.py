@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from slotkeeper.core.held import Held, bare
+from slotkeeper.core.slot_contents import SlotContents, bare
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
 
@@ -14,20 +14,20 @@ KEEP: Final = 0.5  # below this share of a slot kept, the engine saves the slot 
 LOAD: Final = 0.25  # an entry must keep at least this share of itself to be loaded
 
 
-def parks(held: Held | None, traits: EngineTraits, common: int = 0, length: int = 1) -> bool:
+def parks(contents: SlotContents | None, traits: EngineTraits, common: int = 0, length: int = 1) -> bool:
     """Whether a pinned task of `length` tokens makes the engine save this slot; an empty one never (T6).
 
     A slot that is not similar enough to be chosen counts as one of which nothing would be kept.
     """
-    if not traits.ram_cache or traits.similarity == 0 or not held or held.total == 0:
+    if not traits.ram_cache or traits.similarity == 0 or not contents or contents.total == 0:
         return False
-    return common / held.total < KEEP or common / max(1, length) <= traits.similarity
+    return common / contents.total < KEEP or common / max(1, length) <= traits.similarity
 
 
-def better(held: Held | None, ram: Sequence[Held], prompt: Tokens) -> Held | None:
+def better(contents: SlotContents | None, ram: Sequence[SlotContents], prompt: Tokens) -> SlotContents | None:
     """The entry that the engine would load: it must beat the slot on both shares."""
-    common = held.tokens.lcp(prompt) if held else 0
-    keep = common / held.total if held and held.total else -1.0
+    common = contents.tokens.lcp(prompt) if contents else 0
+    keep = common / contents.total if contents and contents.total else -1.0
     similar = common / max(1, len(prompt))
     best = None
     for entry in ram:
@@ -38,7 +38,7 @@ def better(held: Held | None, ram: Sequence[Held], prompt: Tokens) -> Held | Non
     return best
 
 
-def contains(outer: Held, inner: Held) -> bool:
+def contains(outer: SlotContents, inner: SlotContents) -> bool:
     """Whether all of `inner` is in `outer`.
 
     A reply of unknown tokens is not taken for what came after it in another state: it was not sent back as
@@ -49,21 +49,23 @@ def contains(outer: Held, inner: Held) -> bool:
     return outer.total > inner.total and not inner.opaque and outer.tokens.begins_with(inner.tokens)
 
 
-def publish(ram: list[Held], held: Held, traits: EngineTraits) -> None:
+def publish(ram: list[SlotContents], contents: SlotContents, traits: EngineTraits) -> None:
     """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
-    if held.total == 0:
+    if contents.total == 0:
         return
-    ours, contained = held.tokens.packed, []
+    ours, contained = contents.tokens.packed, []
     for place, entry in enumerate(ram):
         theirs = entry.tokens.packed
         if not (theirs.startswith(ours) or ours.startswith(theirs)):  # of nearly all: seen without a call
             continue
-        if contains(entry, held):  # the engine keeps what it has; we may have learnt more of its ids
-            ram[place] = entry.known_as(held.tokens) if len(held.tokens) > len(entry.tokens) else entry
+        if contains(entry, contents):  # the engine keeps what it has; we may have learnt more of its ids
+            ram[place] = (
+                entry.known_as(contents.tokens) if len(contents.tokens) > len(entry.tokens) else entry
+            )
             return
-        if contains(held, entry):
+        if contains(contents, entry):
             contained.append(place)
     for place in reversed(contained):
         del ram[place]
     del ram[: max(0, len(ram) - RAM_ENTRIES + 1)]
-    ram.append(bare(held, traits))
+    ram.append(bare(contents, traits))

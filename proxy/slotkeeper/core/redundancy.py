@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from slotkeeper.core.checkpoints import keeps_checkpoints
-from slotkeeper.core.held import Held
 from slotkeeper.core.prefixes import PrefixOrder, State
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.traits import EngineTraits, Memory
 
 
@@ -36,7 +36,7 @@ def cuts(state: State, traits: EngineTraits) -> tuple[int, ...]:
 
 def _usable_at_end(state: State, traits: EngineTraits) -> bool:
     total = len(state.tokens)
-    if isinstance(state, Held):
+    if isinstance(state, SlotContents):
         return total > 0 and (not state.opaque or traits.memory is Memory.DENSE)
     if traits.memory is Memory.SWA and not traits.swa_full:
         return state.repaired and total > traits.n_swa  # T4

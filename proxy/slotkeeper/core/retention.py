@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterable
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
-from slotkeeper.core.held import HALF_LIFE, Held
 from slotkeeper.core.prefixes import PrefixOrder, State
 from slotkeeper.core.redundancy import Node, PrefixTree, given
+from slotkeeper.core.slot_contents import HALF_LIFE, SlotContents
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.traits import EngineTraits
 
@@ -39,7 +39,7 @@ def evict(
     budget_bytes: int,
     *,
     traits: EngineTraits,
-    live: Collection[Held] = (),
+    live: Collection[SlotContents] = (),
     now: float,
     incoming: int = 0,
 ) -> list[SnapshotId]:
@@ -141,7 +141,10 @@ def _ranks(tree: PrefixTree, order: PrefixOrder, traits: EngineTraits) -> dict[i
     """Which states go after all others."""
     ranks: dict[int, int] = {}
     for index, state in enumerate(order.states):
-        if isinstance(state, Held) and (best := _deepest_file(tree, order, index, traits)) is not None:
+        if (
+            isinstance(state, SlotContents)
+            and (best := _deepest_file(tree, order, index, traits)) is not None
+        ):
             ranks[best] = LAST_FILE
         if isinstance(state, Snapshot) and state.golden:
             ranks[index] = GOLDEN

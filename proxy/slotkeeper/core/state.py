@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slotkeeper.core.ahead import Ahead
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.chore import Chore
-from slotkeeper.core.held import Held
 from slotkeeper.core.limits import HourlyBudget, Limits
 from slotkeeper.core.pending import Pending, Scene
 from slotkeeper.core.queue import FairQueue
-from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
@@ -23,7 +23,7 @@ from slotkeeper.core.types import EngineId, RequestId, SlotId
 class State:
     engines: tuple[EngineId, ...]  # in the order in which they were named
     tree: PromptTree = field(default_factory=PromptTree)
-    shelf: Shelf = field(default_factory=Shelf)
+    catalog: Catalog = field(default_factory=Catalog)
     tables: dict[EngineId, EngineTable] = field(default_factory=dict)
     requests: dict[RequestId, Pending] = field(default_factory=dict)
     queue: FairQueue = field(default_factory=FairQueue)
@@ -32,7 +32,7 @@ class State:
     limits: Limits = field(default_factory=Limits)
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
-    coming: dict[RequestId, Held] = field(default_factory=dict)  # written, and not yet on the shelf
+    coming: dict[RequestId, SlotContents] = field(default_factory=dict)  # written, and not yet in the catalog
     ahead: Ahead = field(default_factory=Ahead)
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0

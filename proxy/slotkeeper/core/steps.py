@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.checkpoints import TAIL
 from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save
-from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.tokens import EMPTY, Tokens
@@ -72,22 +72,22 @@ def is_marked(tokens: Tokens) -> bool:
 
 
 def effect(
-    step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, shelf: Shelf, tree: PromptTree
+    step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, catalog: Catalog, tree: PromptTree
 ) -> Plant | Save | Restore | Erase:
     place = Place(table.engine, slot)
     match step:
         case Prefill(tokens, purpose):
             return Plant(request=owner, place=place, tokens=tokens, purpose=purpose)
         case Keep(moment):
-            held = table.shadow.slots[slot]
-            tokens = held.tokens if held else EMPTY
+            contents = table.shadow.slots[slot]
+            tokens = contents.tokens if contents else EMPTY
             return Save(
                 request=owner,
                 place=place,
                 moment=moment,
                 tokens=tokens,
-                size=table.rates.size_of(held.total if held else 0),
-                others=shelf.kin(tokens, table.traits),
+                size=table.rates.size_of(contents.total if contents else 0),
+                others=catalog.kin(tokens, table.traits),
                 cuts=tuple(branch.at for branch in tree.branches(tokens)),
             )
         case Load(snapshot):

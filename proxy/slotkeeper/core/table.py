@@ -13,10 +13,10 @@ from math import inf, log2
 from typing import Final
 
 from slotkeeper.core.evidence import Doubts
-from slotkeeper.core.held import Held, succeeds
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.rates import Rates
 from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.slot_contents import SlotContents, succeeds
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
@@ -38,7 +38,7 @@ class SlotState(StrEnum):
     RUNNING = "running"  # ours, and the engine is at work on it
     DRAINING = "draining"  # ours no more, not yet released
     FOREIGN = "foreign"  # a task of another client of the engine
-    TENDED = "tended"  # saved or restored by us in idle time
+    MAINTENANCE = "tended"  # saved or restored by us in idle time
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class EngineTable:
     proven: bool = False  # whether idle slots were seen to keep their content (T6)
     look_again: bool = False  # something was not as predicted
     ram_misses: int = 0  # loads in a row from the RAM cache that were not there
-    settled: dict[SlotId, Held] = field(default_factory=dict)  # states that need not be saved (again)
+    settled: dict[SlotId, SlotContents] = field(default_factory=dict)  # states that need not be saved (again)
     put_off: set[SlotId] = field(default_factory=set)  # settled only as long as there is a crowd
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
     warmed: set[SnapshotId] = field(default_factory=set)  # since it came up
@@ -186,13 +186,13 @@ class EngineTable:
 
     def pin_on_its_way(self, now: float) -> bool:
         """Whether a pinned task may yet arrive in a slot that the engine thinks free."""
-        ours = SlotState.LAUNCHED in self.states or SlotState.TENDED in self.states
+        ours = SlotState.LAUNCHED in self.states or SlotState.MAINTENANCE in self.states
         return ours or any(changed > now for changed in self.changed)
 
     def crowd(self, slot: SlotId, outline: Sequence[bytes], now: float) -> None:
         """A slot is given out: if that takes it from another conversation, the next ones will lose theirs."""
-        held = self.shadow.slots[slot]
-        if held and held.total >= WORTH_A_FILE and not succeeds(outline, held):
+        contents = self.shadow.slots[slot]
+        if contents and contents.total >= WORTH_A_FILE and not succeeds(outline, contents):
             self.crowded_until = now + CROWDED_FOR
 
     def crowded(self, now: float) -> bool:
@@ -217,16 +217,18 @@ class EngineTable:
 
     def stalled(self, now: float) -> float:
         """Seconds until it begins anything: it is at a file."""
-        tended = (self.tended[slot] for slot in self.in_state(SlotState.TENDED))
+        tended = (self.tended[slot] for slot in self.in_state(SlotState.MAINTENANCE))
         return max((one.left(now) for one in tended if one.stalls), default=0.0)
 
     def overdue(self, now: float) -> int:
         """Changes when requests that wait for a tended slot are to be decided again."""
-        return sum(self.tended[slot].overdue(now) for slot in self.in_state(SlotState.TENDED))
+        return sum(self.tended[slot].overdue(now) for slot in self.in_state(SlotState.MAINTENANCE))
 
     def overdue_at(self, now: float) -> float:
         """When that will change; infinite where nothing is tended."""
-        return min((self.tended[s].overdue_at(now) for s in self.in_state(SlotState.TENDED)), default=inf)
+        return min(
+            (self.tended[s].overdue_at(now) for s in self.in_state(SlotState.MAINTENANCE)), default=inf
+        )
 
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until
@@ -237,7 +239,7 @@ class EngineTable:
     @property
     def quiet(self) -> bool:
         """Whether nothing of ours is at work there or on its way."""
-        at_work = {SlotState.LAUNCHED, SlotState.RUNNING, SlotState.TENDED}
+        at_work = {SlotState.LAUNCHED, SlotState.RUNNING, SlotState.MAINTENANCE}
         return not self.unsettled and not self.orphans and at_work.isdisjoint(self.states)
 
     @property
@@ -279,11 +281,11 @@ class EngineTable:
 
     def move(self, slot: SlotId, state: SlotState, owner: RequestId | None, now: float) -> None:
         was_idle = self.states[slot] is SlotState.IDLE
-        if state is SlotState.LAUNCHED or (was_idle and state not in (SlotState.IDLE, SlotState.TENDED)):
+        if state is SlotState.LAUNCHED or (was_idle and state not in (SlotState.IDLE, SlotState.MAINTENANCE)):
             self.begun[slot] = now
         if state in (SlotState.RUNNING, SlotState.FOREIGN):
             self.loaded.discard(slot)
-        if SlotState.TENDED not in (state, self.states[slot]):
+        if SlotState.MAINTENANCE not in (state, self.states[slot]):
             self.active_at = now
         self.states[slot] = state
         self.owners[slot] = owner
@@ -301,7 +303,7 @@ class EngineTable:
 
     def leave(self, slot: SlotId, now: float, state: SlotState = SlotState.DRAINING) -> None:
         """Its task is over for us. Unless it was seen to begin, it may be on its way to the free slot yet."""
-        unbegun = self.states[slot] in (SlotState.LAUNCHED, SlotState.TENDED)
+        unbegun = self.states[slot] in (SlotState.LAUNCHED, SlotState.MAINTENANCE)
         late = LINGER if unbegun else 0.0
         self.move(slot, state, None, now)
         self.changed[slot] = now + late
@@ -309,9 +311,9 @@ class EngineTable:
     def disown(self) -> None:
         """A task ran unseen: in namespaces no free slot is sure to hold what it held."""
         for slot in self.idle:
-            held = self.shadow.slots[slot]
-            if held and held.tokens.space:
-                self.shadow.slots[slot] = Held(opaque=held.total, used=held.used)
+            contents = self.shadow.slots[slot]
+            if contents and contents.tokens.space:
+                self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
 
     def learn_files(self, snapshot: Snapshot) -> None:
         """The first file of a slot that must have had checkpoints shows whether this build writes them."""

@@ -95,12 +95,12 @@ class PromptTree:
 
     def longest(self, prompt: Tokens) -> int:
         """Length of the longest prefix of `prompt` that was ever added, in tokens; see `edges`."""
-        path = self._look(prompt)
+        path = self._plan_reuse(prompt)
         return path[-1][1] + path[-1][2] if path else 0
 
     def passed_at(self, prompt: Tokens) -> float:
         """When a sequence with that prefix last came by, in seconds; 0 where none did."""
-        path = self._look(prompt)
+        path = self._plan_reuse(prompt)
         return path[-1][0].used if path else 0.0
 
     def branches(self, prompt: Tokens) -> list[Branch]:
@@ -109,7 +109,7 @@ class PromptTree:
         Neither its beginning nor its end is such a place.
         """
         found = []
-        for node, begin, common in self._look(prompt):
+        for node, begin, common in self._plan_reuse(prompt):
             end = begin + common
             left = len(prompt) - end
             if node.edge.parts(common, left):
@@ -167,7 +167,7 @@ class PromptTree:
         self._make_room()
         self._looked = (EMPTY, [])
 
-    def _look(self, prompt: Tokens) -> _Path:
+    def _plan_reuse(self, prompt: Tokens) -> _Path:
         if self._looked[0] is not prompt:
             self._looked = (prompt, self._path(prompt))
         return self._looked[1]

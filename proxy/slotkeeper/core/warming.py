@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.effects import Purpose
-from slotkeeper.core.shelf import Shelf
 from slotkeeper.core.snapshots import Snapshot
 from slotkeeper.core.steps import Load, Prefill, Step
 from slotkeeper.core.table import EngineTable
@@ -25,18 +25,18 @@ def needs_warming(table: EngineTable) -> bool:
     return table.traits.speculative and table.traits.files_carry is False
 
 
-def coldest(table: EngineTable, shelf: Shelf, now: float) -> Snapshot | None:
+def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None:
     """The end of the latest conversation that no slot holds; of those that one holds none is asked again."""
     fresh = [
         s
-        for s in shelf
+        for s in catalog
         if s.fingerprint == table.traits.fingerprint and now - s.used < RECENT and s.id not in table.warmed
     ]
-    held = [h.tokens for h in table.shadow.slots if h]
-    if len(table.warmed) > len(shelf):  # files that are gone
-        table.warmed.intersection_update([s.id for s in shelf])
+    contents = [h.tokens for h in table.shadow.slots if h]
+    if len(table.warmed) > len(catalog):  # files that are gone
+        table.warmed.intersection_update([s.id for s in catalog])
     for snapshot in sorted(fresh, key=lambda s: (s.used, len(s.tokens)), reverse=True):
-        if not any(tokens.lcp(snapshot.tokens) * 2 > len(snapshot.tokens) for tokens in held):
+        if not any(tokens.lcp(snapshot.tokens) * 2 > len(snapshot.tokens) for tokens in contents):
             return _whole(snapshot, fresh)
         table.warmed.add(snapshot.id)
     return None
@@ -48,11 +48,11 @@ def _whole(latest: Snapshot, fresh: Sequence[Snapshot]) -> Snapshot:
     return max(same, key=lambda s: len(s.tokens))
 
 
-def first_step(end: Snapshot, shelf: Shelf, table: EngineTable) -> Step | None:
+def first_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | None:
     """From the longest file that leaves a tail; a short conversation is computed whole. None: too long."""
     for tail in (TAIL, TAIL // 2):
         early = end.tokens.cut(0, max(0, len(end.tokens) - tail + 1))
-        found = shelf.best(early, table.traits, lambda _: 0.0)
+        found = catalog.best(early, table.traits, lambda _: 0.0)
         if found and len(found[0].tokens) == found[1]:
             return Load(found[0])
         if len(end.tokens) <= 2 * tail:

@@ -29,7 +29,7 @@ from slotkeeper.core.types import SlotId
 from slotkeeper.engine.answers import PrefillResult
 from slotkeeper.engine.canary import ANY, swept, unused
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.engine.voice import TEXT
+from slotkeeper.engine.logprob_fingerprint import TEXT
 
 STEP: Final = 10  # tokens by which a prompt is longer than the one before
 PROMPTS: Final = 4

@@ -21,10 +21,10 @@ from slotkeeper.engine.families import family_of, user_openers
 from slotkeeper.engine.fingerprint import Identity, about_adapters, about_flags, about_model, streams_of
 from slotkeeper.engine.flag_canary import try_flags
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
+from slotkeeper.engine.logprob_fingerprint import voice_of
 from slotkeeper.engine.markers import learn_markers
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.state_size import token_bytes
-from slotkeeper.engine.voice import voice_of
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
 

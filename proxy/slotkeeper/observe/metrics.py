@@ -320,11 +320,11 @@ class _Slots(Collector):
         for state in SlotState:
             slots.add_metric([state.value], sum(len(table.in_state(state)) for table in tables if table.up))
         yield slots
-        shelf = self._placement().shelf
-        yield GaugeMetricFamily("slotkeeper_snapshots", "Snapshots that may be offered.", value=len(shelf))
+        catalog = self._placement().catalog
+        yield GaugeMetricFamily("slotkeeper_snapshots", "Snapshots that may be offered.", value=len(catalog))
         sizes = GaugeMetricFamily("slotkeeper_snapshot_bytes", "Bytes of their files.", labels=["tier"])
         for tier in Tier:
-            sizes.add_metric([tier.value], shelf.size(tier))
+            sizes.add_metric([tier.value], catalog.size(tier))
         yield sizes
         waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
         waiting.add_metric([], self._placement().queued)

@@ -23,7 +23,7 @@ from slotkeeper.core.events import (
     Event,
     FilesFound,
     Gone,
-    Shelved,
+    SnapshotsChanged,
 )
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.placement import Placement
@@ -34,7 +34,7 @@ from slotkeeper.engine.errors import EngineGoneError
 from slotkeeper.observe.log import Seldom, get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
-from slotkeeper.runtime.hands import Hands
+from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.lifeline import lifeline
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.next_turn import NextTurns
@@ -69,7 +69,7 @@ class Driver:
         self.journal = Journal(0) if journal is None else journal
         self.tasks = Tasks(self._task_failed)
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
-        self.hands = Hands(
+        self.hands = EffectRunner(
             links,
             metrics,
             self.tasks,
@@ -268,7 +268,7 @@ class Driver:
             # Fail open: a bug of ours must not hold a request back that the engine would answer.
             log.exception("placement_failed", request_id=_asker(event), cause=type(event).__name__)
             self.metrics.fallback("placement")
-            released = self._release_all(renew=not isinstance(event, EngineUp | Shelved))
+            released = self._release_all(renew=not isinstance(event, EngineUp | SnapshotsChanged))
             self.note(self.journal.saw, event, released, begun, self.now(), self.placement.pending)
             return
         self.note(self.journal.saw, event, effects, begun, self.now(), self.placement.pending)
@@ -332,10 +332,10 @@ class Driver:
         Without `renew` it is not even told of engines and files, because it was that which failed.
         """
         waiting, self._grants = self._grants, {}
-        shelf = tuple(self.placement.shelf)
+        catalog = tuple(self.placement.catalog)
         self.placement = Placement(*self.links, limits=self._limits)
         if renew:
-            self._events.append(Shelved(at=self.now(), snapshots=shelf))
+            self._events.append(SnapshotsChanged(at=self.now(), snapshots=catalog))
         for link in self.links.values() if renew else ():
             if link.traits and link.up:
                 up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=False)

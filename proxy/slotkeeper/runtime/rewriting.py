@@ -20,11 +20,18 @@ from slotkeeper.core.conversations.record import Conversation, Keys, Match, Near
 from slotkeeper.core.requests.layout import Layout
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Action, Metrics
-from slotkeeper.observe.why.record import Decision, Parting
+from slotkeeper.observe.why.record import Decision, PromptDivergence
 from slotkeeper.runtime.aside import Runner, here
-from slotkeeper.runtime.repeated import Judgement, cost_of, judge, parting, reply_parted, report
+from slotkeeper.runtime.divergence_report import (
+    DivergenceReport,
+    cost_of,
+    judge,
+    parting,
+    reply_parted,
+    report,
+)
+from slotkeeper.wire.answer_builder import Figures
 from slotkeeper.wire.document import Doc
-from slotkeeper.wire.draft import Figures
 from slotkeeper.wire.identity import named
 from slotkeeper.wire.layout import lay_out
 from slotkeeper.wire.layouts import Recent, Seen, most_like, seen
@@ -43,8 +50,8 @@ class Taken:
     outcome: Outcome  # as rules would have it
     changed: bool | None  # whether that goes out; None: it is not decided
     conversation: Conversation | None = None  # that it is the last request of by now
-    ahead: Mapping[bool, Judgement] = field(default_factory=dict)  # what is to be said of either form
-    judged: Judgement | None = None
+    ahead: Mapping[bool, DivergenceReport] = field(default_factory=dict)  # what is to be said of either form
+    judged: DivergenceReport | None = None
     changes: tuple[Change, ...] = ()
 
     @property
@@ -67,7 +74,7 @@ class Taken:
         own = self.rewritten is not None and not changed
         return Outcome(self.outcome.doc, self.received, self.outcome.done) if own else self.outcome
 
-    def judge(self, *, changed: bool) -> Judgement:
+    def judge(self, *, changed: bool) -> DivergenceReport:
         """What is to be said of one form: slow where long texts differ."""
         return judge(self.match, self.received, self.form(changed=changed))
 
@@ -138,7 +145,7 @@ class Rewriting:
                 line, taken.received, sent=sent.layout, notes=sent.notes, told=sent.told, rules=_fixed(sent)
             )
 
-    def settle(self, taken: Taken) -> Judgement | None:
+    def settle(self, taken: Taken) -> DivergenceReport | None:
         """Enter it in the book, and say what is to be said of it; None as long as its form is not decided."""
         self._enter_all()
         if taken.judged is None and taken.changed is not None:
@@ -159,7 +166,7 @@ class Rewriting:
         *,
         planted: int,
         decision: Decision | None = None,
-    ) -> Parting | None:
+    ) -> PromptDivergence | None:
         """The answer is over: keep what it says, and tell what the request's changes have cost.
 
         `planted` tokens were computed for it before it went on; `decision` is where that was.
@@ -220,7 +227,7 @@ def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, modes: Modes) -> Ou
     )
 
 
-def _judged(taken: Taken) -> dict[bool, Judgement]:
+def _judged(taken: Taken) -> dict[bool, DivergenceReport]:
     forms = (False, True) if taken.changed is None else (taken.changed,)
     return {changed: taken.judge(changed=changed) for changed in forms}
 

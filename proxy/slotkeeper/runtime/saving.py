@@ -92,7 +92,7 @@ class Saver:
         )
 
     async def _keep(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> Saved:
-        """Check what the engine has written, edit it, and put it on the shelf."""
+        """Check what the engine has written, edit it, and add it to the catalog."""
         edit = Editing(traits, save.cuts)
         facts = intake.Saved(
             fingerprint=traits.fingerprint,

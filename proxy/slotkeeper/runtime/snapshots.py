@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core.effects import Drop, Erase, Poison, Prove, Restore, Save
-from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, Shelved
+from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
 from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, id_of
@@ -57,7 +57,7 @@ class Snapshots:
             for note in opened.notes:
                 log.info("snapshots_swept", note=note)
             log.info("snapshots_found", count=len(opened.kept))
-            self._post(Shelved(at=time.monotonic(), snapshots=tuple(map(known, opened.kept))))
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=tuple(map(known, opened.kept))))
 
     async def close(self) -> None:
         await self.store.close()
@@ -83,7 +83,7 @@ class Snapshots:
         restored = await self._load(link, restore, name)
         if wanted.tier is Tier.COLD:  # told only now: to make room, it might have been moved away again
             moved = replace(wanted, tier=Tier.HOT)
-            self._post(Shelved(at=time.monotonic(), snapshots=(moved,)))
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=(moved,)))
         return restored
 
     async def _load(self, link: EngineLink, restore: Restore, name: str) -> Restored:
@@ -193,14 +193,14 @@ class Snapshots:
         await self.store.forget(snapshot_id)
 
     def _gone(self, snapshot_id: SnapshotId) -> None:
-        self._post(Shelved(at=time.monotonic(), gone=(snapshot_id,)))
+        self._post(SnapshotsChanged(at=time.monotonic(), gone=(snapshot_id,)))
 
     def _works_again(self) -> None:
         """What was asked for in vain while the folder could not be used may be offered again."""
         if self._unread:
             there = tuple(known(kept) for kept in self.store.listing() if kept.id in self._unread)
             self._unread.clear()
-            self._post(Shelved(at=time.monotonic(), snapshots=there))
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=there))
 
     def _restored(self, restore: Restore, outcome: Loading) -> Restored:
         self._ended("restore", outcome.value)

@@ -1,4 +1,4 @@
-"""From what an engine has just saved, at a temporary name, to a snapshot; and from shelf to shelf."""
+"""From what an engine has just saved, at a temporary name, to a snapshot; and from folder to folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slotkeeper.engine.slotfile import Damage, Recipe, SlotFile, Span, read
 from slotkeeper.store import files, names
 from slotkeeper.store.files import Halt, Passed, Stamp
 from slotkeeper.store.manifest import Manifest, chain
-from slotkeeper.store.shelf import Shelf
+from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 
 
@@ -52,18 +52,18 @@ class Taken:
 class Intake:
     """What is to become of one saved state."""
 
-    shelf: Shelf
+    folder: SnapshotFolder
     saved: Saved
     now: float  # wall clock, seconds
     halt: Halt
 
     def take(self, temporary: str, others: Sequence[FileIO]) -> Taken:
-        """Check what was saved, edit it, hash it and put it on the shelf, as T2 and T3 demand.
+        """Check what was saved, edit it, hash it and move it into the folder, as T2 and T3 demand.
 
         `others` are files that were checked. The temporary file is gone afterwards, whatever happens.
         Raises TornError, HaltedError, StoreError if there is no such file; OSError passes.
         """
-        path, saved = self.shelf.folder / temporary, self.saved
+        path, saved = self.folder.path / temporary, self.saved
         try:
             with _opened(path) as file:
                 before = _dated(file)
@@ -83,7 +83,7 @@ class Intake:
 
     def _edited(self, edit: Edit, sources: Sequence[FileIO]) -> Taken:
         """Write the edited file, and read it once more: what counts is what is in it."""
-        path = self.shelf.folder / names.new_temporary(self.now)
+        path = self.folder.path / names.new_temporary(self.now)
         try:
             passed = files.pour(edit.recipe, sources, path, self.halt)
             with files.open_ours(path) as file:
@@ -115,17 +115,19 @@ class Intake:
             build=self.saved.build,
             namespace=self.saved.tokens.space,
         )
-        self.shelf.admit(path, manifest, before)
+        self.folder.admit(path, manifest, before)
         return Taken(manifest=manifest, tokens=found.tokens)
 
 
-def transfer(source: Shelf, target: Shelf, manifest: Manifest, now: float, halt: Halt) -> None:
-    """Copy a snapshot to another shelf, hashing on the way: what arrives is what was kept.
+def transfer(
+    source: SnapshotFolder, target: SnapshotFolder, manifest: Manifest, now: float, halt: Halt
+) -> None:
+    """Copy a snapshot to another folder, hashing on the way: what arrives is what was kept.
 
     Raises UnfitError if the source is not, MissingError, StoreError where there is no room; OSError passes.
     """
     target.demand(manifest.size)
-    path = target.folder / names.new_temporary(now)
+    path = target.path / names.new_temporary(now)
     with source.open(manifest.id) as file:
         try:
             passed = files.pour((Span(0, 0, manifest.size),), [file], path, halt)
@@ -137,11 +139,11 @@ def transfer(source: Shelf, target: Shelf, manifest: Manifest, now: float, halt:
     _place(target, path, manifest)
 
 
-def _place(shelf: Shelf, path: Path, manifest: Manifest) -> None:
+def _place(folder: SnapshotFolder, path: Path, manifest: Manifest) -> None:
     try:
         with files.open_ours(path) as file:
             before = _dated(file)
-        shelf.admit(path, manifest, before)
+        folder.admit(path, manifest, before)
     finally:
         path.unlink(missing_ok=True)
 

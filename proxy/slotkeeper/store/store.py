@@ -72,7 +72,7 @@ class Store:
     def sizes(self) -> dict[Tier, int]:
         """Bytes of slot files in each tier; a snapshot that lies in both counts in both."""
         kept = self.listing()
-        return {tier: sum(k.manifest.size for k in kept if tier in k.tiers) for tier in self._tiers.shelves}
+        return {tier: sum(k.manifest.size for k in kept if tier in k.tiers) for tier in self._tiers.folders}
 
     async def open(self) -> Opened:
         """Make the folders, take their locks, sweep them and read what lies there.
@@ -82,7 +82,7 @@ class Store:
         swept = {Tier.HOT: await self._tiers.swept(Tier.HOT, self._saving)}
         self._health.recovered()
         notes = list(swept[Tier.HOT].notes)
-        if Tier.COLD in self._tiers.shelves:
+        if Tier.COLD in self._tiers.folders:
             try:
                 swept[Tier.COLD] = await self._tiers.swept(Tier.COLD, ())
                 notes += swept[Tier.COLD].notes
@@ -232,8 +232,8 @@ class Store:
 def _together(swept: Mapping[Tier, Swept]) -> list[Kept]:
     """One entry for each snapshot, wherever it lies; of two that differ, the hot one."""
     known: dict[SnapshotId, Kept] = {}
-    for tier, shelf in swept.items():
-        for id_, (manifest, tokens) in shelf.found.items():
+    for tier, folder in swept.items():
+        for id_, (manifest, tokens) in folder.found.items():
             use = Use(used=manifest.created)
             kept = known.setdefault(
                 id_, Kept(manifest=manifest, tokens=tokens, tiers=frozenset({tier}), use=use)

@@ -10,19 +10,19 @@ from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import Damage, read
 from slotkeeper.store import files, names
 from slotkeeper.store.manifest import Flaw, Manifest
-from slotkeeper.store.shelf import Shelf
+from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import UnfitError
 
 
 @dataclass(slots=True)
 class Swept:
-    """What was found on one shelf. `notes` are sentences for the log."""
+    """What was found in one folder. `notes` are sentences for the log."""
 
     found: dict[SnapshotId, tuple[Manifest, Tokens]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def sweep(shelf: Shelf, spare: Collection[str] = ()) -> Swept:
+def sweep(folder: SnapshotFolder, spare: Collection[str] = ()) -> Swept:
     """Read every snapshot's manifest and header, and take away what can never be used.
 
     1. Temporary files, but for those in `spare`: the engine may be writing them.
@@ -34,7 +34,7 @@ def sweep(shelf: Shelf, spare: Collection[str] = ()) -> Swept:
     """
     swept = Swept()
     there: dict[SnapshotId, set[str]] = {}
-    for path in list(shelf.folder.iterdir()):
+    for path in list(folder.path.iterdir()):
         if names.is_temporary(path.name):
             if path.name not in spare:  # (1)
                 files.remove(path)
@@ -42,33 +42,35 @@ def sweep(shelf: Shelf, spare: Collection[str] = ()) -> Swept:
             there.setdefault(known[0], set()).add(known[1])
     for snapshot, suffixes in sorted(there.items()):
         if len(suffixes) == 2:
-            _judge(shelf, snapshot, swept)
+            _judge(folder, snapshot, swept)
         else:  # (2)
-            shelf.drop(snapshot)
+            folder.drop(snapshot)
             swept.notes.append(f"{snapshot}: unfinished, removed")
-    shelf.take_over(manifest for manifest, _ in swept.found.values())
+    folder.take_over(manifest for manifest, _ in swept.found.values())
     return swept
 
 
-def _judge(shelf: Shelf, snapshot: SnapshotId, swept: Swept) -> None:
-    manifest = shelf.read_manifest(snapshot)
+def _judge(folder: SnapshotFolder, snapshot: SnapshotId, swept: Swept) -> None:
+    manifest = folder.read_manifest(snapshot)
     if manifest is Flaw.NEWER:  # (4)
         swept.notes.append(f"{snapshot}: left alone, {manifest}")
         return
     try:
-        found = _agreeing(shelf, snapshot, manifest)
+        found = _agreeing(folder, snapshot, manifest)
     except UnfitError as error:  # (3)
-        shelf.quarantine(snapshot)
+        folder.quarantine(snapshot)
         swept.notes.append(f"{snapshot}: quarantined, {error}")
     else:
         swept.found[snapshot] = found
 
 
-def _agreeing(shelf: Shelf, snapshot: SnapshotId, manifest: Manifest | Flaw) -> tuple[Manifest, Tokens]:
+def _agreeing(
+    folder: SnapshotFolder, snapshot: SnapshotId, manifest: Manifest | Flaw
+) -> tuple[Manifest, Tokens]:
     """Manifest and tokens, if all that can be read quickly of the slot file is as the manifest says."""
     if isinstance(manifest, Flaw):
         raise UnfitError(f"its manifest cannot be used: {manifest}")
-    with shelf.open(snapshot) as file:
+    with folder.open(snapshot) as file:
         size = files.stamp(file).size
         if size != manifest.size:
             raise UnfitError(f"{size} bytes, not {manifest.size}")

@@ -15,7 +15,7 @@ from slotkeeper.store.health import ROOM, Health
 from slotkeeper.store.intake import Intake, Saved, Taken, transfer
 from slotkeeper.store.kept import Kept
 from slotkeeper.store.lanes import Lane
-from slotkeeper.store.shelf import Shelf
+from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.sweep import Swept, sweep
 from slotkeeper.store.trouble import SnapshotError, StoreError, Trouble
 
@@ -24,23 +24,23 @@ class Tiers:
     """`urgent` is for what a client waits for, `patient` for all else that takes time, `quick` for a look."""
 
     def __init__(self, hot: Path, cold: Path | None, *, clock: Callable[[], float], health: Health) -> None:
-        self.hot = Shelf(hot, Tier.HOT)
-        self.shelves = {Tier.HOT: self.hot}
+        self.hot = SnapshotFolder(hot, Tier.HOT)
+        self.folders = {Tier.HOT: self.hot}
         if cold:
-            self.shelves[Tier.COLD] = Shelf(cold, Tier.COLD)
+            self.folders[Tier.COLD] = SnapshotFolder(cold, Tier.COLD)
         self.urgent, self.patient, self.quick = Lane("urgent"), Lane("patient"), Lane("quick")
         self._clock = clock
         self._health = health
 
     async def close(self) -> None:
         await asyncio.gather(self.urgent.close(), self.patient.close(), self.quick.close())
-        for shelf in self.shelves.values():
-            shelf.close()
+        for folder in self.folders.values():
+            folder.close()
 
     @property
     def secret(self) -> bytes | None:
         """Of the last folder that could be opened."""
-        secrets = [shelf.seal.secret for shelf in self.shelves.values() if shelf.claimed]
+        secrets = [folder.seal.secret for folder in self.folders.values() if folder.claimed]
         return secrets[-1] if secrets else None
 
     async def swept(self, tier: Tier, spare: Collection[str]) -> Swept:
@@ -48,27 +48,27 @@ class Tiers:
 
         A full one is noted only: what is there can be used.
         """
-        shelf = self.shelves[tier]
+        folder = self.folders[tier]
 
         def work(_: Halt) -> Swept:
-            shelf.claim()
-            swept = sweep(shelf, spare)
+            folder.claim()
+            swept = sweep(folder, spare)
             try:
-                shelf.probe(self._clock())
+                folder.probe(self._clock())
             except StoreError as error:
                 if error.trouble is not Trouble.DISK_FULL:
                     raise
                 swept.notes.append(str(error))
             return swept
 
-        with self._health.watching(f"open {shelf.folder}", tier):
+        with self._health.watching(f"open {folder.path}", tier):
             return await self.patient.do(work)
 
     async def ask_for(self, size: int) -> None:
         """Raises StoreError where the hot folder cannot take so many bytes, or could not a moment ago."""
         if error := self._health.blocking:
             raise error
-        with self._health.watching(f"save to {self.hot.folder}", Tier.HOT):
+        with self._health.watching(f"save to {self.hot.path}", Tier.HOT):
             if self._health.doubtful:
                 await self.quick.do(lambda _: self._try(self.hot))
                 self._health.recovered()
@@ -80,7 +80,7 @@ class Tiers:
             self._health.remark(ROOM, None)
 
     async def unlink(self, name: str) -> None:
-        path = self.hot.folder / name
+        path = self.hot.path / name
         with self._health.watching(f"remove {path}", Tier.HOT):
             await self.quick.do(lambda _: path.unlink(missing_ok=True))
 
@@ -88,47 +88,47 @@ class Tiers:
         def work(halt: Halt) -> Taken:
             with ExitStack() as stack, self._timed(Tier.HOT, saved.written):
                 usable = [file for kept in others if (file := self._usable(kept, stack, halt))]
-                intake = Intake(shelf=self.hot, saved=saved, now=self._clock(), halt=halt)
+                intake = Intake(folder=self.hot, saved=saved, now=self._clock(), halt=halt)
                 return intake.take(temporary, usable)
 
-        with self._health.watching(f"keep a snapshot in {self.hot.folder}", Tier.HOT):
+        with self._health.watching(f"keep a snapshot in {self.hot.path}", Tier.HOT):
             return await self.patient.do(work)
 
     async def check(self, kept: Kept, tier: Tier, lane: Lane, *, anew: bool = False) -> None:
-        shelf = self.shelves[tier]
+        folder = self.folders[tier]
 
         def work(halt: Halt) -> None:
             began = time.monotonic()
-            size = shelf.check(kept.manifest, halt, anew=anew)
+            size = folder.check(kept.manifest, halt, anew=anew)
             self._health.measured(tier, size, time.monotonic() - began)
 
-        with self._health.watching(f"read {kept.id} in {shelf.folder}", tier):
+        with self._health.watching(f"read {kept.id} in {folder.path}", tier):
             await lane.do(work)
 
     async def copy(self, kept: Kept, source: Tier, target: Tier, lane: Lane) -> None:
         """Raises SnapshotError if the source is not what was kept, StoreError also for want of room."""
-        shelf = self.shelves[target]
+        folder = self.folders[target]
 
         def work(halt: Halt) -> None:
-            if not shelf.ready:  # a cold tier that could not be used when we started
-                self._try(shelf)
+            if not folder.ready:  # a cold tier that could not be used when we started
+                self._try(folder)
             with self._timed(target, kept.manifest.size):
-                transfer(self.shelves[source], shelf, kept.manifest, self._clock(), halt)
+                transfer(self.folders[source], folder, kept.manifest, self._clock(), halt)
 
         # Either way the cold tier takes part, and is blamed: what the hot one has, its next save will tell.
-        with self._health.watching(f"copy {kept.id} to {shelf.folder}", Tier.COLD):
+        with self._health.watching(f"copy {kept.id} to {folder.path}", Tier.COLD):
             await lane.do(work)
 
     async def remove(self, snapshot: SnapshotId, tier: Tier, *, damaged: bool = False) -> None:
-        """From its shelf; a damaged file to quarantine."""
-        shelf = self.shelves[tier]
-        act = shelf.quarantine if damaged else shelf.drop
-        with self._health.watching(f"remove {snapshot} from {shelf.folder}", tier):
+        """From its folder; a damaged file to quarantine."""
+        folder = self.folders[tier]
+        act = folder.quarantine if damaged else folder.drop
+        with self._health.watching(f"remove {snapshot} from {folder.path}", tier):
             await self.quick.do(lambda _: act(snapshot))
 
-    def _try(self, shelf: Shelf) -> None:
-        shelf.claim()
-        shelf.probe(self._clock())
+    def _try(self, folder: SnapshotFolder) -> None:
+        folder.claim()
+        folder.probe(self._clock())
 
     def _usable(self, kept: Kept, stack: ExitStack, halt: Halt) -> FileIO | None:
         """Its hot file, open and checked."""

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
-from slotkeeper.observe.why.record import Parting, Record
+from slotkeeper.observe.why.record import PromptDivergence, Record
 from slotkeeper.observe.why.shown import detail, summary
 from slotkeeper.observe.why.words import FEW
 from slotkeeper.runtime.driver import Driver
@@ -66,7 +66,7 @@ class RequestRoutes:
             return next(iter(self._driver.journal), None)
         return self._driver.journal.find(wanted)
 
-    async def _text(self, record: Record, parting: Parting) -> dict[str, str] | None:
+    async def _text(self, record: Record, parting: PromptDivergence) -> dict[str, str] | None:
         """The words around the place, by the engine's own vocabulary; None where it does not answer."""
         link = next((link for link in self._driver.links.values() if link.engine == record.engine), None)
         if link is None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from slotkeeper.core.events import Shelved
+from slotkeeper.core.events import SnapshotsChanged
 from slotkeeper.core.limits import Limits
 from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.runtime.driver import Driver
@@ -110,10 +110,10 @@ class SnapshotRoutes:
         now = self._driver.now()
         left = next((kept for kept in store.listing() if kept.id == id_), None)
         if left is None:
-            self._driver.post(Shelved(at=now, gone=(id_,)))
-        elif id_ in self._driver.placement.shelf:
+            self._driver.post(SnapshotsChanged(at=now, gone=(id_,)))
+        elif id_ in self._driver.placement.catalog:
             offset = now - time.time()
-            self._driver.post(Shelved(at=now, snapshots=(snapshot(left, offset),)))
+            self._driver.post(SnapshotsChanged(at=now, snapshots=(snapshot(left, offset),)))
 
 
 # -- documents, of any store ---------------------------------------------------------------------------

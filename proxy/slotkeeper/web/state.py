@@ -11,8 +11,8 @@ from aiohttp import web
 
 from slotkeeper import __version__
 from slotkeeper.address import Address
-from slotkeeper.core.held import Held
 from slotkeeper.core.limits import Limits
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.table import EngineTable
 from slotkeeper.core.traits import Memory, Told
@@ -103,12 +103,12 @@ class StateRoutes:
     def _tiers(self) -> list[Document]:
         if self._driver.snapshots is None:
             return []
-        shelf = self._driver.placement.shelf
+        catalog = self._driver.placement.catalog
         return [
             {
                 "tier": tier.value,
-                "snapshots": sum(snapshot.tier is tier for snapshot in shelf),
-                "bytes": shelf.size(tier),
+                "snapshots": sum(snapshot.tier is tier for snapshot in catalog),
+                "bytes": catalog.size(tier),
                 "budget_bytes": budget,
             }
             for tier, budget in self._budgets.items()
@@ -151,24 +151,26 @@ class StateRoutes:
                 {
                     "slot": slot,
                     "state": state.value,
-                    **self._held(table, held, latest.get((table.engine, slot)), now),
+                    **self._held(table, contents, latest.get((table.engine, slot)), now),
                 }
-                for slot, (state, held) in enumerate(zip(table.states, table.shadow.slots, strict=True))
+                for slot, (state, contents) in enumerate(zip(table.states, table.shadow.slots, strict=True))
             ],
             "ram_cache_entries_tokens": [entry.total for entry in table.shadow.ram],
         }
 
-    def _held(self, table: EngineTable, held: Held | None, last: Record | None, now: float) -> Document:
-        covered = self._driver.placement.shelf.covers(held, table.traits) if held else 0
+    def _held(
+        self, table: EngineTable, contents: SlotContents | None, last: Record | None, now: float
+    ) -> Document:
+        covered = self._driver.placement.catalog.covers(contents, table.traits) if contents else 0
         return {
-            "held_tokens": held.total if held else 0,
-            "checkpoints": [checkpoint.at for checkpoint in held.checkpoints] if held else [],
-            "request": last.request_id if held and last else None,
-            "conversation": last.conversation if held and last else None,
-            "name": str(last.name) if held and last else None,
-            "about": (last.name.words or None) if held and last else None,
-            "idle_seconds": round(max(0.0, now - held.used), 1) if held else None,
-            "saved": bool(held and covered * 2 > held.total),
+            "held_tokens": contents.total if contents else 0,
+            "checkpoints": [checkpoint.at for checkpoint in contents.checkpoints] if contents else [],
+            "request": last.request_id if contents and last else None,
+            "conversation": last.conversation if contents and last else None,
+            "name": str(last.name) if contents and last else None,
+            "about": (last.name.words or None) if contents and last else None,
+            "idle_seconds": round(max(0.0, now - contents.used), 1) if contents else None,
+            "saved": bool(contents and covered * 2 > contents.total),
         }
 
     async def _tree(self, request: web.Request) -> web.Response:
@@ -177,13 +179,13 @@ class StateRoutes:
         twigs = tree.outline(min(MOST_TWIGS, number(request, "limit", TWIGS)))
         slots: dict[int | None, list[Document]] = {}
         for table in placement.tables.values():
-            for slot, held in enumerate(table.shadow.slots):
-                if held:
-                    slots.setdefault(tree.twig(held.tokens), []).append(
+            for slot, contents in enumerate(table.shadow.slots):
+                if contents:
+                    slots.setdefault(tree.twig(contents.tokens), []).append(
                         {"engine": table.engine, "slot": slot}
                     )
         files: dict[int | None, int] = {}
-        for snapshot in islice(placement.shelf, FILES):
+        for snapshot in islice(placement.catalog, FILES):
             place = tree.twig(snapshot.tokens)
             files[place] = files.get(place, 0) + 1
         return answer(

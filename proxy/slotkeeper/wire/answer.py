@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 import orjson
 
 from slotkeeper.wire.answer_anthropic import AnthropicReading
+from slotkeeper.wire.answer_builder import AnswerBuilder, Figures
 from slotkeeper.wire.answer_llama import LlamaReading
 from slotkeeper.wire.answer_openai import OpenAiReading
 from slotkeeper.wire.answer_responses import ResponsesReading
 from slotkeeper.wire.document import Doc
-from slotkeeper.wire.draft import Draft, Figures
 from slotkeeper.wire.routes import Api
 from slotkeeper.wire.sse import SseEvent, SseSplitter
 
@@ -52,7 +52,7 @@ class AnswerReader:
     __slots__ = ("_body", "_body_bytes", "_draft", "_reading", "_splitter", "_status", "events")
 
     def __init__(self, api: Api, *, stream: bool, status: int = 200) -> None:
-        self._draft = Draft()
+        self._draft = AnswerBuilder()
         self._reading = _reading(api, self._draft)
         # An error is plain JSON even where a stream was asked for (engine.md 7).
         self._splitter = SseSplitter() if stream and status < 400 else None
@@ -117,7 +117,7 @@ class AnswerReader:
             self._draft.unread += 1
 
 
-def _reading(api: Api, draft: Draft) -> Reading:
+def _reading(api: Api, draft: AnswerBuilder) -> Reading:
     match api:
         case Api.MESSAGES:
             return AnthropicReading(draft)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.wire.answer_builder import AnswerBuilder
 from slotkeeper.wire.document import Doc, compact, integer, rows, table
-from slotkeeper.wire.draft import Draft
 
 _SILENT: Final = frozenset({"ping", "content_block_stop"})
 
@@ -20,7 +20,7 @@ class AnthropicReading:
 
     __slots__ = ("_draft",)
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: AnswerBuilder) -> None:
         self._draft = draft
 
     def event(self, name: str, data: bytes) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.wire.answer_builder import AnswerBuilder
 from slotkeeper.wire.document import Doc, integer, pick
-from slotkeeper.wire.draft import Draft
 
 _LIFTED: Final = (
     *("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms"),
@@ -23,7 +23,7 @@ class LlamaReading:
 
     __slots__ = ("_draft",)
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: AnswerBuilder) -> None:
         self._draft = draft
 
     def event(self, name: str, data: bytes) -> None:  # noqa: ARG002 (its events have no names)

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.wire.answer_builder import AnswerBuilder
 from slotkeeper.wire.document import Doc, rows, table
-from slotkeeper.wire.draft import Draft
 
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 
@@ -17,7 +17,7 @@ class ResponsesReading:
 
     __slots__ = ("_draft",)
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: AnswerBuilder) -> None:
         self._draft = draft
 
     def event(self, name: str, data: bytes) -> None:

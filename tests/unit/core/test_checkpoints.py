@@ -26,12 +26,12 @@ def places(checkpoints):
 
 def prefill(engine, *steps, user_starts=()):
     """Each step extends the one before, as one task. A step is its end, or (reuse, end)."""
-    kept, held = (), 0
+    kept, contents = (), 0
     for task, step in enumerate(steps, start=1):
-        reuse, end = step if isinstance(step, tuple) else (held, step)
+        reuse, end = step if isinstance(step, tuple) else (contents, step)
         starts = [at for at in user_starts if at < end]
         kept = after_prefill(kept, reuse=reuse, end=end, user_starts=starts, task=task, traits=engine)
-        held = end
+        contents = end
     return kept
 
 

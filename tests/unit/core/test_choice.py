@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from slotkeeper.core.catalog import Catalog
 from slotkeeper.core.checkpoints import Checkpoint
 from slotkeeper.core.choice import BEATEN, blind, cheapest, continuing
 from slotkeeper.core.effects import Purpose
-from slotkeeper.core.held import Held
 from slotkeeper.core.shadow import EngineShadow
-from slotkeeper.core.shelf import Shelf
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.steps import Prefill
 from slotkeeper.core.table import EngineTable, SlotState, Tended
@@ -29,19 +29,21 @@ def conversation(prompt, *, turns=3, memory=Memory.HYBRID, outline=()):
     """A state as left by a chat: checkpoints at the system prompt's end and four before its own."""
     kept = () if memory is Memory.DENSE else (Checkpoint(2125, 1), Checkpoint(len(prompt) - 4, 2))
     checkpoints = tuple(c for c in kept if c.at < len(prompt))
-    return Held(tokens=prompt, checkpoints=checkpoints, turns=turns, used=NOW - 10, outline=outline)
+    return SlotContents(tokens=prompt, checkpoints=checkpoints, turns=turns, used=NOW - 10, outline=outline)
 
 
-def table(*held, name="e0", **traits):
-    engine = EngineTraits(**({"memory": Memory.HYBRID, "n_slots": len(held), **traits}))
+def table(*contents, name="e0", **traits):
+    engine = EngineTraits(**({"memory": Memory.HYBRID, "n_slots": len(contents), **traits}))
     built = EngineTable(EngineId(name), EngineShadow(engine))
-    built.shadow.slots = list(held)
+    built.shadow.slots = list(contents)
     return built
 
 
 def choose(engine, prompt, *, pinnable=True, **more):
     tables = engine if isinstance(engine, list) else [engine]
-    return cheapest(tables, prompt, pinnable=pinnable, now=NOW, shelf=more.pop("shelf", Shelf()), **more)
+    return cheapest(
+        tables, prompt, pinnable=pinnable, now=NOW, catalog=more.pop("catalog", Catalog()), **more
+    )
 
 
 A = SYSTEM + text(10_000, 1900)
@@ -57,7 +59,7 @@ def test_a_second_conversation_gets_the_shared_prefix_through_the_ram_cache_and_
     plan = choose(engine, B1)
     assert (plan.slot, plan.reason, plan.pinned) == (1, Reason.RAM_CACHE, True)
     assert [step.purpose for step in plan.steps] == [Purpose.TOUCH]
-    assert plan.look.reuse == 2125
+    assert plan.reuse_plan.reuse == 2125
 
 
 def test_each_conversation_goes_on_in_its_own_slot():
@@ -101,10 +103,10 @@ def test_with_a_draft_model_a_file_is_surer_than_the_ram_cache(size, reason):
     long = conversation(SYSTEM + text(10_000, 10_000))
     engine = table(conversation(A), **files)
     engine.shadow.ram.append(long)
-    shelf = Shelf()
+    catalog = Catalog()
     file = Snapshot(id=SnapshotId("s"), fingerprint="f", tokens=long.tokens, size=size)
-    shelf.put(replace(file, checkpoints=(2125, len(long.tokens) - 4)))
-    assert choose(engine, long.tokens + text(70_000, 400), shelf=shelf).reason is reason
+    catalog.put(replace(file, checkpoints=(2125, len(long.tokens) - 4)))
+    assert choose(engine, long.tokens + text(70_000, 400), catalog=catalog).reason is reason
 
 
 def test_a_branch_leaves_the_conversation_in_its_slot_though_a_save_of_it_would_be_quick():
@@ -131,7 +133,7 @@ def test_t6_nothing_is_pinned_on_unified_memory_where_the_engine_would_load_by_i
     engine.shadow.ram.append(conversation(A))
     plan = choose(engine, A + text(11_900, 400))
     assert (plan.reason, plan.pinned, plan.steps) == (Reason.ENGINE_CHOSE, False, ())
-    assert plan.look.reuse == len(A)
+    assert plan.reuse_plan.reuse == len(A)
 
 
 def test_t6_while_a_pin_is_on_its_way_a_touch_does_the_same():
@@ -205,7 +207,7 @@ def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_c
     """Nothing is computed in the whole engine meanwhile, so another slot would not begin sooner."""
     now = conversation(A + text(40_000, 100))
     engine = table(now, conversation(A), ram_cache=False)
-    engine.move(SlotId(0), SlotState.TENDED, RequestId("chore"), NOW)
+    engine.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
     engine.tended[SlotId(0)] = Tended(NOW, 0.5, None, stalls=True)
     plan = choose(engine, now.tokens + text(11_900, 30))
     assert (plan.slot, plan.wait) == (0, True)
@@ -213,7 +215,7 @@ def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_c
 
 def test_another_engine_is_taken_while_one_is_held_up_unless_it_saves_much():
     held_up, free = table(conversation(A), ram_cache=False), table(None, name="e1", ram_cache=False)
-    held_up.move(SlotId(0), SlotState.TENDED, RequestId("chore"), NOW)
+    held_up.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
     held_up.tended[SlotId(0)] = Tended(NOW, 0.5, None, stalls=True)
     assert choose([held_up, free], A.cut(0, 400)).table is free
     assert choose([held_up, free], A + text(11_900, 400)).table is held_up
@@ -249,7 +251,9 @@ def test_the_next_turn_of_a_conversation_may_overwrite_the_last_one_at_no_price(
     edited = conversation(A, outline=(b"s", b"1"))
     engine = table(edited, None, ram_cache=False)
     other_tools = text(70_000, 800)
-    plan = cheapest([engine], other_tools, outline=(b"t", b"1", b"2"), pinnable=True, now=NOW, shelf=Shelf())
+    plan = cheapest(
+        [engine], other_tools, outline=(b"t", b"1", b"2"), pinnable=True, now=NOW, catalog=Catalog()
+    )
     assert plan.price == 800
 
 
@@ -317,10 +321,10 @@ def test_if_the_longest_is_on_a_closed_engine_no_other_is_continued_blindly():
 
 def test_a_prompt_of_unknown_tokens_overwrites_what_is_least_likely_to_return():
     engine = table(conversation(A, turns=5), conversation(A, turns=1), conversation(A, turns=9))
-    assert blind([engine], pinnable=True, now=NOW, shelf=Shelf()).slot == 1
-    assert blind([engine], pinnable=False, now=NOW, shelf=Shelf()).slot is None
+    assert blind([engine], pinnable=True, now=NOW, catalog=Catalog()).slot == 1
+    assert blind([engine], pinnable=False, now=NOW, catalog=Catalog()).slot is None
     engine.up = False
-    assert blind([engine], pinnable=True, now=NOW, shelf=Shelf()) is None
+    assert blind([engine], pinnable=True, now=NOW, catalog=Catalog()) is None
 
 
 SAID = (b"s", b"1")
@@ -356,6 +360,6 @@ NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
 def test_a_turn_goes_on_at_once_only_where_little_is_lost_if_it_parts_from_the_reply(
     asked, state, traits, at_once
 ):
-    held = replace(conversation(A, outline=SAID), **state)
-    plan = continuing([table(held, None, **traits)], asked, NOW)
+    contents = replace(conversation(A, outline=SAID), **state)
+    plan = continuing([table(contents, None, **traits)], asked, NOW)
     assert (plan is not None) is at_once

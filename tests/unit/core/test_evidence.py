@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from slotkeeper.core.checkpoints import TAIL, Checkpoint, after_prefill
 from slotkeeper.core.evidence import Doubts, by_batches
-from slotkeeper.core.held import Held, reuse
 from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.slot_contents import SlotContents, reuse
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import FLAGS, EngineTraits, Known, Memory
 from slotkeeper.core.types import SlotId
@@ -79,7 +79,7 @@ class Engine:
 
     def __init__(self, traits: EngineTraits) -> None:
         self.traits = traits
-        self.held: Held | None = None
+        self.held: SlotContents | None = None
         self.tasks = 0
 
     def ask(self, prompt: Tokens) -> int:
@@ -93,15 +93,15 @@ class Engine:
             task=self.tasks,
             traits=self.traits,
         )
-        self.held = Held(tokens=prompt, checkpoints=made)
+        self.held = SlotContents(tokens=prompt, checkpoints=made)
         return cached
 
 
 def ask(engine: Engine, shadow: EngineShadow, doubts: Doubts, prompt: Tokens) -> tuple[int, int]:
     """The same prompt to both: what was predicted, and what was reused."""
-    look, base = shadow.look(SLOT, prompt), shadow.slots[SLOT]
+    reuse_plan, base = shadow.plan_reuse(SLOT, prompt), shadow.slots[SLOT]
     cached = engine.ask(prompt)
-    shadow.launch(look, ())
+    shadow.launch(reuse_plan, ())
     shadow.finish(
         SLOT,
         prompt=prompt,
@@ -114,8 +114,8 @@ def ask(engine: Engine, shadow: EngineShadow, doubts: Doubts, prompt: Tokens) ->
         now=0.0,
     )
     if base:
-        shadow.learn(doubts.by_reuse(shadow.traits, base, predicted=look.reuse, cached=cached))
-    return look.reuse, cached
+        shadow.learn(doubts.by_reuse(shadow.traits, base, predicted=reuse_plan.reuse, cached=cached))
+    return reuse_plan.reuse, cached
 
 
 def prompts(turns: int, *, back_to: int) -> list[Tokens]:
@@ -169,12 +169,14 @@ def test_an_engine_that_does_as_was_believed_teaches_nothing(traits):
 def test_what_the_command_line_said_is_not_doubted():
     shadow = played(replace(STOCK, checkpoint_min_step=0), TOLD, prompts(5, back_to=3))
     assert shadow.traits == TOLD
-    assert all(not held.possible for held in shadow.slots if held)
+    assert all(not contents.possible for contents in shadow.slots if contents)
 
 
 # -- by files -----------------------------------------------------------------------------------------
 
-HELD = Held(tokens=Tokens(range(1, 5000)), checkpoints=tuple(Checkpoint(100 * n, 1) for n in range(1, 33)))
+HELD = SlotContents(
+    tokens=Tokens(range(1, 5000)), checkpoints=tuple(Checkpoint(100 * n, 1) for n in range(1, 33))
+)
 
 
 def test_a_file_with_more_checkpoints_than_there_should_be_tells_so():

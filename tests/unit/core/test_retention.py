@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.held import HALF_LIFE, Held
 from slotkeeper.core.prefixes import PrefixOrder
 from slotkeeper.core.redundancy import PrefixTree, cuts
 from slotkeeper.core.retention import evict
+from slotkeeper.core.slot_contents import HALF_LIFE, SlotContents
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -138,14 +138,14 @@ def test_golden_goes_last_and_the_last_file_of_a_live_conversation_before_it(tra
     golden = state("golden", LINE.cut(0, 10), golden=True, size=1000)
     last_file = state("mine", OTHER.cut(0, 4000))
     dear = state("dear", Tokens(range(70_000, 80_000)), used=NOW)
-    live = [Held(tokens=OTHER, used=NOW)]
+    live = [SlotContents(tokens=OTHER, used=NOW)]
     assert gone([golden, last_file, dear], 0, traits, live=live) == ["dear", "mine", "golden"]
     assert gone([golden, last_file, dear], 0, traits)[-1] == "golden"
 
 
 def test_of_a_live_conversation_the_deepest_file_is_the_last():
     files = on_line(2000, 4000, 9000)
-    live = [Held(tokens=LINE, used=NOW)]
+    live = [SlotContents(tokens=LINE, used=NOW)]
     assert gone(files, 100, live=live)[-1] != "s9000"
     assert len(gone(files, 100, live=live)) == 2
 
@@ -153,7 +153,7 @@ def test_of_a_live_conversation_the_deepest_file_is_the_last():
 def test_another_conversations_file_is_not_guarded_for_a_shared_system_prompt():
     theirs = state("theirs", LINE.cut(0, 100) + OTHER)
     dear = state("dear", Tokens(range(70_000, 80_000)), used=NOW)
-    live = [Held(tokens=LINE, used=NOW)]
+    live = [SlotContents(tokens=LINE, used=NOW)]
     assert gone([theirs, dear], 100, DENSE, live=live) == ["theirs"]
 
 
@@ -161,15 +161,15 @@ def test_what_a_slot_gives_counts_only_as_far_as_a_file_of_it_would():
     boundary = state("boundary", LINE.cut(0, 5000))
     deeper = state("deeper", LINE.cut(0, 9900))
     rest = state("other", OTHER.cut(0, 1000))
-    live = [Held(tokens=LINE, checkpoints=(Checkpoint(5000, 1),), used=NOW)]
+    live = [SlotContents(tokens=LINE, checkpoints=(Checkpoint(5000, 1),), used=NOW)]
     assert gone([boundary, deeper, rest], 200, live=live) == ["boundary"]
     older_build = replace(HYBRID, files_carry=False)
     assert gone([boundary, deeper, rest], 200, older_build, live=live) == ["other"]
 
 
 def test_a_slot_whose_end_is_unknown_gives_nothing_at_its_end():
-    assert cuts(Held(tokens=LINE, opaque=7), HYBRID) == ()
-    assert cuts(Held(tokens=LINE, opaque=7), DENSE) == (10_000,)
+    assert cuts(SlotContents(tokens=LINE, opaque=7), HYBRID) == ()
+    assert cuts(SlotContents(tokens=LINE, opaque=7), DENSE) == (10_000,)
 
 
 def test_only_as_many_checkpoints_count_as_the_engine_takes():

@@ -3,9 +3,9 @@
 import pytest
 
 from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.held import Held
 from slotkeeper.core.ram_cache import RAM_ENTRIES
 from slotkeeper.core.shadow import EngineShadow, Source
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -16,7 +16,7 @@ E = Tokens(range(9000, 9100))
 
 
 def state(tokens, **more):
-    return Held(tokens=tokens, **more)
+    return SlotContents(tokens=tokens, **more)
 
 
 def shadow(*slots, ram=(), **traits):
@@ -27,7 +27,7 @@ def shadow(*slots, ram=(), **traits):
 
 
 def in_ram(engine):
-    return [held.tokens for held in engine.ram]
+    return [contents.tokens for contents in engine.ram]
 
 
 # -- pinned: the table of section 4 ------------------------------------------------------------------
@@ -35,9 +35,9 @@ def in_ram(engine):
 
 def test_less_than_half_kept_saves_the_slot_and_loads_the_best_entry():
     engine = shadow(C, ram=[A])
-    look = engine.look(0, A + E)
-    assert (look.reuse, look.source, look.parked) == (1000, Source.RAM, True)
-    engine.launch(look, [])
+    reuse_plan = engine.plan_reuse(0, A + E)
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.RAM, True)
+    engine.launch(reuse_plan, [])
     assert engine.slots[0].tokens == A
     assert in_ram(engine) == [C]  # the loaded entry has left
 
@@ -46,55 +46,57 @@ def test_less_than_half_kept_saves_the_slot_and_loads_the_best_entry():
     ("kept", "parks"), [(480, True), (499, True), (500, False), (501, False), (520, False)]
 )
 def test_half_is_the_border(kept, parks):
-    assert shadow(A).look(0, A.cut(0, kept) + E).parked is parks
+    assert shadow(A).plan_reuse(0, A.cut(0, kept) + E).parked is parks
 
 
 @pytest.mark.parametrize(("kept", "loads"), [(250, True), (249, False)])
 def test_a_quarter_of_an_entry_must_be_kept_for_it_to_be_loaded(kept, loads):
-    look = shadow(C, ram=[A]).look(0, A.cut(0, kept) + E)
-    assert (look.source is Source.RAM) is loads
+    reuse_plan = shadow(C, ram=[A]).plan_reuse(0, A.cut(0, kept) + E)
+    assert (reuse_plan.source is Source.RAM) is loads
 
 
 def test_t6_an_empty_slot_loads_nothing_when_pinned():
-    look = shadow(None, ram=[A]).look(0, A + E)
-    assert (look.reuse, look.source, look.parked) == (0, Source.NOTHING, False)
+    reuse_plan = shadow(None, ram=[A]).plan_reuse(0, A + E)
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (0, Source.NOTHING, False)
 
 
 def test_t6_an_empty_slot_loads_when_the_engine_chose_it_by_age():
-    look = shadow(None, ram=[A]).look(0, A + E, evict=True)
-    assert (look.reuse, look.source, look.parked) == (1000, Source.RAM, False)
+    reuse_plan = shadow(None, ram=[A]).plan_reuse(0, A + E, evict=True)
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.RAM, False)
 
 
 @pytest.mark.parametrize("off", [{"similarity": 0.0}, {"ram_cache": False}], ids=["-sps 0", "-cram 0"])
 def test_without_similarity_or_cache_a_pinned_task_ignores_it(off):
-    look = shadow(C, ram=[A], **off).look(0, A + E)
-    assert (look.source, look.parked) == (Source.NOTHING, False)
+    reuse_plan = shadow(C, ram=[A], **off).plan_reuse(0, A + E)
+    assert (reuse_plan.source, reuse_plan.parked) == (Source.NOTHING, False)
 
 
 def test_an_entry_must_be_better_than_the_slot_on_both_shares():
     mine = A.cut(0, 400) + C.cut(0, 600)  # keeps 40 %: looks for better
-    assert shadow(mine, ram=[A.cut(0, 300) + C]).look(0, A + E).source is Source.SLOT
-    assert shadow(mine, ram=[A.cut(0, 700)]).look(0, A + E).source is Source.RAM
+    assert shadow(mine, ram=[A.cut(0, 300) + C]).plan_reuse(0, A + E).source is Source.SLOT
+    assert shadow(mine, ram=[A.cut(0, 700)]).plan_reuse(0, A + E).source is Source.RAM
 
 
 def test_a_loaded_window_is_bare_but_its_checkpoints_come_with_it():
     engine = shadow(C, memory=Memory.SWA, n_swa=256)
     long = Tokens(range(1500))
     engine.ram = [state(long, checkpoints=(Checkpoint(984, 1), Checkpoint(1496, 1)))]
-    assert engine.look(0, long + E).reuse == 1495  # engine.md 4, "SWA reload"
+    assert engine.plan_reuse(0, long + E).reuse == 1495  # engine.md 4, "SWA reload"
 
 
 def test_the_most_similar_entry_is_loaded():
-    look = shadow(C, ram=[A.cut(0, 300) + E, A, A.cut(0, 600) + E]).look(0, A + E)
-    assert look.base.tokens == A
+    reuse_plan = shadow(C, ram=[A.cut(0, 300) + E, A, A.cut(0, 600) + E]).plan_reuse(0, A + E)
+    assert reuse_plan.base.tokens == A
 
 
 def test_a_slot_too_unlike_to_be_chosen_is_saved_although_most_of_it_would_be_kept():
     """59 tokens held, 38 in common with a prompt of 772: the engine loaded 769 from its RAM cache."""
     little = A.cut(0, 38) + C.cut(0, 21)
-    look = shadow(little, ram=[A.cut(0, 769)]).look(0, A.cut(0, 772))
-    assert (look.reuse, look.source, look.parked) == (769, Source.RAM, True)
-    alike = shadow(little, ram=[A.cut(0, 379)]).look(0, A.cut(0, 379))  # just over a tenth of the prompt
+    reuse_plan = shadow(little, ram=[A.cut(0, 769)]).plan_reuse(0, A.cut(0, 772))
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (769, Source.RAM, True)
+    alike = shadow(little, ram=[A.cut(0, 379)]).plan_reuse(
+        0, A.cut(0, 379)
+    )  # just over a tenth of the prompt
     assert (alike.reuse, alike.source, alike.parked) == (38, Source.SLOT, False)
 
 
@@ -103,10 +105,10 @@ def test_a_loaded_swa_full_state_must_not_be_cut():
     engine.ram = []
     engine.slots = [state(A)]
     engine.touch(0, [])
-    look = engine.look(0, A.cut(0, 900) + E)
-    assert (look.source, look.unsafe, look.reuse) == (Source.RAM, True, 0)
+    reuse_plan = engine.plan_reuse(0, A.cut(0, 900) + E)
+    assert (reuse_plan.source, reuse_plan.unsafe, reuse_plan.reuse) == (Source.RAM, True, 0)
     engine.erase(0)
-    again = engine.look(0, A.cut(0, 900) + E)
+    again = engine.plan_reuse(0, A.cut(0, 900) + E)
     assert (again.source, again.unsafe, again.reuse) == (Source.NOTHING, False, 0)
 
 
@@ -119,26 +121,26 @@ def snapshot(tokens, checkpoints=()):
 
 def test_looking_at_a_file_says_what_a_restore_would_bring_and_changes_nothing():
     engine = shadow(C, memory=Memory.HYBRID)
-    look = engine.look_restored(0, A + E, snapshot(A, (484, 996)))
-    assert (look.reuse, look.source, look.parked) == (1000, Source.SNAPSHOT, False)
-    assert engine.look_restored(0, A.cut(0, 998) + E, snapshot(A, (484, 996))).reuse == 996
-    assert engine.look_restored(0, E, snapshot(A)).source is Source.NOTHING
+    reuse_plan = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.SNAPSHOT, False)
+    assert engine.plan_reuse_restored(0, A.cut(0, 998) + E, snapshot(A, (484, 996))).reuse == 996
+    assert engine.plan_reuse_restored(0, E, snapshot(A)).source is Source.NOTHING
     assert engine.slots[0].tokens == C
     assert in_ram(engine) == []
 
 
 def test_a_restored_slot_behaves_as_it_was_foreseen():
     engine = shadow(C, memory=Memory.HYBRID)
-    foreseen = engine.look_restored(0, A + E, snapshot(A, (484, 996)))
+    foreseen = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
     engine.restore(0, snapshot(A, (484, 996)), 3.0)
-    assert engine.look(0, A + E).reuse == foreseen.reuse
+    assert engine.plan_reuse(0, A + E).reuse == foreseen.reuse
     assert in_ram(engine) == []  # what was there is lost: the RAM cache is passed by
 
 
 def test_a_restored_state_gives_way_to_a_better_entry_like_any_other():
     engine = shadow(None, ram=[A], memory=Memory.HYBRID)
     mine = A.cut(0, 400) + C.cut(0, 600)
-    assert engine.look_restored(0, A + E, snapshot(mine)).source is Source.RAM
+    assert engine.plan_reuse_restored(0, A + E, snapshot(mine)).source is Source.RAM
 
 
 def test_an_erased_slot_is_empty_and_nothing_is_saved():
@@ -153,14 +155,14 @@ def test_an_erased_slot_is_empty_and_nothing_is_saved():
 
 def test_a_launch_copies_every_other_idle_slot():
     engine = shadow(A, C, None)
-    engine.launch(engine.look(2, E), [0, 1])
+    engine.launch(engine.plan_reuse(2, E), [0, 1])
     assert in_ram(engine) == [A, C]
     assert [h.tokens if h else None for h in engine.slots[:2]] == [A, C]
 
 
 def test_t6_unified_slots_are_wiped_by_anothers_task():
     engine = shadow(A, C, None, unified=True)
-    engine.launch(engine.look(2, E), [0, 1])
+    engine.launch(engine.plan_reuse(2, E), [0, 1])
     assert in_ram(engine) == [A, C]
     assert engine.slots[:2] == [None, None]
 
@@ -168,31 +170,31 @@ def test_t6_unified_slots_are_wiped_by_anothers_task():
 @pytest.mark.parametrize("off", [{"idle_copy": False}, {"ram_cache": False}])
 def test_without_idle_copies_a_launch_copies_nothing(off):
     engine = shadow(A, None, unified=True, **off)
-    engine.launch(engine.look(1, E), [0])
+    engine.launch(engine.plan_reuse(1, E), [0])
     assert in_ram(engine) == []
     assert engine.slots[0].tokens == A
 
 
 def test_a_contained_state_is_not_copied_and_a_longer_one_replaces_it():
     engine = shadow(A.cut(0, 500), None, ram=[A])
-    engine.launch(engine.look(1, E), [0])
+    engine.launch(engine.plan_reuse(1, E), [0])
     assert in_ram(engine) == [A]
     engine.slots[0] = state(A + E)
-    engine.launch(engine.look(1, E), [0])
+    engine.launch(engine.plan_reuse(1, E), [0])
     assert in_ram(engine) == [A + E]
 
 
 def test_a_state_whose_end_is_not_known_is_not_taken_for_a_part_of_a_longer_one():
     engine = shadow(A + E, None)
     engine.ram = [state(A, opaque=3)]
-    engine.launch(engine.look(1, E), [0])
+    engine.launch(engine.plan_reuse(1, E), [0])
     assert in_ram(engine) == [A, A + E]
 
 
 def test_the_same_state_is_not_copied_again_but_its_ids_are_learnt():
     engine = shadow(A, None, memory=Memory.HYBRID)
     engine.ram = [state(A.cut(0, 997), opaque=3, checkpoints=(Checkpoint(993, 1),))]
-    engine.launch(engine.look(1, E), [0])
+    engine.launch(engine.plan_reuse(1, E), [0])
     assert [(h.tokens, len(h.checkpoints)) for h in engine.ram] == [(A, 1)]
 
 
@@ -200,18 +202,18 @@ def test_memory_of_the_ram_cache_is_bounded_and_drops_the_oldest():
     engine = shadow(None, None)
     for n in range(RAM_ENTRIES + 5):
         engine.slots[0] = state(Tokens([n, n, n]))
-        engine.launch(engine.look(1, E), [0])
+        engine.launch(engine.plan_reuse(1, E), [0])
     assert len(engine.ram) == RAM_ENTRIES
     assert in_ram(engine)[0] == Tokens([5, 5, 5])
 
 
 def test_a_touch_parks_the_slot_and_makes_a_pinned_load_possible():
     engine = shadow(A, None)
-    assert engine.look(1, A + E).reuse == 0
+    assert engine.plan_reuse(1, A + E).reuse == 0
     touched = engine.look_touched(1, A + E, [0, 1])
     assert (touched.reuse, touched.source, touched.touched) == (1000, Source.RAM, True)
     engine.touch(1, [0])
-    real = engine.look(1, A + E)
+    real = engine.plan_reuse(1, A + E)
     assert (real.reuse, real.source) == (touched.reuse, touched.source)
     assert engine.slots[0].tokens == A  # the copy is shared, not taken
 
@@ -230,7 +232,7 @@ def test_a_touch_promises_nothing_that_it_replaces_itself():
     prompt = A.cut(0, 300) + E
     assert [engine.look_touched(slot, prompt, [0, 1]).reuse for slot in (0, 1)] == [0, 0]
     engine.touch(0, [1])
-    assert engine.look(0, prompt).reuse == 0
+    assert engine.plan_reuse(0, prompt).reuse == 0
     assert in_ram(engine) == [A]
 
 
@@ -245,13 +247,13 @@ def test_the_most_similar_idle_slot_is_chosen_and_the_first_of_equals():
 def test_below_the_similarity_the_least_recently_used_is_taken_with_save_and_load():
     engine = shadow(C, C, ram=[A])
     engine.slots = [state(C, used=5.0), state(C, used=3.0)]
-    look = engine.engine_choice(A + E, [0, 1])
-    assert (look.slot, look.source, look.parked) == (1, Source.RAM, True)
+    reuse_plan = engine.engine_choice(A + E, [0, 1])
+    assert (reuse_plan.slot, reuse_plan.source, reuse_plan.parked) == (1, Source.RAM, True)
 
 
 def test_a_similar_slot_is_not_saved_when_half_of_it_is_kept():
-    look = shadow(A, ram=[A + C]).engine_choice(A.cut(0, 700) + E, [0])
-    assert (look.source, look.parked, look.reuse) == (Source.SLOT, False, 700)
+    reuse_plan = shadow(A, ram=[A + C]).engine_choice(A.cut(0, 700) + E, [0])
+    assert (reuse_plan.source, reuse_plan.parked, reuse_plan.reuse) == (Source.SLOT, False, 700)
 
 
 def test_no_free_slot_no_choice():
@@ -270,8 +272,8 @@ def finish(engine, slot=0, **changes):
 
 
 def test_a_slot_holds_the_prompt_and_all_but_the_last_sampled_token():
-    held = finish(shadow(None))
-    assert (held.total, len(held.tokens), held.opaque, held.rough) == (1039, 1000, 39, False)
+    contents = finish(shadow(None))
+    assert (contents.total, len(contents.tokens), contents.opaque, contents.rough) == (1039, 1000, 39, False)
 
 
 def test_a_prefill_only_task_leaves_exactly_the_prompt():
@@ -279,8 +281,8 @@ def test_a_prefill_only_task_leaves_exactly_the_prompt():
 
 
 def test_ids_beyond_the_engines_count_are_not_believed():
-    held = finish(shadow(None), prompt_tokens=900, generated=0)
-    assert (held.total, len(held.tokens)) == (900, 900)
+    contents = finish(shadow(None), prompt_tokens=900, generated=0)
+    assert (contents.total, len(contents.tokens)) == (900, 900)
 
 
 def test_an_unknown_reply_length_leaves_the_end_open():
@@ -297,7 +299,7 @@ def test_turns_count_only_when_most_of_the_state_was_continued():
 def test_a_live_window_has_slack_and_its_copy_has_none():
     engine = shadow(None, None, memory=Memory.SWA, n_swa=256)
     assert finish(engine, prompt=C, prompt_tokens=1500, generated=0).slack == 512
-    engine.launch(engine.look(1, E), [0])
+    engine.launch(engine.plan_reuse(1, E), [0])
     assert engine.ram[0].slack == 0
 
 
@@ -318,8 +320,8 @@ def test_the_floor_of_a_copied_state_stays_while_it_is_extended():
 
 
 def test_checkpoints_follow_the_measured_rule():
-    held = finish(shadow(None, memory=Memory.HYBRID), prompt=EMPTY, prompt_tokens=3000)
-    assert [c.at for c in held.checkpoints] == [2484, 2996]
+    contents = finish(shadow(None, memory=Memory.HYBRID), prompt=EMPTY, prompt_tokens=3000)
+    assert [c.at for c in contents.checkpoints] == [2484, 2996]
 
 
 # -- learning --------------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ def test_a_ram_cache_that_failed_is_forgotten_then_distrusted():
     assert engine.traits.ram_cache
     engine.distrust_ram()
     assert not engine.traits.ram_cache
-    assert not engine.look(0, E).parked
+    assert not engine.plan_reuse(0, E).parked
 
 
 def test_slots_found_empty_are_in_the_ram_cache_of_a_unified_engine():

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.core.events import Observed
-from slotkeeper.core.held import Held
-from slotkeeper.core.looking import COUNT_SLIP, observe
 from slotkeeper.core.observed import SlotView
+from slotkeeper.core.reconcile import COUNT_SLIP, observe
 from slotkeeper.core.shadow import EngineShadow
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.table import (
     LINGER,
     SHARED_FOR,
@@ -26,12 +26,12 @@ E = EngineId("e0")
 NOW = 100.0
 A, B = Tokens(range(1000)), Tokens(range(5000, 5400))
 R1, R2 = RequestId("r1"), RequestId("r2")
-IDLE, LAUNCHED, RUNNING, DRAINING, FOREIGN, TENDED = SlotState
+IDLE, LAUNCHED, RUNNING, DRAINING, FOREIGN, MAINTENANCE = SlotState
 
 
-def table(*held, **traits):
-    engine = EngineTable(E, EngineShadow(EngineTraits(n_slots=len(held), **traits)))
-    engine.shadow.slots = [Held(tokens=tokens) if tokens else None for tokens in held]
+def table(*contents, **traits):
+    engine = EngineTable(E, EngineShadow(EngineTraits(n_slots=len(contents), **traits)))
+    engine.shadow.slots = [SlotContents(tokens=tokens) if tokens else None for tokens in contents]
     return engine
 
 
@@ -45,7 +45,7 @@ def look(*slots, asked=NOW):
 
 
 def totals(engine):
-    return [held.total if held else 0 for held in engine.shadow.slots]
+    return [contents.total if contents else 0 for contents in engine.shadow.slots]
 
 
 def test_a_new_table_has_free_empty_slots():
@@ -124,8 +124,8 @@ def test_a_slot_left_while_running_is_free_with_the_next_look():
 def test_the_engines_count_of_an_idle_slot_is_believed(count, known, opaque):
     engine = table(A, B)
     observe(engine, look(count, 400))
-    held = engine.shadow.slots[0]
-    assert (len(held.tokens), held.opaque) == (known, opaque)
+    contents = engine.shadow.slots[0]
+    assert (len(contents.tokens), contents.opaque) == (known, opaque)
     assert (engine.shared_until > NOW) is (count == 1500)
 
 
@@ -140,8 +140,8 @@ def test_a_rough_state_takes_any_count():
     engine = table(A, B)
     engine.shadow.slots[0] = replace(engine.shadow.slots[0], rough=True)
     observe(engine, look(1500, 400))
-    held = engine.shadow.slots[0]
-    assert (held.tokens, held.opaque, held.rough) == (A, 500, False)
+    contents = engine.shadow.slots[0]
+    assert (contents.tokens, contents.opaque, contents.rough) == (A, 500, False)
     assert engine.shared_until == 0.0
 
 
@@ -204,7 +204,7 @@ def test_an_orphan_is_not_looked_for_in_an_older_look():
 
 def test_all_slots_empty_is_a_restart():
     engine = table(A, B)
-    engine.shadow.ram.append(Held(tokens=A))
+    engine.shadow.ram.append(SlotContents(tokens=A))
     observe(engine, look(0, 0))
     assert totals(engine) == [0, 0]
     assert engine.shadow.ram == []
@@ -222,7 +222,7 @@ def test_a_slot_emptied_while_another_runs_shows_a_unified_engine():
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 1)
     observe(engine, look(0, "busy"))
     assert engine.traits.unified
-    assert [held.tokens for held in engine.shadow.ram] == [A]
+    assert [contents.tokens for contents in engine.shadow.ram] == [A]
 
 
 def test_a_slot_emptied_by_a_task_that_is_over_shows_a_unified_engine():

@@ -15,9 +15,9 @@ from slotkeeper.core.conversations.reasons import Cause
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.repeated import judge
+from slotkeeper.runtime.divergence_report import judge
 from slotkeeper.runtime.rewriting import Rewriting, Taken
-from slotkeeper.wire.draft import Figures
+from slotkeeper.wire.answer_builder import Figures
 from slotkeeper.wire.routes import Api
 
 SYSTEM = "You are an agent. " * 200 + "\n\nCurrent date: 2026-11-2{day}\n\n" + "Keep lines short. " * 200

@@ -15,7 +15,7 @@ import pytest
 
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.tokens import Tokens
-from slotkeeper.store import files, health, shelf
+from slotkeeper.store import files, health, snapshot_folder
 from slotkeeper.store.intake import Edit, Saved
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import ADVICE, StoreError, Trouble
@@ -57,7 +57,7 @@ def system(program: str, *words: str) -> int:
 
 
 async def test_a_full_disk_is_a_trouble_that_ends(hot: Path):
-    with mounted(hot, f"size={shelf.RESERVE + (1 << 20)}"):
+    with mounted(hot, f"size={snapshot_folder.RESERVE + (1 << 20)}"):
         async with opened(hot) as store:
             kept = await keep(store, hot)
             with pytest.raises(StoreError, match=r"66 MiB are needed and 6\d MiB are free") as caught:
@@ -152,7 +152,7 @@ async def test_a_folder_that_became_read_only_still_gives(hot: Path):
         kept = await keep(store, hot, file_of(1), seed=1)
         with (
             failing("utime", errno.EROFS),
-            patch.object(shelf.files, "hash_bytes", wraps=files.hash_bytes) as hashed,
+            patch.object(snapshot_folder.files, "hash_bytes", wraps=files.hash_bytes) as hashed,
         ):
             await store.verify(kept.id)
             assert await offered(store, hot, kept.id) == file_of(1)

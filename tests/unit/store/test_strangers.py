@@ -9,7 +9,7 @@ import pytest
 
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import whole
-from slotkeeper.store import shelf
+from slotkeeper.store import snapshot_folder
 from slotkeeper.store.intake import Edit, Saved
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError, StoreError, UnfitError
@@ -143,7 +143,7 @@ async def test_quarantine_does_not_lead_out(hot: Path, tmp_path: Path, how: str)
 
 
 async def test_quarantine_is_bounded(hot: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shelf, "QUARANTINED", 3)
+    monkeypatch.setattr(snapshot_folder, "QUARANTINED", 3)
     async with opened(hot) as store:
         kept = [await keep(store, hot) for _ in range(5)]
         for one in kept:
@@ -151,7 +151,7 @@ async def test_quarantine_is_bounded(hot: Path, monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(UnfitError):
                 await store.offer(one.id, ENGINE)
         assert len(names_in(hot)) == 3
-        monkeypatch.setattr(shelf, "QUARANTINE_BYTES", 15)
+        monkeypatch.setattr(snapshot_folder, "QUARANTINE_BYTES", 15)
         one = await keep(store, hot)
         (hot / f"{one.id}.slot").write_bytes(b"x" * 10)
         await store.verify_all()

@@ -18,7 +18,7 @@ from slotkeeper.core.requests.layout import Section
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
-from slotkeeper.observe.why.record import Parting, Record
+from slotkeeper.observe.why.record import PromptDivergence, Record
 from slotkeeper.observe.why.words import FEW
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.web.admin import AdminPort
@@ -205,7 +205,7 @@ async def test_without_the_token_nobody_learns_anything(path, key):
 
 def parted(*, text: bool, engine: str | None = ENGINE) -> Record:
     was, now = (tuple(map(ord, word)) for word in ("day 21.", "day 22?"))
-    parting = Parting(
+    parting = PromptDivergence(
         cause=Cause.DATE,
         section=Section.SYSTEM,
         message=0,

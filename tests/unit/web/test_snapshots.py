@@ -144,7 +144,7 @@ async def test_whole_snapshots_are_found_whole(served, three):
     lines = await verified(client)
     assert {id_: line["verdict"] for id_, line in lines.items()} == {kept.id: "whole" for kept in three}
     assert lines[three[1].id] == {"id": three[1].id, "verdict": "whole", "why": "", "tiers": ["hot", "cold"]}
-    assert len(driver.placement.shelf) == 3
+    assert len(driver.placement.catalog) == 3
 
 
 async def test_only_what_was_named_is_read(served, three, hot):
@@ -160,34 +160,34 @@ async def test_a_damaged_snapshot_goes_to_quarantine_and_is_not_offered_again(se
     line = (await verified(client))[three[0].id]
     assert (line["verdict"], line["tiers"]) == ("damaged", [])
     assert "changed" in line["why"]
-    assert three[0].id not in driver.placement.shelf
+    assert three[0].id not in driver.placement.catalog
     assert f"slotkeeper-quarantine/{three[0].id}.slot" in names_in(hot)
 
 
 async def test_of_two_copies_the_whole_one_is_left_and_the_core_learns_where(served, three, hot):
     client, driver = served
-    assert driver.placement.shelf.get(three[1].id).tier is Tier.HOT
+    assert driver.placement.catalog.get(three[1].id).tier is Tier.HOT
     ruin(hot / f"{three[1].id}.slot")
     line = (await verified(client, three[1].id))[three[1].id]
     assert (line["verdict"], line["tiers"]) == ("damaged", ["cold"])
-    known = driver.placement.shelf.get(three[1].id)
+    known = driver.placement.catalog.get(three[1].id)
     assert known.tier is Tier.COLD
     assert known.tokens == three[1].tokens
 
 
 async def test_what_the_core_has_dropped_it_is_not_given_again(served, three, hot):
     client, driver = served
-    driver.placement.shelf.take(three[1].id)
+    driver.placement.catalog.take(three[1].id)
     ruin(hot / f"{three[1].id}.slot")
     await verified(client, three[1].id)
-    assert three[1].id not in driver.placement.shelf
+    assert three[1].id not in driver.placement.catalog
 
 
 async def test_a_file_that_is_gone_is_missing(served, three, hot):
     client, driver = served
     (hot / f"{three[0].id}.slot").unlink()
     assert (await verified(client, three[0].id))[three[0].id]["verdict"] == "missing"
-    assert three[0].id not in driver.placement.shelf
+    assert three[0].id not in driver.placement.catalog
 
 
 async def test_a_folder_that_cannot_be_read_says_nothing_of_its_snapshots(served, three, hot):
@@ -196,7 +196,7 @@ async def test_a_folder_that_cannot_be_read_says_nothing_of_its_snapshots(served
     line = (await verified(client, three[0].id))[three[0].id]
     assert line["verdict"] == "unread"
     assert "Make the folder" in line["why"]
-    assert three[0].id in driver.placement.shelf
+    assert three[0].id in driver.placement.catalog
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ async def test_what_is_removed_is_gone_everywhere(served, three, hot, cold):
     client, driver = served
     answer = await client.delete(f"/api/snapshots/{three[1].id}")
     assert (answer.status, await answer.json()) == (200, {"removed": three[1].id})
-    assert three[1].id not in driver.placement.shelf
+    assert three[1].id not in driver.placement.catalog
     assert not any(three[1].id in name for name in names_in(hot) | names_in(cold))
     assert (await client.delete(f"/api/snapshots/{three[1].id}")).status == 404
 

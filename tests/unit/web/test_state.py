@@ -15,9 +15,9 @@ from slotkeeper import __version__
 from slotkeeper.address import Address
 from slotkeeper.core.checkpoints import Checkpoint
 from slotkeeper.core.conversations.naming import Name
-from slotkeeper.core.events import EngineLost, Shelved
-from slotkeeper.core.held import Held
+from slotkeeper.core.events import EngineLost, SnapshotsChanged
 from slotkeeper.core.limits import Limits
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import EngineId, RequestId
@@ -163,8 +163,8 @@ async def test_a_slot_at_work_is_not_idle(served):
 async def test_checkpoints_and_the_engines_own_cache_are_shown(served):
     table = served.driver.placement.tables[ENGINE]
     kept = (Checkpoint(50, 1), Checkpoint(96, 1))
-    table.shadow.slots[1] = Held(tokens=HEAD, opaque=5, checkpoints=kept, used=served.driver.now())
-    table.shadow.ram = [Held(tokens=HEAD), Held(tokens=HEAD, opaque=7)]
+    table.shadow.slots[1] = SlotContents(tokens=HEAD, opaque=5, checkpoints=kept, used=served.driver.now())
+    table.shadow.ram = [SlotContents(tokens=HEAD), SlotContents(tokens=HEAD, opaque=7)]
     (engine,) = (await served.get("/api/state"))["engines"]
     assert (engine["slots"][1]["held_tokens"], engine["slots"][1]["checkpoints"]) == (105, [50, 96])
     assert engine["slots"][1]["request"] is None
@@ -274,7 +274,7 @@ def file(name: str, tokens: Tokens, **more: Any) -> Snapshot:
 async def test_tiers_with_their_room(tmp_path: Path):
     async with port(StubLink(traits=FITTING), store=Store(tmp_path / "hot", tmp_path / "cold")) as served:
         files = (file("a", HEAD), file("b", PROMPT, tier=Tier.COLD), file("c", HEAD + PROMPT))
-        served.driver.post(Shelved(at=served.driver.now(), snapshots=files))
+        served.driver.post(SnapshotsChanged(at=served.driver.now(), snapshots=files))
         assert (await served.get("/api/state"))["tiers"] == [
             {"tier": "hot", "snapshots": 2, "bytes": 2000, "budget_bytes": 1 << 30},
             {"tier": "cold", "snapshots": 1, "bytes": 1000, "budget_bytes": 1 << 31},
@@ -287,7 +287,7 @@ async def test_a_slot_is_saved_when_most_of_it_lies_in_a_file(tokens, saved):
         await served.serves("1:a", PROMPT)
         if tokens:
             kept = file("a", PROMPT.cut(0, tokens))
-            served.driver.post(Shelved(at=served.driver.now(), snapshots=(kept,)))
+            served.driver.post(SnapshotsChanged(at=served.driver.now(), snapshots=(kept,)))
         assert (await served.slot(0))["saved"] is saved
 
 
@@ -305,7 +305,7 @@ async def test_the_tree_shows_where_prompts_parted_and_what_holds_them(served):
     for name, prompt in prompts.items():
         finish(served.driver, name, prompt)
     files = (file("head", HEAD), file("gone", Tokens([9] * 50)))
-    served.driver.post(Shelved(at=served.driver.now(), snapshots=files))
+    served.driver.post(SnapshotsChanged(at=served.driver.now(), snapshots=files))
     tree = await served.get("/api/tree")
     assert (tree["tokens"], tree["leaves"]) == (700, 2)
     stem, *twigs = tree["nodes"]
@@ -336,7 +336,7 @@ async def test_of_a_large_tree_those_are_shown_that_were_passed_last(served):
 async def test_a_slot_that_holds_what_the_tree_does_not_know_is_left_out(served):
     await served.serves("1:a", PROMPT)
     table = served.driver.placement.tables[ENGINE]
-    table.shadow.slots[1] = Held(tokens=Tokens([9] * 10), request=RequestId("2:b"))
+    table.shadow.slots[1] = SlotContents(tokens=Tokens([9] * 10), request=RequestId("2:b"))
     nodes = (await served.get("/api/tree"))["nodes"]
     assert [slot["slot"] for node in nodes for slot in node["slots"]] == [0]
 

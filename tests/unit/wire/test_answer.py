@@ -411,7 +411,7 @@ def test_a_body_over_the_limit_is_not_kept(monkeypatch):
 
 
 def test_a_reply_over_the_limit_is_not_kept(monkeypatch):
-    monkeypatch.setattr("slotkeeper.wire.draft.REPLY_LIMIT_CHARS", 20)
+    monkeypatch.setattr("slotkeeper.wire.answer_builder.REPLY_LIMIT_CHARS", 20)
     reader = AnswerReader(Api.CHAT, stream=True)
     for _ in range(9):
         reader.feed(delta(content="x" * 15).encode())

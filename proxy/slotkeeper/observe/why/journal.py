@@ -26,8 +26,8 @@ from slotkeeper.core.events import (
     Saved,
     Started,
 )
-from slotkeeper.core.held import Held
 from slotkeeper.core.pending import Pending
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.types import Place, RequestId
 from slotkeeper.observe.clients import Clients
 from slotkeeper.observe.why.owners import Owners
@@ -51,7 +51,7 @@ class _Live:
         self.head: float | None = None  # when the engine's answer began
         self.step: tuple[Effort, float] | None = None
         self.plan: Plan | None = None
-        self.base: Held | None = None  # what its slot holds when it goes there
+        self.base: SlotContents | None = None  # what its slot holds when it goes there
         self.sent = self.answered = False
 
 
@@ -260,7 +260,7 @@ def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> 
     live.plan = plan = pending.plan
     live.record.add(Stage.QUEUE, live.since, begun)
     live.record.add(Stage.DECIDE, begun, now)
-    live.base = held = plan.look.base if plan.look else pending.base
+    live.base = held = plan.reuse_plan.base if plan.reuse_plan else pending.base
     live.record.decision = Decision(
         chosen=option(plan),
         beaten=tuple(map(option, plan.beaten)),

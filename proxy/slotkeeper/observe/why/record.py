@@ -72,7 +72,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class PromptDivergence:
     """Where its prompt parts from the one that it goes on from, and what that cost."""
 
     cause: Cause
@@ -118,7 +118,7 @@ class Record:
     kind: Kind | None = None
     spans: list[Span] = field(default_factory=list)
     decision: Decision | None = None
-    parting: Parting | None = None
+    parting: PromptDivergence | None = None
     changes: tuple[Change, ...] = ()
     weighed: Weighed | None = None  # in which form it went out, where rules would have changed it
     engine: str | None = None  # where it was sent in the end

@@ -7,7 +7,7 @@ from typing import Any
 
 from slotkeeper.core.canonical.shown import Change
 from slotkeeper.core.forms import Weighed
-from slotkeeper.observe.why.record import Decision, Option, Parting, Record, Span
+from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Span
 from slotkeeper.observe.why.words import place, sentences, verdict
 
 Document = dict[str, Any]
@@ -119,7 +119,7 @@ def _option(option: Option, rate: float) -> Document:
     }
 
 
-def _parting(parting: Parting) -> Document:
+def _parting(parting: PromptDivergence) -> Document:
     """The caller turns its ids into text."""
     return {
         "cause": parting.cause.value,

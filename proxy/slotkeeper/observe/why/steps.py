@@ -28,7 +28,7 @@ def option(plan: Plan) -> Option:
         reason=plan.reason,
         engine=plan.table.engine,
         slot=plan.slot,
-        reuse=plan.look.reuse if plan.look else None,
+        reuse=plan.reuse_plan.reuse if plan.reuse_plan else None,
         price=plan.price,
         steps=tuple(map(_word, plan.steps)),
     )

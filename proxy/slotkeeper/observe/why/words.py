@@ -14,7 +14,7 @@ from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.losses import Loss
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
-from slotkeeper.observe.why.record import RUNNING, Decision, Option, Parting, Record, Stage
+from slotkeeper.observe.why.record import RUNNING, Decision, Option, PromptDivergence, Record, Stage
 
 FEW: Final = 16  # tokens that need no explanation: what opens a reply, or the last one of a prompt
 
@@ -107,7 +107,7 @@ def verdict(record: Record) -> str:
     return "; ".join(found)
 
 
-def place(parting: Parting) -> str:
+def place(parting: PromptDivergence) -> str:
     """The section, and the message's number where there is one."""
     if parting.section is None:
         return "template"
@@ -133,7 +133,7 @@ def _computed(record: Record) -> Iterator[str]:
         yield "Nothing was computed twice."
 
 
-def _parted(parting: Parting | None) -> Iterator[str]:
+def _parted(parting: PromptDivergence | None) -> Iterator[str]:
     if parting is None:
         return
     what = CAUSES[parting.cause].what
@@ -155,7 +155,7 @@ def _parted(parting: Parting | None) -> Iterator[str]:
         yield from _advice(parting)
 
 
-def _advice(parting: Parting) -> Iterator[str]:
+def _advice(parting: PromptDivergence) -> Iterator[str]:
     if parting.cause is Cause.OUR_RULE:
         yield f"To turn that rule off: --rules {parting.rule.value if parting.rule else 'all'}=off."
     elif parting.rule and not parting.fixed:

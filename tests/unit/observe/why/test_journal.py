@@ -18,8 +18,8 @@ from playbooks.playbook import (
     saved,
     saves,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     starts,
     unpinned,
     unsaved,
@@ -128,7 +128,7 @@ def test_a_plant_and_a_save_are_spans_of_their_own():
 def test_what_lay_in_the_slot_is_parked_and_a_file_restored():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     play.comes("r0")
-    assert play << shelved(snapshot("a", A, checkpoints=(1484, 1996)))
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> saves(0, Moment.PARK)
@@ -143,7 +143,7 @@ def test_what_lay_in_the_slot_is_parked_and_a_file_restored():
 def test_a_file_is_of_the_conversation_that_lay_in_the_slot_or_of_the_first_that_goes_on_from_it():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     lay = play.comes("r0")
-    assert play << shelved(snapshot("a", A, checkpoints=(1484, 1996)))
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> saves(0, Moment.PARK)
@@ -171,7 +171,7 @@ def test_a_slot_that_must_be_emptied_first():
     window = {"n_swa": 512, "swa_full": True, "n_slots": 1, "state_version": 2, "files_carry": False}
     play = WatchedPlay(memory="swa", **NEW_FILES | window)
     long, other = (Tokens(range(n, n + 5000)) for n in (10_000, 30_000))
-    assert play << shelved(snapshot("s1", long))
+    assert play << snapshots_changed(snapshot("s1", long))
     play.comes("r1")
     assert play << knows("r1", long + MORE) >> restores(0, "s1") << restored() >> goes("r1")
     assert play << ends("r1", 5100, 5000) >> proves("s1", paid=True) >> reports("r1")
@@ -185,7 +185,7 @@ def test_a_slot_that_must_be_emptied_first():
 
 def test_after_a_step_that_failed_it_is_decided_again():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
-    assert play << shelved(snapshot("a", A, checkpoints=(1484, 1996)))
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> restores(0, "a")
     assert came.decision.chosen.reason is Reason.SNAPSHOT

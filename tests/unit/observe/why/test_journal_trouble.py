@@ -14,8 +14,8 @@ from playbooks.playbook import (
     restored,
     restores,
     sees,
-    shelved,
     snapshot,
+    snapshots_changed,
     starts,
     unpinned,
 )
@@ -51,7 +51,7 @@ def test_without_an_engine_it_goes_through_and_is_not_followed_for_ever():
 def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
     """The core has failed while a file was being restored, and is made anew."""
     play = WatchedPlay(n_slots=1, **NEW_FILES)
-    assert play << shelved(snapshot("a", A, checkpoints=(1484, 1996)))
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> restores(0, "a")
     through = Forward(request=RequestId("r1"), engine=EngineId("e0"), slot=None, reason=Reason.FAIL_OPEN)
@@ -89,7 +89,7 @@ def test_who_leaves_the_line_has_waited(play):
 
 def test_who_leaves_during_a_step_has_waited_for_it():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
-    assert play << shelved(snapshot("a", A, checkpoints=(1484, 1996)))
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> restores(0, "a")
     assert play.later(3) << leaves("r1")

@@ -13,7 +13,7 @@ from slotkeeper.core.conversations.reasons import Cause
 from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
-from slotkeeper.observe.why.record import Decision, Option, Parting, Record, Stage
+from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Stage
 from slotkeeper.observe.why.shown import detail, summary
 from slotkeeper.observe.why.words import sentences, verdict
 from unit.observe.why.watched import record
@@ -34,7 +34,7 @@ def whole() -> Record:
         conversation=3,
         kind=Kind.REWRITE,
         decision=Decision(chosen=CHOSEN, beaten=(BEATEN,), rate=500.0, held=1900, common=950),
-        parting=Parting(
+        parting=PromptDivergence(
             cause=Cause.DATE,
             section=Section.SYSTEM,
             message=0,

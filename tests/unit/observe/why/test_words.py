@@ -12,7 +12,7 @@ from slotkeeper.core.effects import Moment, Purpose
 from slotkeeper.core.losses import Loss, Lost
 from slotkeeper.core.requests.layout import Section
 from slotkeeper.core.types import Reason
-from slotkeeper.observe.why.record import Decision, Option, Parting, Record
+from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record
 from slotkeeper.observe.why.words import FEW, LOST, PLACES, STEPS, WENT, place, sentences, verdict
 from unit.observe.why.watched import record
 
@@ -25,7 +25,7 @@ def option(reason: Reason = Reason.PREFIX, slot: int | None = 1, **more) -> Opti
     )
 
 
-def parting(cause: Cause = Cause.DATE, **more) -> Parting:
+def parting(cause: Cause = Cause.DATE, **more) -> PromptDivergence:
     usual = {
         "section": Section.SYSTEM,
         "message": 0,
@@ -35,7 +35,7 @@ def parting(cause: Cause = Cause.DATE, **more) -> Parting:
         "rule": CAUSES[cause].rule,
         "fixed": False,
     }
-    return Parting(cause=cause, **usual | more)
+    return PromptDivergence(cause=cause, **usual | more)
 
 
 def answered(**more) -> Record:

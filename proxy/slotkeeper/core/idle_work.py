@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from slotkeeper.core.catalog import NEVER, Catalog
 from slotkeeper.core.chore import Chore
 from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.held import Held, goes_on_from, reuse
 from slotkeeper.core.limits import WORTH_A_FILE
 from slotkeeper.core.pricing import restore_price
-from slotkeeper.core.shelf import NEVER, Shelf
+from slotkeeper.core.slot_contents import SlotContents, goes_on_from, reuse
 from slotkeeper.core.snapshots import Tier
 from slotkeeper.core.state import user_starts
 from slotkeeper.core.steps import Keep, Load, Prefill, Step, is_marked, marked
@@ -40,116 +40,134 @@ ASKED: Final = 0.1  # how likely a prompt parts where the last user message begi
 EARLIER: Final = 0.02  # the same before that
 
 
-def unsaved(held: Held, traits: EngineTraits, shelf: Shelf) -> bool:
+def unsaved(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
     """Whether enough of its end is in no file."""
-    return held.total - shelf.covers(held, traits) >= NEW
+    return contents.total - catalog.covers(contents, traits) >= NEW
 
 
-def way_ahead(held: Held, table: EngineTable, shelf: Shelf) -> tuple[Load | None, Prefill, int] | None:
+def prefetch_plan(
+    contents: SlotContents, table: EngineTable, catalog: Catalog
+) -> tuple[Load | None, Prefill, int] | None:
     """To what the next turn will begin with, and the tokens that it costs; None if the slot is there.
 
     From a file, where that leaves less to compute than the slot does.
     """
-    following = held.following
-    if following is None or held.rough or held.adapted or following == held.tokens:
+    following = contents.following
+    if following is None or contents.rough or contents.adapted or following == contents.tokens:
         return None
-    here = reuse(held, following, table.traits)
-    found = shelf.best(following, table.traits, lambda s: here + restore_price(table, s))
+    here = reuse(contents, following, table.traits)
+    found = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
     goal = Prefill(following, Purpose.NEXT)
     if found:
         return Load(found[0]), goal, len(following) - found[1]
     return None, goal, len(following) - here
 
 
-def way_back(held: Held, table: EngineTable, shelf: Shelf) -> Prefill | None:
+def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:
     """To where its next turn will go on, if that is not its end and no file has it.
 
     Not while it may yet be learned how that begins.
     """
-    end = goes_on_from(held, table.traits)
-    unfit = held.rough or held.adapted or not held.foreseen
-    if unfit or not table.traits.snapshots or not WORTH_A_FILE <= end < held.total:
+    end = goes_on_from(contents, table.traits)
+    unfit = contents.rough or contents.adapted or not contents.foreseen
+    if unfit or not table.traits.snapshots or not WORTH_A_FILE <= end < contents.total:
         return None
-    back = held.tokens.cut(0, end)
-    return Prefill(back, Purpose.CUT) if end - shelf.covered(back, table.traits) >= NEW else None
+    back = contents.tokens.cut(0, end)
+    return Prefill(back, Purpose.CUT) if end - catalog.covered(back, table.traits) >= NEW else None
 
 
-def done(held: Held, table: EngineTable, shelf: Shelf) -> bool:
+def done(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:
     """Whether nothing is to be computed ahead, nor to be saved of it."""
-    return not way_ahead(held, table, shelf) and not first_step(held, table, shelf, rested=True)
+    return not prefetch_plan(contents, table, catalog) and not first_step(
+        contents, table, catalog, rested=True
+    )
 
 
-def first_step(held: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
+def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool) -> Step | None:
     """None where enough of it is in files already, or where it is not worth one."""
-    if not table.traits.snapshots or held.total < WORTH_A_FILE or held.rough or held.adapted:
+    if not table.traits.snapshots or contents.total < WORTH_A_FILE or contents.rough or contents.adapted:
         return None
-    if unsaved(held, table.traits, shelf):
-        return _mark(held, table.traits) or Keep(Moment.PAUSE)
-    return _next_cut(held, held, table, shelf, rested=rested)
+    if unsaved(contents, table.traits, catalog):
+        return _mark(contents, table.traits) or Keep(Moment.PAUSE)
+    return _next_cut(contents, contents, table, catalog, rested=rested)
 
 
-def next_step(chore: Chore, shelf: Shelf, *, rested: bool) -> Step | None:
+def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
     """After a step that went well; None when all is saved and the slot is home again."""
-    held, home, traits = chore.held, chore.home, chore.table.traits
-    if held is None or home is None:
+    contents, home, traits = chore.contents, chore.home, chore.table.traits
+    if contents is None or home is None:
         return None
-    if held.total == home.total and home.opaque:  # the file has told the ids that we did not know
-        home = chore.home = held
+    if contents.total == home.total and home.opaque:  # the file has told the ids that we did not know
+        home = chore.home = contents
     if isinstance(chore.step, Prefill) and chore.step.purpose is not Purpose.HOME:
         return Keep(Moment.PAUSE)
     if chore.leaves:
         return None
-    if isinstance(chore.step, Keep) and held is home and (mark := _mark(held, traits)):
+    if isinstance(chore.step, Keep) and contents is home and (mark := _mark(contents, traits)):
         return mark
-    if isinstance(chore.step, Keep) and (cut := _next_cut(held, home, chore.table, shelf, rested=rested)):
+    if isinstance(chore.step, Keep) and (
+        cut := _next_cut(contents, home, chore.table, catalog, rested=rested)
+    ):
         return cut
-    return homewards(chore, shelf)
+    return restore_step(chore, catalog)
 
 
-def homewards(chore: Chore, shelf: Shelf) -> Step | None:
+def restore_step(chore: Chore, catalog: Catalog) -> Step | None:
     """Back to where the slot was; None where it is there, or nothing leads there."""
-    held, home = chore.held, chore.home
-    if held is None or home is None or held.total >= home.total or chore.leaves:
+    contents, home = chore.contents, chore.home
+    if contents is None or home is None or contents.total >= home.total or chore.leaves:
         return None
-    return _way_home(held, home, chore.table, shelf)
+    return _way_home(contents, home, chore.table, catalog)
 
 
-def _next_cut(held: Held, home: Held, table: EngineTable, shelf: Shelf, *, rested: bool) -> Step | None:
+def _next_cut(
+    contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool
+) -> Step | None:
     """Back to the next boundary of which there is no file, but never where nothing leads home from."""
     traits = table.traits
-    cuts = [cut for cut in _unsaved_cuts(home, traits, shelf) if _near(cut, held, home, traits)]
-    if not cuts or not _way_home(held, home, table, shelf):
+    cuts = [cut for cut in _unsaved_cuts(home, traits, catalog) if _near(cut, contents, home, traits)]
+    if not cuts or not _way_home(contents, home, table, catalog):
         return None
-    if not (rested or held.total < home.total or _opens(cuts[-1], home, traits, shelf)):
+    if not (rested or contents.total < home.total or _opens(cuts[-1], home, traits, catalog)):
         return None
-    worth_it = (cut for cut in cuts if _worth_it(cut, held, home, table, shelf, cuts=cuts))
+    worth_it = (cut for cut in cuts if _worth_it(cut, contents, home, table, catalog, cuts=cuts))
     cut = next(worth_it, None)
     return None if cut is None else Prefill(home.tokens.cut(0, cut), Purpose.CUT)
 
 
-def _opens(cut: int, home: Held, traits: EngineTraits, shelf: Shelf) -> bool:
+def _opens(cut: int, home: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
     """Whether a user message begins there, and no file has anything of what stands before it."""
     first = home.tokens.cut(0, cut)
-    return cut - 1 in user_starts(home.tokens, traits) and not shelf.covered(first, traits)
+    return cut - 1 in user_starts(home.tokens, traits) and not catalog.covered(first, traits)
 
 
 def _worth_it(
-    cut: int, held: Held, home: Held, table: EngineTable, shelf: Shelf, *, cuts: Sequence[int]
+    cut: int,
+    contents: SlotContents,
+    home: SlotContents,
+    table: EngineTable,
+    catalog: Catalog,
+    *,
+    cuts: Sequence[int],
 ) -> bool:
     """Whether a file there saves no less than the way home costs, and than lost checkpoints would."""
     traits = table.traits
-    left = tuple(c for c in held.checkpoints if c.at < cut)
-    there = replace(held, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
-    stays = isinstance(_way_home(there, home, table, shelf), Prefill)
-    if stays and home.total - cut > cut - shelf.covered(there.tokens, traits):
+    left = tuple(c for c in contents.checkpoints if c.at < cut)
+    there = replace(contents, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
+    stays = isinstance(_way_home(there, home, table, catalog), Prefill)
+    if stays and home.total - cut > cut - catalog.covered(there.tokens, traits):
         return False
     end = home.total - (NEW if home.sure else 0)  # where the next turn is known, it parts nowhere near
-    lost = [c.at for c in held.checkpoints if c.at < end and not (stays and c in left)]
-    return _worth(lost, home, traits, shelf, cuts) <= _worth([cut - 1], home, traits, shelf)
+    lost = [c.at for c in contents.checkpoints if c.at < end and not (stays and c in left)]
+    return _worth(lost, home, traits, catalog, cuts) <= _worth([cut - 1], home, traits, catalog)
 
 
 def _worth(
-    checkpoints: Sequence[int], home: Held, traits: EngineTraits, shelf: Shelf, cuts: Sequence[int] = ()
+    checkpoints: Sequence[int],
+    home: SlotContents,
+    traits: EngineTraits,
+    catalog: Catalog,
+    cuts: Sequence[int] = (),
 ) -> float:
     """Tokens that the best of these checkpoints will save, where no file does, nor one made at `cuts`."""
     asked = max(user_starts(home.tokens, traits), default=0)
@@ -158,28 +176,28 @@ def _worth(
         chance = ASKED if at >= asked else EARLIER
         filed = max((cut for cut in cuts if cut <= at + 1), default=0)  # one more than its checkpoint
         if chance * (at - filed) > most:
-            filed = max(filed, shelf.covered(home.tokens.cut(0, at + 1), traits))
+            filed = max(filed, catalog.covered(home.tokens.cut(0, at + 1), traits))
             most = max(most, chance * (at - filed))
     return most
 
 
-def _near(cut: int, held: Held, home: Held, traits: EngineTraits) -> bool:
+def _near(cut: int, contents: SlotContents, home: SlotContents, traits: EngineTraits) -> bool:
     """Whether the slot can be cut there, and brought home again, for few tokens."""
-    if cut >= held.total or cut - reuse(held, home.tokens.cut(0, cut), traits) > COMPUTED:
+    if cut >= contents.total or cut - reuse(contents, home.tokens.cut(0, cut), traits) > COMPUTED:
         return False
     return not traits.speculative or home.total - cut <= COMPUTED
 
 
-def _mark(held: Held, traits: EngineTraits) -> Step | None:
+def _mark(contents: SlotContents, traits: EngineTraits) -> Step | None:
     """Foreign tokens behind the end, so that a file made then carries the draft state there."""
-    if not (traits.speculative and traits.files_carry) or held.opaque:
+    if not (traits.speculative and traits.files_carry) or contents.opaque:
         return None
-    if any(c.at == held.total for c in held.checkpoints) or len(held.tokens) < WORTH_A_FILE:
+    if any(c.at == contents.total for c in contents.checkpoints) or len(contents.tokens) < WORTH_A_FILE:
         return None
-    return None if is_marked(held.tokens) else Prefill(marked(held.tokens), Purpose.DRAFT)
+    return None if is_marked(contents.tokens) else Prefill(marked(contents.tokens), Purpose.DRAFT)
 
 
-def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[int]:
+def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> Iterator[int]:
     """Where the slot can be cut and no file is, longest first: tokens, one more than its checkpoint.
 
     Also where the last user message begins, if its checkpoint has gone: engines that thin theirs out
@@ -187,19 +205,21 @@ def _unsaved_cuts(held: Held, traits: EngineTraits, shelf: Shelf) -> Iterator[in
     """
     if not traits.files_only_extend:
         return
-    starts = user_starts(held.tokens, traits)
+    starts = user_starts(contents.tokens, traits)
     # Where the next turn is known to extend all of it, no prompt needs the end of the last one.
-    last = 0 if held.sure else max((c.at for c in held.checkpoints), default=0)
-    end = len(held.tokens) - (NEW if held.sure else 0)
+    last = 0 if contents.sure else max((c.at for c in contents.checkpoints), default=0)
+    end = len(contents.tokens) - (NEW if contents.sure else 0)
     asked = max((at for at in starts if at < end), default=0)
-    kept = {c.at for c in held.checkpoints}
+    kept = {c.at for c in contents.checkpoints}
     places = sorted({*kept.intersection({*starts, last}), asked}, reverse=True)
     for at in places[:BOUNDARIES]:
-        if WORTH_A_FILE <= at < end and at - shelf.covered(held.tokens.cut(0, at + 1), traits) >= NEW:
+        if WORTH_A_FILE <= at < end and at - catalog.covered(contents.tokens.cut(0, at + 1), traits) >= NEW:
             yield at + 1
 
 
-def _way_home(held: Held, home: Held, table: EngineTable, shelf: Shelf) -> Step | None:
+def _way_home(
+    contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog
+) -> Step | None:
     """From its own file; with a draft model by computing it, since a file would leave the drafts bad.
 
     It is computed, too, where that costs less than a file and the checkpoints that are lost with one. The
@@ -209,13 +229,13 @@ def _way_home(held: Held, home: Held, table: EngineTable, shelf: Shelf) -> Step 
         return None
     if table.traits.speculative:
         return Prefill(home.tokens, Purpose.HOME)
-    best = shelf.best(home.tokens + NEVER, table.traits, lambda s: float(s.tier is Tier.COLD))
+    best = catalog.best(home.tokens + NEVER, table.traits, lambda s: float(s.tier is Tier.COLD))
     if best is None or home.total - best[1] >= NEW:
         return None
-    if best[1] <= held.total < home.total:
+    if best[1] <= contents.total < home.total:
         return Prefill(home.tokens, Purpose.HOME)
-    if 0 < (computes := home.total - held.total) <= COMPUTED:
-        lost = _worth([c.at for c in held.checkpoints], home, table.traits, shelf)
+    if 0 < (computes := home.total - contents.total) <= COMPUTED:
+        lost = _worth([c.at for c in contents.checkpoints], home, table.traits, catalog)
         if computes <= restore_price(table, best[0]) + lost:
             return Prefill(home.tokens, Purpose.HOME)
     return Load(best[0])

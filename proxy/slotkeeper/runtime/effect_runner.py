@@ -19,8 +19,8 @@ from slotkeeper.core.effects import (
     Report,
     Restore,
     Save,
+    SetTimer,
     Stop,
-    Wake,
 )
 from slotkeeper.core.events import (
     Erased,
@@ -31,7 +31,7 @@ from slotkeeper.core.events import (
     Planted,
     Restored,
     Saved,
-    Woke,
+    TimerFired,
 )
 from slotkeeper.core.types import EngineId, RequestId
 from slotkeeper.engine.client import EngineGoneError
@@ -44,7 +44,7 @@ from slotkeeper.runtime.tasks import Tasks
 log = get_logger(__name__)
 
 
-class Hands:
+class EffectRunner:
     """Does to engines and files what the core wants done."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Hands:
                 self._tasks.start(self._tend(effect))
             case Drop() | Prove():
                 self._tasks.start(self._keep_house(effect))
-            case Wake():
+            case SetTimer():
                 self._set_alarm(effect)
             case Observe():
                 self._tasks.start(self._observe(effect))
@@ -184,16 +184,16 @@ class Hands:
         elif self._snapshots and isinstance(order, Prove):
             await self._snapshots.prove(order)
 
-    def _set_alarm(self, wake: Wake) -> None:
+    def _set_alarm(self, wake: SetTimer) -> None:
         """In place of the one before: that would be later, and is asked for again if it is still wanted."""
         if self._alarm:
             self._alarm.cancel()
         self._alarm = self._tasks.start(self._wake(wake))
 
-    async def _wake(self, wake: Wake) -> None:
+    async def _wake(self, wake: SetTimer) -> None:
         await asyncio.sleep(wake.delay)
         self._alarm = None
-        self._post(Woke(at=time.monotonic()))
+        self._post(TimerFired(at=time.monotonic()))
 
     async def _observe(self, look: Observe) -> None:
         if look.delay:

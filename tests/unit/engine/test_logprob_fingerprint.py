@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.engine.client import EngineError
-from slotkeeper.engine.voice import FILE, TOLERANCE, Heard, alike, recalled, remembered, voice_of
+from slotkeeper.engine.logprob_fingerprint import (
+    FILE,
+    TOLERANCE,
+    Heard,
+    alike,
+    recalled,
+    remembered,
+    voice_of,
+)
 
 ODDS = tuple((token, -1.0 - token / 2) for token in range(8))
 HEARD = Heard(name="n", engine="e", process="p", odds=ODDS)

@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.held import HALF_LIFE, Held, bare, continues, first_kept, restored, reuse, slack, unsafe
+from slotkeeper.core.slot_contents import (
+    HALF_LIFE,
+    SlotContents,
+    bare,
+    continues,
+    first_kept,
+    restored,
+    reuse,
+    slack,
+    unsafe,
+)
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import EMPTY, Tokens
 from slotkeeper.core.traits import EngineTraits, Memory
@@ -26,9 +36,9 @@ SWA_FULL = EngineTraits(memory=Memory.SWA, n_swa=256, swa_full=True)
 KINDS = [DENSE, HYBRID, RECURRENT, SWA, SWA_FULL]
 
 
-def held(traits, checkpoints=LIVE, slack=0):
+def contents(traits, checkpoints=LIVE, slack=0):
     kept = () if traits.cuttable else checkpoints
-    return Held(tokens=PROMPT, checkpoints=kept, slack=slack)
+    return SlotContents(tokens=PROMPT, checkpoints=kept, slack=slack)
 
 
 def parts(before):
@@ -54,7 +64,7 @@ RESTORED_WITH_CHECKPOINTS = [
 @pytest.mark.parametrize(("prompt", "expected"), [row[1:] for row in RESTORED_WITH_CHECKPOINTS],
                          ids=[row[0] for row in RESTORED_WITH_CHECKPOINTS])  # fmt: skip
 def test_a_bare_state_with_its_checkpoints_gives_the_measured_reuse(prompt, expected):
-    assert [reuse(held(traits), prompt, traits) for traits in KINDS] == expected
+    assert [reuse(contents(traits), prompt, traits) for traits in KINDS] == expected
 
 
 @pytest.mark.parametrize(
@@ -69,7 +79,7 @@ def test_a_bare_state_with_its_checkpoints_gives_the_measured_reuse(prompt, expe
 )
 def test_without_checkpoints_only_a_strict_extension_is_reused(prompt, expected):
     kinds = [DENSE, HYBRID, RECURRENT, SWA]
-    assert [reuse(held(traits, checkpoints=()), prompt, traits) for traits in kinds] == expected
+    assert [reuse(contents(traits, checkpoints=()), prompt, traits) for traits in kinds] == expected
 
 
 # -- restored from a file ------------------------------------------------------------------------------
@@ -85,7 +95,7 @@ def file(checkpoints=(), **more):
                          ids=[row[0] for row in RESTORED_WITH_CHECKPOINTS])  # fmt: skip
 def test_a_restored_file_with_checkpoints_gives_the_measured_reuse(prompt, expected):
     states = [restored(file((2484, 2996)), traits, now=1.0) for traits in KINDS]
-    found = [reuse(held, prompt, traits) for held, traits in zip(states, KINDS, strict=True)]
+    found = [reuse(contents, prompt, traits) for contents, traits in zip(states, KINDS, strict=True)]
     assert found[:4] == expected[:4]
 
 
@@ -129,13 +139,13 @@ def test_t9_a_copied_window_is_never_cut_where_the_engine_would_answer_wrongly(b
 
 
 def test_t9_the_live_slot_can_be_cut_anywhere():
-    live = Held(tokens=PROMPT)
+    live = SlotContents(tokens=PROMPT)
     assert not unsafe(live, parts(100), SWA_FULL)
     assert reuse(live, parts(100), SWA_FULL) == N - 100
 
 
 def test_t9_what_fits_into_the_window_is_copied_whole():
-    short = bare(Held(tokens=PROMPT.cut(0, 256)), SWA_FULL)
+    short = bare(SlotContents(tokens=PROMPT.cut(0, 256)), SWA_FULL)
     assert reuse(short, PROMPT.cut(0, 100) + OTHER, SWA_FULL) == 100
     assert not unsafe(short, PROMPT.cut(0, 100) + OTHER, SWA_FULL)
 
@@ -159,7 +169,7 @@ def test_a_window_can_be_cut_back_as_far_as_its_cells_reach(total, first, expect
 
 
 def test_the_first_position_of_a_window_stays_when_it_is_cut_and_is_the_bare_one_after_a_checkpoint():
-    live = Held(tokens=PROMPT, slack=100, checkpoints=LIVE)
+    live = SlotContents(tokens=PROMPT, slack=100, checkpoints=LIVE)
     assert first_kept(live, 2950, SWA) == 3000 - 100 - 256
     assert first_kept(live, 2483, SWA) == 2484 - 256
     assert first_kept(live, 0, SWA) == first_kept(None, 0, SWA) == 0
@@ -168,34 +178,34 @@ def test_the_first_position_of_a_window_stays_when_it_is_cut_and_is_the_bare_one
 
 def test_a_live_window_can_be_cut_back_by_about_one_ubatch():
     gemma = EngineTraits(memory=Memory.SWA, n_swa=512)  # engine.md 5: held 2050, -100 ok, -1050 not
-    live = Held(tokens=PROMPT.cut(0, 2050), slack=512)
+    live = SlotContents(tokens=PROMPT.cut(0, 2050), slack=512)
     assert reuse(live, PROMPT.cut(0, 1950) + OTHER, gemma) == 1950
     assert reuse(live, PROMPT.cut(0, 1000) + OTHER, gemma) == 0
 
 
 def test_a_prompt_inside_the_window_needs_a_checkpoint():
-    live = Held(tokens=PROMPT.cut(0, 400), slack=512, checkpoints=(Checkpoint(396, 1),))
+    live = SlotContents(tokens=PROMPT.cut(0, 400), slack=512, checkpoints=(Checkpoint(396, 1),))
     gemma = EngineTraits(memory=Memory.SWA, n_swa=512)
     assert reuse(live, PROMPT.cut(0, 400) + OTHER, gemma) == 395
 
 
 def test_tokens_of_unknown_identity_are_never_counted():
-    answered = Held(tokens=PROMPT, opaque=39, checkpoints=LIVE)
+    answered = SlotContents(tokens=PROMPT, opaque=39, checkpoints=LIVE)
     assert reuse(answered, PROMPT + OTHER, DENSE) == 3000
     assert reuse(answered, PROMPT + OTHER, HYBRID) == 2996  # thinking stripped: engine.md 2.6
 
 
 def test_nothing_gives_nothing():
     assert reuse(None, PROMPT, DENSE) == 0
-    assert reuse(Held(), PROMPT, DENSE) == 0
-    assert reuse(held(DENSE), Tokens([0]), DENSE) == 0
+    assert reuse(SlotContents(), PROMPT, DENSE) == 0
+    assert reuse(contents(DENSE), Tokens([0]), DENSE) == 0
 
 
 IDS = st.lists(st.integers(0, 1), max_size=40)
 
 
 STATES = st.builds(
-    Held,
+    SlotContents,
     opaque=st.integers(0, 3),
     slack=st.integers(0, 20),
     checkpoints=st.lists(st.integers(1, 60), max_size=4).map(
@@ -217,14 +227,14 @@ def test_reuse_never_exceeds_the_true_common_prefix(ids, state, traits):
 
 
 def test_learning_more_ids_does_not_change_the_length():
-    state = Held(tokens=PROMPT, opaque=39)
+    state = SlotContents(tokens=PROMPT, opaque=39)
     known = state.known_as(PROMPT + OTHER)
     assert (known.total, known.opaque, len(known.tokens)) == (3039, 0, 3039)
     assert state.known_as(PROMPT.cut(0, 10)).total == 3039
 
 
 def test_the_engines_count_decides_what_is_left():
-    state = Held(tokens=PROMPT, opaque=39, checkpoints=LIVE, rough=True)
+    state = SlotContents(tokens=PROMPT, opaque=39, checkpoints=LIVE, rough=True)
     cut = state.shrunk(2500)
     assert (cut.total, cut.opaque, cut.checkpoints) == (2500, 0, LIVE[:1])
     assert not cut.rough
@@ -233,7 +243,7 @@ def test_the_engines_count_decides_what_is_left():
 
 def test_a_conversation_is_more_likely_to_return_the_more_turns_and_the_more_recent():
     def chance(turns, age):
-        return Held(turns=turns, used=1000.0).chance(1000.0 + age)
+        return SlotContents(turns=turns, used=1000.0).chance(1000.0 + age)
 
     assert chance(1, 0) < chance(2, 0) < chance(9, 0) < 1
     assert chance(3, HALF_LIFE) == pytest.approx(chance(3, 0) / 2)
@@ -252,9 +262,9 @@ def test_a_conversation_is_more_likely_to_return_the_more_turns_and_the_more_rec
     ],
 )
 def test_messages_continue_a_state_when_they_begin_with_all_of_its(outline, answer):
-    assert continues(outline, Held(tokens=EMPTY, outline=(b"s", b"1"))) is answer
+    assert continues(outline, SlotContents(tokens=EMPTY, outline=(b"s", b"1"))) is answer
 
 
 def test_a_state_without_messages_is_continued_by_nobody():
     assert not continues((b"s", b"1"), None)
-    assert not continues((b"s", b"1"), Held(outline=(b"s",)))
+    assert not continues((b"s", b"1"), SlotContents(outline=(b"s",)))

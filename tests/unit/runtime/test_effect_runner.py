@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save, Stop, Wake
-from slotkeeper.core.events import Erased, Event, Loading, Planted, Restored, Saved, Woke
+from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save, SetTimer, Stop
+from slotkeeper.core.events import Erased, Event, Loading, Planted, Restored, Saved, TimerFired
 from slotkeeper.core.snapshots import Snapshot, SnapshotId
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.types import Place, RequestId, SlotId
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.hands import Hands
+from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.tasks import Tasks
 from unit.runtime.stubs import ENGINE, StubLink, settled
 
@@ -41,7 +41,7 @@ class Broken:
 async def test_a_bug_of_ours_keeps_nobody_waiting(step, answer):
     said: list[Event] = []
     tasks, metrics = Tasks(said.append), Metrics()
-    hands = Hands({ENGINE: StubLink()}, metrics, tasks, said.append, Broken(), lost=lambda _: None)
+    hands = EffectRunner({ENGINE: StubLink()}, metrics, tasks, said.append, Broken(), lost=lambda _: None)
     await hands._tend(step)
     (event,) = said
     assert isinstance(event, answer)
@@ -56,7 +56,7 @@ async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_i
     said: list[Event] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.hold, link.client.first_batch = asyncio.Event(), 128
-    hands = Hands({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
+    hands = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
     hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.NEXT))
     await settled()
     hands.perform(Stop(request=OWNER))
@@ -75,7 +75,7 @@ async def test_a_prefill_is_counted_whole_and_only_once():
     said: list[Event] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.first_batch = 128
-    hands = Hands({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
+    hands = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
     hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
     (event,) = said
@@ -93,7 +93,9 @@ async def test_whoever_looks_on_hears_how_far_a_prefill_is():
     def progress(request: RequestId, computed: int) -> None:
         heard.append((request, computed))
 
-    hands = Hands({ENGINE: link}, Metrics(), tasks, said.append, None, lost=lambda _: None, progress=progress)
+    hands = EffectRunner(
+        {ENGINE: link}, Metrics(), tasks, said.append, None, lost=lambda _: None, progress=progress
+    )
     hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
     assert heard == [(OWNER, 128), (OWNER, len(FILE.tokens))]
@@ -103,12 +105,12 @@ async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
     """Else each pause of a busy day leaves a task that sleeps for a minute."""
     said: list[Event] = []
     tasks = Tasks(said.append)
-    hands = Hands({ENGINE: StubLink()}, Metrics(), tasks, said.append, None, lost=lambda _: None)
+    hands = EffectRunner({ENGINE: StubLink()}, Metrics(), tasks, said.append, None, lost=lambda _: None)
     for delay in (3600.0, 60.0, 0.01):
-        hands.perform(Wake(delay=delay))
+        hands.perform(SetTimer(delay=delay))
     async with asyncio.timeout(PATIENCE):
         while not said:
             await asyncio.sleep(0.005)
     await settled()
-    assert [type(event) for event in said] == [Woke]
+    assert [type(event) for event in said] == [TimerFired]
     assert len(tasks) == 0

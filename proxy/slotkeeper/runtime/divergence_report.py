@@ -15,8 +15,8 @@ from slotkeeper.core.conversations.record import Match
 from slotkeeper.core.requests.layout import Layout
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.observe.log import get_logger
-from slotkeeper.observe.why.record import Decision, Parting
-from slotkeeper.wire.draft import Figures
+from slotkeeper.observe.why.record import Decision, PromptDivergence
+from slotkeeper.wire.answer_builder import Figures
 
 OPENING: Final = 16  # tokens, at most, that a template puts behind the messages to open a reply
 OF_TEMPLATE: Final = frozenset({Cause.TEMPLATE_STRIPS_REASONING, Cause.TEMPLATE_RERENDERS})
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class DivergenceReport:
     """What is said of a request when it comes; its cost follows with the answer."""
 
     explained: Explained
@@ -49,13 +49,13 @@ class Cost:
     seconds: float | None
 
 
-def judge(match: Match, layout: Layout, sent: Outcome) -> Judgement:
+def judge(match: Match, layout: Layout, sent: Outcome) -> DivergenceReport:
     """Of a request that came as `layout` and went out as `sent`."""
     fixed = [done.rule for done in sent.done if done.mode is Mode.FIX] if sent.edits else []
     ours = by_our_rule(match, layout, sent.layout, fixed)
     explained, before = ours or explain(match, layout), match.before or match.sibling or match.beside
     divergence = explained.divergence
-    return Judgement(
+    return DivergenceReport(
         explained=explained,
         template=of_template(before.received) if before else None,
         parent=before.tokens if before else None,
@@ -71,7 +71,7 @@ def _mended(match: Match, outcome: Outcome) -> bool:
     return bool(outcome.edits) and before is not None and parted(before.sent, outcome.layout) is None
 
 
-def cost_of(judged: Judgement, prompt: Tokens | None, figures: Figures, planted: int) -> Cost | None:
+def cost_of(judged: DivergenceReport, prompt: Tokens | None, figures: Figures, planted: int) -> Cost | None:
     """By the engine's figures; None where nothing parted, or where prompts or figures are not known."""
     parent, computed = judged.parent, figures.computed
     if parent is None or prompt is None or computed is None:
@@ -113,7 +113,7 @@ def report(cost: Cost, *, request_id: str, fixed: bool) -> None:
 
 def parting(
     cost: Cost, cause: Cause, prompt: Tokens | None, parent: Tokens | None, *, fixed: bool, text: bool
-) -> Parting:
+) -> PromptDivergence:
     """The same for `why`; with the tokens around the place if `text` may be kept."""
     first, place = cost.first_token, None if cause in OF_TEMPLATE else cost.why.divergence
     since, until = max(0, first - LEAD), first + BEHIND
@@ -121,7 +121,7 @@ def parting(
         tuple(side.cut(since, min(until, len(side))).ids()) if text and side is not None else ()
         for side in (parent, prompt)
     )
-    return Parting(
+    return PromptDivergence(
         cause=cause,
         section=place.section if place else None,
         message=place.message if place else None,
@@ -136,7 +136,9 @@ def parting(
     )
 
 
-def reply_parted(judged: Judgement, decision: Decision | None, cached: int | None) -> Parting | None:
+def reply_parted(
+    judged: DivergenceReport, decision: Decision | None, cached: int | None
+) -> PromptDivergence | None:
     """Whether the newest reply came back otherwise than the slot held it, by the engine's count."""
     if judged.echo is None or judged.parent is None or cached is None:
         return None
@@ -144,7 +146,7 @@ def reply_parted(judged: Judgement, decision: Decision | None, cached: int | Non
         return None
     if decision.common < len(judged.parent) - OPENING or cached >= decision.held - OVERSHOOT:
         return None
-    return Parting(
+    return PromptDivergence(
         cause=judged.echo.cause,
         section=judged.echo.section,
         message=judged.echo.message,

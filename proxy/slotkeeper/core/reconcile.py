@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.core.events import Observed
-from slotkeeper.core.held import Held
 from slotkeeper.core.observed import SlotView
+from slotkeeper.core.slot_contents import SlotContents
 from slotkeeper.core.table import EngineTable, Orphan, SlotState
 from slotkeeper.core.types import RequestId, SlotId
 
@@ -104,24 +104,24 @@ def _tells(table: EngineTable, view: SlotView, seen: Observed) -> bool:
 
 def _correct(table: EngineTable, view: SlotView, now: float) -> None:
     """Believe the engine's count of a free slot more than ours."""
-    held = table.shadow.slots[view.slot]
+    contents = table.shadow.slots[view.slot]
     if _unrun(table, view):
         return
-    count, ours = view.held or 0, held.total if held else 0
-    if held is None:
-        table.shadow.slots[view.slot] = Held(opaque=count, used=now) if count else None
+    count, ours = view.held or 0, contents.total if contents else 0
+    if contents is None:
+        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now) if count else None
     elif count == 0:
         table.shadow.slots[view.slot] = None
-    elif count == ours and not held.rough:
+    elif count == ours and not contents.rough:
         return
-    elif held.tokens.space and not held.rough and count < ours - COUNT_SLIP:
-        table.shadow.slots[view.slot] = Held(opaque=count, used=now)  # perhaps of another namespace
-    elif held.rough or count <= ours + COUNT_SLIP:
-        table.shadow.slots[view.slot] = held.shrunk(count)
+    elif contents.tokens.space and not contents.rough and count < ours - COUNT_SLIP:
+        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now)  # perhaps of another namespace
+    elif contents.rough or count <= ours + COUNT_SLIP:
+        table.shadow.slots[view.slot] = contents.shrunk(count)
     elif table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft
-        table.shadow.slots[view.slot] = replace(held, opaque=held.opaque + count - ours)
+        table.shadow.slots[view.slot] = replace(contents, opaque=contents.opaque + count - ours)
     else:  # longer than we left it: another client wrote there
-        table.shadow.slots[view.slot] = Held(opaque=count, used=now)
+        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now)
         table.is_shared(now)
 
 

@@ -28,7 +28,7 @@ class Figures:
     draft_accepted: int | None = None
 
 
-class Draft:
+class AnswerBuilder:
     """What was read so far. Readings write here; `AnswerReader` closes it."""
 
     __slots__ = (

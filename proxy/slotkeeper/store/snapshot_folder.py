@@ -28,11 +28,11 @@ QUARANTINED: Final = 8  # files kept to be looked at
 QUARANTINE_BYTES: Final = 4 << 30
 
 
-class Shelf:
+class SnapshotFolder:
     """Two threads may use it at once, but not for the same snapshot."""
 
     def __init__(self, folder: Path, tier: Tier, *, reserve: int = RESERVE) -> None:
-        self.folder = folder
+        self.path = folder
         self.tier = tier
         self._reserve = reserve
         self._lock: FileIO | None = None
@@ -40,7 +40,7 @@ class Shelf:
         self._proved: dict[SnapshotId, Stamp] = {}  # files that this process has itself hashed
 
     def __repr__(self) -> str:
-        return f"<Shelf {self.tier} {self.folder} {'open' if self._lock else 'closed'}>"
+        return f"<SnapshotFolder {self.tier} {self.path} {'open' if self._lock else 'closed'}>"
 
     @property
     def ready(self) -> bool:
@@ -52,15 +52,15 @@ class Shelf:
 
     def claim(self) -> None:
         """Make the folder and take its lock. Raises StoreError. May be called again."""
-        with troubles(f"use {self.folder} for snapshots"):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with troubles(f"use {self.path} for snapshots"):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
-            self._seal = seal_of(self.folder)
+            self._seal = seal_of(self.path)
 
     def probe(self, now: float) -> None:
         """Write a byte, and see that there is room for more. Raises StoreError."""
-        with troubles(f"write to {self.folder}"):
-            path = self.folder / names.new_temporary(now)
+        with troubles(f"write to {self.path}"):
+            path = self.path / names.new_temporary(now)
             try:
                 with FileIO(path, "xb") as file:
                     file.write(b"\0")
@@ -70,14 +70,14 @@ class Shelf:
 
     def demand(self, size: int) -> None:
         """Raises StoreError where there is no room for so many bytes and a reserve."""
-        with troubles(f"look at {self.folder}"):
+        with troubles(f"look at {self.path}"):
             free = self.free()
         if free < size + self._reserve:
             need = f"{size + self._reserve >> 20} MiB are needed and {free >> 20} MiB are free"
-            raise StoreError(Trouble.DISK_FULL, f"No room in {self.folder}: {need}")
+            raise StoreError(Trouble.DISK_FULL, f"No room in {self.path}: {need}")
 
     def free(self) -> int:
-        found = os.statvfs(self.folder)
+        found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ class Shelf:
             self._lock = None
 
     def slot(self, snapshot: SnapshotId) -> Path:
-        return self.folder / (snapshot + names.SLOT)
+        return self.path / (snapshot + names.SLOT)
 
     def manifest(self, snapshot: SnapshotId) -> Path:
-        return self.folder / (snapshot + names.MANIFEST)
+        return self.path / (snapshot + names.MANIFEST)
 
     def admit(self, temporary: Path, manifest: Manifest, before: Stamp) -> None:
         """Give a file its name and, when that is on the disk, its manifest.
@@ -99,7 +99,7 @@ class Shelf:
         final = self.slot(manifest.id)
         try:
             temporary.replace(final)
-            files.sync_folder(self.folder)
+            files.sync_folder(self.path)
             with files.open_ours(final) as file:
                 after = files.stamp(file)
             if (after.inode, after.size, after.mtime_ns) != (before.inode, before.size, before.mtime_ns):
@@ -136,8 +136,8 @@ class Shelf:
         try:
             return files.open_ours(self.slot(snapshot))
         except FileNotFoundError as error:
-            if self.folder.is_dir():
-                raise MissingError(f"{snapshot} is not in {self.folder} any more") from error
+            if self.path.is_dir():
+                raise MissingError(f"{snapshot} is not in {self.path} any more") from error
             raise
         except OSError as error:
             if error.errno == errno.ELOOP:
@@ -156,7 +156,7 @@ class Shelf:
     @property
     def seal(self) -> Seal:
         if self._seal is None:
-            raise AssertionError("a shelf is claimed before it is used")
+            raise AssertionError("a folder is claimed before it is used")
         return self._seal
 
     def take_over(self, found: Iterable[Manifest]) -> None:
@@ -164,10 +164,10 @@ class Shelf:
         if self.seal.takes_over:
             for manifest in found:
                 self._write(manifest)
-            self._seal = taken_over(self.folder, self.seal)
+            self._seal = taken_over(self.path, self.seal)
 
     def _write(self, manifest: Manifest) -> None:
-        place = self.folder / names.new_temporary(manifest.created)
+        place = self.path / names.new_temporary(manifest.created)
         files.write_small(self.manifest(manifest.id), place, encode(manifest, self.seal.secret))
 
     def drop(self, snapshot: SnapshotId) -> None:
@@ -177,7 +177,7 @@ class Shelf:
 
     def quarantine(self, snapshot: SnapshotId) -> None:
         """Put a file that must not be used where a person can look at it, if that is possible."""
-        source, aside = self.slot(snapshot), self.folder / names.QUARANTINE
+        source, aside = self.slot(snapshot), self.path / names.QUARANTINE
         files.remove(self.manifest(snapshot))
         with suppress(FileExistsError):
             aside.mkdir(mode=0o700)
@@ -192,7 +192,7 @@ class Shelf:
         Advisory and released by the system with the process, however it ends. The file stays: removing it
         would let two hold a lock of the same name.
         """
-        path = self.folder / names.LOCK
+        path = self.path / names.LOCK
         if self._lock and path.exists() and os.fstat(self._lock.fileno()).st_ino == path.lstat().st_ino:
             return
         self.close()
@@ -203,7 +203,7 @@ class Shelf:
         except OSError as error:
             if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
                 lock.close()
-                raise StoreError(Trouble.IN_USE, f"{self.folder} is taken") from error
+                raise StoreError(Trouble.IN_USE, f"{self.path} is taken") from error
             # Some network file systems have no locks; then we assume that we are alone.
         self._lock = lock
 

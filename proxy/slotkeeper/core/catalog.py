@@ -1,4 +1,4 @@
-"""The shelf: every snapshot that may be offered, and how much of a prompt each would save.
+"""The catalog: every snapshot that may be offered, and how much of a prompt each would save.
 
 Selection is by true prefix: a state is used where its tokens are the prompt's own, as far as the
 engine can cut it, and never because positions happen to fit.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
-from slotkeeper.core.held import Held, restored, reuse
 from slotkeeper.core.prefixes import PrefixOrder
+from slotkeeper.core.slot_contents import SlotContents, restored, reuse
 from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
 from slotkeeper.core.tokens import Tokens
 from slotkeeper.core.traits import EngineTraits
@@ -24,7 +24,7 @@ REMEMBERED: Final = 64  # answers that hold until a file comes or goes; each kee
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
 
 
-class Shelf:
+class Catalog:
     """Files stand sorted by their tokens, so that a prompt is compared with its neighbours, not with all."""
 
     def __init__(self) -> None:
@@ -113,9 +113,9 @@ class Shelf:
             self._covered[key] = found[1] if found else 0
         return self._covered[key]
 
-    def covers(self, held: Held, traits: EngineTraits) -> int:
+    def covers(self, contents: SlotContents, traits: EngineTraits) -> int:
         """The same for what a slot holds; of ids that we do not know nothing is covered."""
-        return self.covered(held.tokens, traits) if held.tokens else 0
+        return self.covered(contents.tokens, traits) if contents.tokens else 0
 
     def kin(self, tokens: Tokens, traits: EngineTraits) -> tuple[SnapshotId, ...]:
         """The files of the same conversation that have most in common with it, if files carry checkpoints."""

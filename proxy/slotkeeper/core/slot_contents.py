@@ -26,7 +26,7 @@ HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class SlotContents:
     """A slot's content, or that of an entry in the engine's RAM prompt cache."""
 
     tokens: Tokens = EMPTY  # the ids we know, from the first on
@@ -58,12 +58,12 @@ class Held:
         faded: float = 2.0 ** (-max(0.0, now - self.used) / HALF_LIFE)
         return self.turns / (self.turns + 1) * faded
 
-    def known_as(self, tokens: Tokens) -> Held:
+    def known_as(self, tokens: Tokens) -> SlotContents:
         """The same state, now that more of its ids are known. Its length does not change."""
         known = tokens.cut(0, self.total).within(self.tokens.space)
         return replace(self, tokens=known, opaque=self.total - len(known))
 
-    def followed_by(self, tokens: Tokens | None) -> Held:
+    def followed_by(self, tokens: Tokens | None) -> SlotContents:
         """The same state, with the beginning of the next turn, or with the fact that it is unknown."""
         if tokens is None:
             return replace(self, foreseen=True)
@@ -71,7 +71,7 @@ class Held:
         there = tokens == self.tokens and not self.opaque
         return replace(self, following=None if there else tokens, sure=there, foreseen=True)
 
-    def seen_as(self, tokens: Tokens, checkpoints: Sequence[int] | None) -> Held:
+    def seen_as(self, tokens: Tokens, checkpoints: Sequence[int] | None) -> SlotContents:
         """The same state, as a file of it shows it. `checkpoints`: None where files do not carry them."""
         known = {c.at: c for c in self.checkpoints}
         kept = (
@@ -82,13 +82,13 @@ class Held:
         known_as = tokens.within(self.tokens.space)
         return replace(self, tokens=known_as, opaque=0, checkpoints=kept, rough=False)
 
-    def relisted(self, traits: EngineTraits) -> Held:
+    def relisted(self, traits: EngineTraits) -> SlotContents:
         """The same state, now that it is known how many checkpoints the engine keeps, and for how long."""
         made = self.possible if self.possible and checkpoints_last(traits) else self.checkpoints
         kept = made[-traits.checkpoint_cap :] if keeps_checkpoints(traits) else ()
         return replace(self, checkpoints=kept)
 
-    def shrunk(self, total: int) -> Held:
+    def shrunk(self, total: int) -> SlotContents:
         """The same state, when the engine says it holds `total` tokens."""
         known = self.tokens.cut(0, total)
         left = tuple(c for c in self.checkpoints if c.at <= total)
@@ -97,14 +97,14 @@ class Held:
 
 def restored(
     snapshot: Snapshot, traits: EngineTraits, *, request: RequestId | None = None, now: float
-) -> Held:
+) -> SlotContents:
     """What a slot holds once this file was restored into it (engine.md 2.6).
 
     The engine takes the last checkpoints of the file, as many as its list may have.
     """
     carried = snapshot.checkpoints if keeps_checkpoints(traits) and traits.files_carry is not False else ()
     possible = tuple(Checkpoint(at, RESTORED, max(0, at - window_cells(traits))) for at in carried)
-    state = Held(
+    state = SlotContents(
         tokens=snapshot.tokens,
         checkpoints=possible[-traits.checkpoint_cap :],
         possible=possible if traits.guessed else (),
@@ -117,56 +117,56 @@ def restored(
     return replace(bare(state, traits), slack=1 if snapshot.repaired else 0)
 
 
-def bare(state: Held, traits: EngineTraits) -> Held:
+def bare(state: SlotContents, traits: EngineTraits) -> SlotContents:
     """The same state, copied to a file or to the RAM cache and back: a window loses what lies before it."""
     cut_short = traits.memory is Memory.SWA and traits.swa_full and state.total > traits.n_swa
     return replace(state, slack=0, floor=state.total - 1 if cut_short else 0)
 
 
-def reuse(held: Held | None, prompt: Tokens, traits: EngineTraits) -> int:
+def reuse(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -> int:
     """Tokens of `prompt` that the engine will not compute again, if this state is extended."""
-    if held is None or held.total == 0 or len(prompt) < 2:
+    if contents is None or contents.total == 0 or len(prompt) < 2:
         return 0
-    common = min(held.tokens.lcp(prompt), len(prompt) - 1)  # it evaluates at least one token
+    common = min(contents.tokens.lcp(prompt), len(prompt) - 1)  # it evaluates at least one token
     if traits.cuttable:
-        return common if common >= held.floor else 0
-    if _extends(held, prompt, common, traits):
+        return common if common >= contents.floor else 0
+    if _extends(contents, prompt, common, traits):
         return common
-    return newest_usable(held.checkpoints, common, traits)
+    return newest_usable(contents.checkpoints, common, traits)
 
 
-def unsafe(held: Held | None, prompt: Tokens, traits: EngineTraits) -> bool:
+def unsafe(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -> bool:
     """Whether the engine would cut this state where its window is gone, and give wrong answers (T9)."""
-    if held is None or held.floor == 0:
+    if contents is None or contents.floor == 0:
         return False
-    common = min(held.tokens.lcp(prompt), len(prompt) - 1)
-    return held.floor + 1 - traits.n_swa < common < held.floor
+    common = min(contents.tokens.lcp(prompt), len(prompt) - 1)
+    return contents.floor + 1 - traits.n_swa < common < contents.floor
 
 
-def goes_on_from(held: Held, traits: EngineTraits) -> int:
+def goes_on_from(contents: SlotContents, traits: EngineTraits) -> int:
     """Tokens of this state at which a file of it should end, so that its next turn can go on from there.
 
     All of them, where a file can be cut as the slot can, or where the next turn is known to extend it. Else
     one more than the newest checkpoint before the place where that parts: the end of the last prompt, as
     long as the form in which its reply comes back is unknown.
     """
-    if not traits.files_only_extend or held.sure:
-        return held.total
-    common = held.total
-    if held.following is not None:
-        common = held.tokens.lcp(held.following)
-        if common == held.total:
-            return held.total
-    at = max((c.at for c in held.checkpoints if c.at <= common), default=0)
-    return at + 1 if 0 < at < min(len(held.tokens), held.total - 1) else held.total
+    if not traits.files_only_extend or contents.sure:
+        return contents.total
+    common = contents.total
+    if contents.following is not None:
+        common = contents.tokens.lcp(contents.following)
+        if common == contents.total:
+            return contents.total
+    at = max((c.at for c in contents.checkpoints if c.at <= common), default=0)
+    return at + 1 if 0 < at < min(len(contents.tokens), contents.total - 1) else contents.total
 
 
-def first_kept(held: Held | None, kept: int, traits: EngineTraits) -> int:
+def first_kept(contents: SlotContents | None, kept: int, traits: EngineTraits) -> int:
     """The first position that a sliding window holds once this state was cut back to `kept` tokens."""
-    if held is None or kept == 0 or traits.cuttable or traits.memory is not Memory.SWA:
+    if contents is None or kept == 0 or traits.cuttable or traits.memory is not Memory.SWA:
         return 0
-    if kept > held.total - held.slack:
-        return max(0, held.total - held.slack - traits.n_swa)
+    if kept > contents.total - contents.slack:
+        return max(0, contents.total - contents.slack - traits.n_swa)
     return max(0, kept + 1 - traits.n_swa)  # from a checkpoint, which has the bare window
 
 
@@ -177,30 +177,30 @@ def slack(total: int, first: int, traits: EngineTraits) -> int:
     return max(0, total - traits.n_swa - max(first, total - window_cells(traits)))
 
 
-def _extends(held: Held, prompt: Tokens, common: int, traits: EngineTraits) -> bool:
+def _extends(contents: SlotContents, prompt: Tokens, common: int, traits: EngineTraits) -> bool:
     """Whether the state can be used up to `common` without a checkpoint."""
     if traits.memory is Memory.SWA:
-        return common > traits.n_swa and common > held.total - held.slack
-    return common == held.total and len(prompt) > common
+        return common > traits.n_swa and common > contents.total - contents.slack
+    return common == contents.total and len(prompt) > common
 
 
-def continues(outline: Sequence[bytes], held: Held | None) -> bool:
+def continues(outline: Sequence[bytes], contents: SlotContents | None) -> bool:
     """Whether a request begins with all that was sent to write this state: tools, system, messages."""
-    return succeeds(outline, held) and held is not None and outline[0] == held.outline[0]
+    return succeeds(outline, contents) and contents is not None and outline[0] == contents.outline[0]
 
 
-def succeeds(outline: Sequence[bytes], held: Held | None) -> bool:
+def succeeds(outline: Sequence[bytes], contents: SlotContents | None) -> bool:
     """Whether its messages begin with all of this state's, whatever stands before them.
 
     Then it is the next turn of the same conversation, or one of a sub-agent that knows what was said.
     """
-    if held is None or len(held.outline) < 2:  # the first digest is what stands before the messages
+    if contents is None or len(contents.outline) < 2:  # the first digest is what stands before the messages
         return False
-    last = len(held.outline) - 1  # digests are chained: equal at one place, equal before it
-    return last < len(outline) and outline[last] == held.outline[last]
+    last = len(contents.outline) - 1  # digests are chained: equal at one place, equal before it
+    return last < len(outline) and outline[last] == contents.outline[last]
 
 
-def shared_messages(outline: Sequence[bytes], held: Held | None) -> int:
+def shared_messages(outline: Sequence[bytes], contents: SlotContents | None) -> int:
     """How many first messages a request has in common with those that wrote this state."""
-    pairs = zip(outline[1:], held.outline[1:] if held else (), strict=False)
+    pairs = zip(outline[1:], contents.outline[1:] if contents else (), strict=False)
     return sum(1 for one, other in pairs if one == other)
