@@ -249,7 +249,7 @@ async def settled(sidecar: Sidecar) -> None:
     lasting += sum(link.lacks_files for link in driver.links.values())
 
     def still() -> bool:
-        working = len(driver.tasks) - (driver.hands._alarm is not None)
+        working = len(driver.tasks) - (driver.effect_runner._alarm is not None)
         return not driver.placement.unsaved(driver.now()) and working <= lasting
 
     await until(still, "all is saved")

@@ -333,4 +333,4 @@ async def nothing_is_left(scene: Scene) -> None:
     assert value(name, {"op": "save", "outcome": "ok"}), "files were there to be mistaken"
     assert "0 requests" in repr(driver.placement)
     assert not driver._grants
-    assert not driver.hands.planting
+    assert not driver.effect_runner.planting

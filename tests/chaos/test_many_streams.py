@@ -70,7 +70,7 @@ async def at_rest(sidecar: Sidecar, tasks: int) -> None:
     await until(lambda: "0 requests" in repr(placement), repr(placement))
     await until(lambda: len(sidecar.driver.tasks) <= tasks, "no task is left over")
     assert not sidecar.driver._grants
-    assert not sidecar.driver.hands.planting
+    assert not sidecar.driver.effect_runner.planting
     assert not await busy(sidecar)
 
 

@@ -138,7 +138,7 @@ class LockStep:
             cached=cached,
             generated=generated,
             user_starts=user_starts(prompt, self.shadow.traits) if self.opens else (),
-            outline=(),
+            hash_chain=(),
             request=None,
             now=self.clock,
         )

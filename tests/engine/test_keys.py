@@ -162,7 +162,7 @@ async def test_what_is_computed_for_a_request_goes_under_its_own_key(engine_fact
     assert {"/apply-template", "/tokenize", "/completion"} <= theirs
     assert {path for path, _ in ours} <= {"/health", "/props", "/slots"}
     assert [auth for _, auth in calls if len(auth) > 1] == []
-    assert sidecar.driver.hands._lent == {}
+    assert sidecar.driver.effect_runner._lent == {}
 
 
 async def test_a_credential_that_is_lent_stands_alone(engine_factory, build):

@@ -16,7 +16,7 @@ from slotkeeper.core.canonical.rules import RuleName
 pytestmark = pytest.mark.alternating
 
 CONTEXT = 16384
-WITH_OBSERVED = 1.06  # times the oracle: the first parting in a long text finds no checkpoint at its place
+WITH_OBSERVED = 1.06  # times the oracle: the first divergence in a long text finds no checkpoint at its place
 WITH_FIXED = 0.95  # the oracle is of what the client sent
 
 

@@ -204,14 +204,14 @@ async def test_after_a_restart_it_says_so_unless_a_file_had_the_state(engine_fac
 
 def differs(said: Said, document: dict[str, Any], build: str) -> list[str]:
     """What is not as it must be said."""
-    parting = document["parting"] or {}
+    divergence = document["parting"] or {}
     few = document["lost_tokens"] <= FEW
     lost = None if few else document["lost"]
     checks = {
         "kind": document["kind"] == said.kind,
-        "section": parting.get("section") == said.section,
-        "cause": parting.get("cause") == said.cause,
-        "rule": parting.get("rule") == said.rule,
+        "section": divergence.get("section") == said.section,
+        "cause": divergence.get("cause") == said.cause,
+        "rule": divergence.get("rule") == said.rule,
         "lost": lost == said.lost or (few and build != OLDER),
         "sum": document["computed"] == document["oracle"] + document["lost_tokens"],
         "whole": document["computed"] + document["reused"] == document["prompt_tokens"],

@@ -43,7 +43,7 @@ AHEAD = Purpose.NEXT
 
 def answered(play, following=NEXT):
     """A turn is over, its reply is not as it comes back, and what follows is known."""
-    assert play << arrives("r1", outline=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
     return play << follows("r1", following)
 
@@ -53,7 +53,7 @@ def test_the_beginning_of_the_next_turn_is_computed_in_a_pause_and_then_extended
     assert play.wakes() >> fills(0, AHEAD, tokens=NEXT)
     assert play.states == ["tended", "idle"]
     assert play << filled(109)
-    assert play << arrives("r2", outline=ASKED_AGAIN) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert play << arrives("r2", hash_chain=ASKED_AGAIN) >> goes("r2", slot=0, reason=Reason.CONTINUES)
     assert play << knows("r2", NEXT + OTHER) << ends("r2", 5105, 4105) >> reports("r2", predicted=4105)
 
 
@@ -65,7 +65,7 @@ def test_it_is_saved_there_because_the_next_prompt_extends_it():
 
 def test_nothing_is_computed_where_the_slot_holds_it_already():
     play = Play()
-    assert play << arrives("r1", outline=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0) >> reports("r1")
     assert play << follows("r1", PROMPT)
     assert not play.alarms
@@ -78,14 +78,14 @@ def test_from_a_file_where_the_slot_has_less_of_it():
     assert play << snapshots_changed(early)
     play.wakes() >> restores(0, "early") << restored()
     assert play >> fills(0, AHEAD, tokens=following) << filled(105)
-    next_turn = arrives("r2", outline=ASKED_AGAIN)
+    next_turn = arrives("r2", hash_chain=ASKED_AGAIN)
     assert play << next_turn << knows("r2", following + OTHER) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
 def test_not_while_anybody_is_served():
     play = Play()
     assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=0)
-    assert play << arrives("r1", outline=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=1)
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=1)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1") << follows("r1", NEXT)
     assert play.later(5) << sees(0)
     assert play << ends("r2", 1000, 0) >> reports("r2") >> fills(1, AHEAD)
@@ -100,7 +100,7 @@ def test_a_budget_of_nothing_turns_it_off():
 def test_what_is_beyond_the_hours_budget_is_left_to_the_client():
     play = answered(Play(limits=Limits(idle_tokens=150)))
     assert play.wakes() >> fills(0, AHEAD) << filled(109)
-    assert play << arrives("r2", outline=ASKED_AGAIN) >> goes("r2", slot=0)
+    assert play << arrives("r2", hash_chain=ASKED_AGAIN) >> goes("r2", slot=0)
     assert play << knows("r2", NEXT + OTHER) << ends("r2", 5105, 4105, generated=150) >> reports("r2")
     assert play << follows("r2", NEXT + OTHER + REPLY)
     assert play.later(5) << sees()
@@ -163,7 +163,7 @@ def test_nothing_unpinned_passes_one_that_was_stopped_on_its_way():
 @pytest.mark.parametrize("files", [OLD_FILES, NEW_FILES])
 def test_it_may_be_known_only_after_the_slot_was_saved(files):
     play = Play(**files)
-    assert play << arrives("r1", outline=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
     assert play.wakes() >> saves(0) << follows("r1", NEXT)
     assert play << unsaved(lasting=False) >> fills(0, AHEAD, tokens=NEXT)
@@ -175,5 +175,5 @@ def test_a_turn_that_is_not_the_expected_one_has_a_file_where_much_was_given_up(
     play = answered(play, PROMPT.cut(0, 500) + Tokens(range(90_000, 93_000)))
     assert play << snapshots_changed(snapshot("early", PROMPT.cut(0, 3500), checkpoints=(3496,)))
     assert play.wakes() >> fills(0, AHEAD) << filled(3000)
-    play << arrives("r2", outline=ASKED_AGAIN) << knows("r2", PROMPT + OTHER)
+    play << arrives("r2", hash_chain=ASKED_AGAIN) << knows("r2", PROMPT + OTHER)
     assert play >> restores(0, "early") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)

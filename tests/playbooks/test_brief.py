@@ -18,9 +18,11 @@ def test_a_brief_request_does_not_wait_for_its_tokens_and_spares_the_long_conver
 def test_a_brief_request_that_continues_goes_to_its_slot():
     play = Play()
     mine, next_turn = (b"h", b"u1"), (b"h", b"u1", b"a1", b"u2")
-    assert play << arrives("r1", brief=True, outline=mine) >> goes("r1", slot=0, reason=Reason.BRIEF)
+    assert play << arrives("r1", brief=True, hash_chain=mine) >> goes("r1", slot=0, reason=Reason.BRIEF)
     assert play << knows("r1", WORDS) << ends("r1", 40, 0) >> reports("r1")
-    assert play << arrives("r2", brief=True, outline=next_turn) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert (
+        play << arrives("r2", brief=True, hash_chain=next_turn) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    )
 
 
 def test_a_brief_request_waits_like_any_other_when_every_slot_is_taken():

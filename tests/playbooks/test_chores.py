@@ -52,7 +52,7 @@ def old(**more):
 
 def talked(play, *, generated=1):
     """A conversation is in slot 0, and has paused."""
-    assert play << arrives("r1", outline=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
     assert play << ends("r1", len(TALK), 0, generated=generated) >> reports("r1")
     play.later(60) << sees()
     return play
@@ -82,12 +82,12 @@ def test_an_older_engine_gets_files_of_the_end_the_last_prompt_and_user_messages
 
 def test_boundaries_have_files_soon_only_where_none_has_what_stands_before_the_first_user_message():
     play = old()
-    assert play << arrives("r1", outline=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
     assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1")
     play.wakes()
     assert homecoming(play)
 
-    next_turn = arrives("r2", outline=(*OUTLINE, b"a", b"b"))
+    next_turn = arrives("r2", hash_chain=(*OUTLINE, b"a", b"b"))
     assert play << next_turn << knows("r2", TALK + A.cut(0, 500)) >> goes("r2", slot=0)
     assert play << ends("r2", 1501, 1001, generated=1) >> reports("r2")
     play.wakes()
@@ -98,7 +98,7 @@ def test_boundaries_have_files_soon_only_where_none_has_what_stands_before_the_f
 
 def test_a_slot_that_came_home_is_still_the_same_conversation():
     play = homecoming(talked(old()))
-    next_turn = arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
+    next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
     assert play << next_turn  # it has no checkpoints now: whether it is extended, only tokens tell
     assert play << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
@@ -135,8 +135,8 @@ def test_with_a_draft_model_an_older_engine_computes_its_way_home_and_knows_whos
     play = cut_back(talked(old(speculative=True)))
     assert play << filled() >> saves(0) << saved("user") >> fills(0, Purpose.HOME, tokens=TALK)
     assert play << filled(400)
-    assert play.table.shadow.slots[0].outline == OUTLINE
-    next_turn = arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
+    assert play.table.shadow.slots[0].hash_chain == OUTLINE
+    next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
     assert play << next_turn << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
@@ -180,7 +180,7 @@ def test_a_slot_comes_home_when_no_more_can_be_saved(trouble):
 def cut_to_its_question(prompt):
     """An engine that thins nothing has answered it; its end and the last prompt's are in files."""
     play = old(checkpoint_min_step=0)
-    assert play << arrives("r1", outline=OUTLINE) << knows("r1", prompt) >> goes("r1", slot=0)
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", prompt) >> goes("r1", slot=0)
     assert play << ends("r1", len(prompt), 0, generated=1) >> reports("r1")
     play.later(60) << sees()
     assert play >> saves(0) << saved("end") >> fills(0, Purpose.CUT)
@@ -210,7 +210,7 @@ def test_a_slot_is_not_cut_back_where_home_costs_more_than_the_file_would_save()
     play = cut_back(talked(old(speculative=True)))
     assert play << filled() >> saves(0) << saved("user") >> fills(0, Purpose.HOME, tokens=TALK) << filled(400)
     more = TALK + Tokens(range(40_000, 40_200)) + Tokens([USER]) + A.cut(0, 600)
-    next_turn = arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
+    next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
     assert play << next_turn << knows("r2", more) >> goes("r2", slot=0)
     assert play << ends("r2", len(more), 1001, generated=1) >> reports("r2")
     assert play.later(60) << sees() >> saves(0) << saved("later") >> fills(0, Purpose.CUT)
@@ -232,7 +232,7 @@ def test_a_prompt_without_messages_is_not_cut_back_at_the_first_pause():
 def test_a_request_waits_for_one_step_and_then_gets_its_slot():
     play = talked(old(n_slots=1))
     assert play >> saves(0)
-    assert play << arrives("r2", outline=(*OUTLINE, b"answer", b"more"))
+    assert play << arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
     assert play << knows("r2", TALK + A)
     assert play << saved("end") >> goes("r2", slot=0, reason=Reason.PREFIX)
 

@@ -201,8 +201,8 @@ def test_a_new_engine_knows_of_no_crowd():
 def test_the_next_turn_of_the_same_conversation_makes_no_crowd():
     play = Play(memory="dense", **NEW_FILES)
     first, second = (b"head", b"one"), (b"head", b"one", b"two")
-    assert one_turn(play, "r1", A, slot=0, outline=first)
-    assert play << arrives("r2", outline=second) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert one_turn(play, "r1", A, slot=0, hash_chain=first)
+    assert play << arrives("r2", hash_chain=second) >> goes("r2", slot=0, reason=Reason.CONTINUES)
     assert not play.table.crowded(play.clock)
 
 
@@ -288,18 +288,18 @@ def test_a_crowd_that_rests_is_none():
 
 def test_a_slot_with_an_older_turn_is_not_gone_on_with_where_a_file_has_more():
     play = Play(memory="dense", **NEW_FILES)
-    outline = tuple(bytes([n]) for n in range(6))
-    assert one_turn(play, "r1", A.cut(0, 1000), slot=0, outline=outline[:2])
+    hash_chain = tuple(bytes([n]) for n in range(6))
+    assert one_turn(play, "r1", A.cut(0, 1000), slot=0, hash_chain=hash_chain[:2])
     assert play << snapshots_changed(snapshot("s1", A.cut(0, 2500)))  # its next turns went on elsewhere
-    play << arrives("r2", outline=outline) << knows("r2", A)
+    play << arrives("r2", hash_chain=hash_chain) << knows("r2", A)
     assert play >> restores(0, "s1") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
 
 
 def test_the_turn_right_after_is_gone_on_with_at_once():
     play = Play(memory="dense", **NEW_FILES)
-    outline = tuple(bytes([n]) for n in range(6))
-    assert one_turn(play, "r1", A.cut(0, 1000), slot=0, outline=outline[:4])
-    assert play << arrives("r2", outline=outline) >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    hash_chain = tuple(bytes([n]) for n in range(6))
+    assert one_turn(play, "r1", A.cut(0, 1000), slot=0, hash_chain=hash_chain[:4])
+    assert play << arrives("r2", hash_chain=hash_chain) >> goes("r2", slot=0, reason=Reason.CONTINUES)
 
 
 # -- how likely it returns -------------------------------------------------------------------------------

@@ -51,11 +51,11 @@ def test_a_request_without_tokens_goes_to_the_slot_that_loses_least(rendered):
 
 def test_the_next_turn_goes_on_without_waiting_for_its_tokens():
     play = Play()
-    first = arrives("r1", outline=TALK)
+    first = arrives("r1", hash_chain=TALK)
     assert play << first << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
     assert (
         play
-        << arrives("r2", outline=(*TALK, b"answer", b"more"))
+        << arrives("r2", hash_chain=(*TALK, b"answer", b"more"))
         >> goes("r2", slot=0, reason=Reason.CONTINUES)
     )
     assert play << knows("r2", A + MORE)
@@ -64,11 +64,11 @@ def test_the_next_turn_goes_on_without_waiting_for_its_tokens():
 
 def test_tokens_that_come_after_the_answer_give_one_exact_report():
     play = Play()
-    first = arrives("r1", outline=TALK)
+    first = arrives("r1", hash_chain=TALK)
     assert play << first << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
     assert (
         play
-        << arrives("r2", outline=(*TALK, b"answer", b"more"))
+        << arrives("r2", hash_chain=(*TALK, b"answer", b"more"))
         >> goes("r2", slot=0, reason=Reason.CONTINUES)
     )
     assert play << ends("r2", 1200, 1000)
@@ -80,9 +80,9 @@ def test_tokens_that_come_after_the_answer_give_one_exact_report():
 
 def test_nobody_continues_a_slot_that_is_taken():
     play = Play()
-    first = arrives("r1", outline=TALK)
+    first = arrives("r1", hash_chain=TALK)
     assert play << first << knows("r1", A) >> goes("r1", slot=0)
-    assert play << arrives("r2", outline=(*TALK, b"answer"))
+    assert play << arrives("r2", hash_chain=(*TALK, b"answer"))
     assert play << knows("r2", A + MORE) >> goes("r2", slot=1)
 
 

@@ -18,7 +18,7 @@ AS_CHANGED = (b"h", b"u1", b"a1", b"u2")
 
 def begun(memory: str) -> Play:
     play = Play(memory=memory)
-    assert play << arrives("r1", outline=MINE) << knows("r1", FIRST) >> goes("r1", slot=0, changed=False)
+    assert play << arrives("r1", hash_chain=MINE) << knows("r1", FIRST) >> goes("r1", slot=0, changed=False)
     assert play << ends("r1", 1300, 0) >> reports("r1")
     return play
 
@@ -34,7 +34,7 @@ def both(own: Tokens | None, changed: Tokens | None):
 
 def test_where_messages_show_it_nobody_waits_for_tokens_and_both_prices_follow():
     play = begun("dense")
-    asked = arrives("r2", outline=THEIRS, rewritten=AS_CHANGED)
+    asked = arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED)
     assert play << asked >> goes("r2", slot=0, changed=True, reason=Reason.CONTINUES)
     assert play << both(OWN, CHANGED)
     assert weighed(play) == Weighed(own=1400, changed=100, taken=True)
@@ -43,7 +43,7 @@ def test_where_messages_show_it_nobody_waits_for_tokens_and_both_prices_follow()
 
 def test_where_a_state_cannot_be_cut_tokens_decide():
     play = begun("hybrid")
-    assert play << arrives("r2", outline=THEIRS, rewritten=AS_CHANGED)
+    assert play << arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED)
     assert play << both(OWN, CHANGED) >> goes("r2", slot=0, changed=True)
     assert weighed(play) == Weighed(own=1400, changed=100, taken=True)
 
@@ -52,7 +52,7 @@ def test_tools_are_put_in_order_only_if_that_saves_what_it_moves():
     """Else the next agent, which shares the order of this client, would find nothing of it."""
     for moved, taken in ((1300 * 4, True), (1301 * 4, False)):
         play = begun("dense")
-        assert play << arrives("r2", outline=THEIRS, rewritten=THEIRS, moved=moved)
+        assert play << arrives("r2", hash_chain=THEIRS, rewritten=THEIRS, moved=moved)
         assert play << both(OWN, CHANGED) >> goes("r2", changed=taken)
 
 
@@ -68,7 +68,7 @@ def test_tools_are_put_in_order_only_if_that_saves_what_it_moves():
 )
 def test_else_the_clients_own_goes_out(own, changed, prices):
     play = begun("dense")
-    assert play << arrives("r2", outline=THEIRS, rewritten=THEIRS)
+    assert play << arrives("r2", hash_chain=THEIRS, rewritten=THEIRS)
     assert play << both(own, changed) >> goes("r2", changed=False)
     found = weighed(play)
     assert found is not None
@@ -78,28 +78,28 @@ def test_else_the_clients_own_goes_out(own, changed, prices):
 
 
 def test_equal_digests_say_nothing_of_keys_in_another_order():
-    """Both outlines go on from the slot, and only the changed form's tokens do."""
+    """Both hash chains go on from the slot, and only the changed form's tokens do."""
     play = begun("dense")
-    assert play << arrives("r2", outline=AS_CHANGED, rewritten=AS_CHANGED)
+    assert play << arrives("r2", hash_chain=AS_CHANGED, rewritten=AS_CHANGED)
     assert play << both(OWN, CHANGED) >> goes("r2", slot=0, changed=True)
 
 
 def test_nothing_is_priced_where_nothing_would_change_or_nothing_may_be_reused():
     play = begun("dense")
-    assert play << arrives("r2", outline=AS_CHANGED) >> goes("r2", slot=0, changed=False)
+    assert play << arrives("r2", hash_chain=AS_CHANGED) >> goes("r2", slot=0, changed=False)
     assert weighed(play) is None
     play = begun("dense")
-    assert play << arrives("r2", outline=THEIRS, rewritten=AS_CHANGED, uncached=True)
+    assert play << arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED, uncached=True)
     assert play << both(OWN, CHANGED) >> goes("r2", changed=False)
 
 
 def test_what_waits_is_priced_when_its_turn_comes():
     """Its slot was overwritten meanwhile: then the change saves nothing any more."""
     play = Play(memory="dense", n_slots=1)
-    assert play << arrives("r1", outline=MINE) << knows("r1", FIRST) >> goes("r1", slot=0)
+    assert play << arrives("r1", hash_chain=MINE) << knows("r1", FIRST) >> goes("r1", slot=0)
     assert play << ends("r1", 1300, 0) >> reports("r1")
     assert play << arrives("busy") << knows("busy", OTHER_HEAD + ASKED) >> goes("busy", slot=0)
-    assert play << arrives("r2", outline=THEIRS, rewritten=AS_CHANGED) << both(OWN, CHANGED)
+    assert play << arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED) << both(OWN, CHANGED)
     play << ends("busy", 1300, 0)
     assert play >> reports("busy") >> goes("r2", slot=0, changed=False)
     assert weighed(play) == Weighed(own=100, changed=1400, taken=False)
@@ -109,4 +109,4 @@ def test_a_sub_agent_that_knows_what_was_said_leaves_its_main_agents_slot_alone(
     """Its messages go on from there, behind other tools: it has nothing of that state."""
     play = begun("dense")
     sub = (b"H", b"u1", b"a1", b"q")
-    assert play << arrives("r2", outline=sub) << knows("r2", OWN) >> goes("r2", slot=1)
+    assert play << arrives("r2", hash_chain=sub) << knows("r2", OWN) >> goes("r2", slot=1)

@@ -84,8 +84,8 @@ class World:
                 at=self._clock,
                 request=request,
                 client=ClientId("anna"),
-                outline=read(Api.CHAT, doc).outline,
-                rewritten=None if rewritten is None else read(Api.CHAT, rewritten).outline,
+                hash_chain=read(Api.CHAT, doc).hash_chain,
+                rewritten=None if rewritten is None else read(Api.CHAT, rewritten).hash_chain,
                 moved=taken.outcome.moved,
             )
         )

@@ -336,7 +336,7 @@ class Quiet(RuleBasedStateMachine):
                 rendered=rendered and kind != "embeddings",
                 id_slot=turn * 3 - 7 if kind == "own slot" else None,
                 copies=2 if kind in ("two copies", "two prompts") else 1,
-                outline=tuple(b"%d/%d" % (talk, n) for n in range(turn + 1)) if kind == "chat" else (),
+                hash_chain=tuple(b"%d/%d" % (talk, n) for n in range(turn + 1)) if kind == "chat" else (),
                 resumable=kind == "resumable",
                 bypass=kind == "bypass" or (kind == "two prompts" and turn > 2),
             )

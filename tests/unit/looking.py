@@ -73,7 +73,7 @@ def rewritten(number: int = 1, **given: Any) -> Record:
         "predicted": 20,
         "oracle": 11_980,
         "decision": Decision(chosen=place, beaten=(other,), rate=1000.0, held=11_500, common=20),
-        "parting": PromptDivergence(
+        "divergence": PromptDivergence(
             cause=Cause.DATE,
             section=Section.SYSTEM,
             message=0,

@@ -1,6 +1,6 @@
 """Namespaces: what keeps one from seeing in its answers what another has computed.
 
-States, files and branches are told apart by their tokens, and messages by their outlines, so that nothing
+States, files and branches are told apart by their tokens, and messages by their hash chains, so that nothing
 of one namespace is ever found for another. What is left is the engine, which reuses whatever lies where a
 task begins: in its slot, or in its RAM cache, which it searches by likeness (engine.md 4).
 
@@ -38,7 +38,7 @@ def confined(event: Arrived) -> Arrived:
     salted = None if event.rewritten is None else tuple(salt + digest for digest in event.rewritten)
     return replace(
         event,
-        outline=tuple(salt + digest for digest in event.outline),
+        hash_chain=tuple(salt + digest for digest in event.hash_chain),
         rewritten=salted,
         id_slot=event.id_slot if event.action else None,
         bypass=False,
@@ -78,7 +78,7 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
         plan = blind(free, pinnable=False, now=now, catalog=state.catalog)
         return replace(plan, reason=Reason.UNPINNABLE, cleared=True) if plan else None
     plan = cheapest(
-        free, pending.prompt, outline=request.outline, pinnable=False, now=now, catalog=state.catalog
+        free, pending.prompt, hash_chain=request.hash_chain, pinnable=False, now=now, catalog=state.catalog
     )
     plan = en_route.behind(state, pending, plan)
     return replace(plan, cleared=True) if plan else None

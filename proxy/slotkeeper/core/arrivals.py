@@ -29,7 +29,7 @@ PASSES: Final = 16
 
 def arrived(state: State, event: Arrived) -> None:
     event = apart.confined(event)
-    priced = event.rewritten is not None and not event.uncached  # equal outlines may be of unequal prompts
+    priced = event.rewritten is not None and not event.uncached  # equal hash chains may be of unequal prompts
     pending = Pending(
         arrived=event,
         rendered=not event.rendered,
@@ -50,7 +50,7 @@ def rendered(state: State, event: Rendered) -> None:
     event = apart.rendered_within(event, pending.arrived.namespace)
     pending.rendered = True
     pending.waits_in = None
-    own = Form(pending.arrived.outline, event.prompt, event.boundaries)
+    own = Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
     if pending.other is not None:
         pending.other = replace(pending.other, prompt=event.rewritten, boundaries=event.rewritten_boundaries)
     elif pending.weighed is not None:  # messages have decided it: the prices follow
@@ -61,7 +61,7 @@ def rendered(state: State, event: Rendered) -> None:
 
 def _takes(state: State, pending: Pending, form: Form) -> None:
     """The request is this from now on."""
-    pending.arrived = replace(pending.arrived, outline=form.outline)
+    pending.arrived = replace(pending.arrived, hash_chain=form.hash_chain)
     pending.prompt = form.prompt
     if form.prompt is not None:
         pending.structure = en_route.structured(state, form.prompt, form.boundaries)
@@ -78,8 +78,8 @@ def _priced_late(pending: Pending, event: Rendered) -> Form:
         )
         pending.weighed = Weighed(own, changed, taken)
     if taken:
-        return Form(pending.arrived.outline, event.rewritten, event.rewritten_boundaries)
-    return Form(pending.arrived.outline, event.prompt, event.boundaries)
+        return Form(pending.arrived.hash_chain, event.rewritten, event.rewritten_boundaries)
+    return Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
@@ -166,12 +166,12 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
         return _place(state, pending, now)
     if not pending.rendered:
         choosable = request.pinnable and request.id_slot is None and request.copies == 1
-        plan = changed_by_messages(state.up, request.outline, other.outline, now) if choosable else None
+        plan = changed_by_messages(state.up, request.hash_chain, other.hash_chain, now) if choosable else None
         if plan is not None:
             _weighed(state, pending, Weighed(None, None, taken=True))
         return plan
     own = _place(state, pending, now)
-    as_changed = replace(pending, arrived=replace(request, outline=other.outline), prompt=other.prompt)
+    as_changed = replace(pending, arrived=replace(request, hash_chain=other.hash_chain), prompt=other.prompt)
     changed = _place(state, as_changed, now)
     prices = computed(own, pending.prompt), computed(changed, other.prompt)
     weighed = Weighed.of(*prices, moved=request.moved)
@@ -201,7 +201,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
     if space and request.generates and not request.pinnable:
         return apart.steered(state, pending, now)
     sure = [table for table in state.up if not (space and table.shadow.may_load)]
-    if request.pinnable and (plan := continuing(sure, request.outline, now)):
+    if request.pinnable and (plan := continuing(sure, request.hash_chain, now)):
         return plan  # 3
     if request.pinnable and request.brief:
         plan = blind(state.up, pinnable=True, now=now, catalog=state.catalog, space=space)
@@ -212,7 +212,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         plan = cheapest(  # 5
             state.up,
             pending.prompt,
-            outline=request.outline,
+            hash_chain=request.hash_chain,
             pinnable=request.pinnable,
             now=now,
             catalog=state.catalog,
@@ -252,7 +252,7 @@ def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     found = _found(plan)
     pending.ahead_from = state.ahead.begins(found.tokens) if found else None
     if plan.slot is not None and not pending.arrived.action:
-        plan.table.crowd(plan.slot, pending.arrived.outline, now)
+        plan.table.crowd(plan.slot, pending.arrived.hash_chain, now)
     if not plan.steps:
         return forward(pending, now)
     if plan.slot is None:

@@ -64,7 +64,7 @@ class Plan:
         return emptied if self.pinned else self.cleared
 
 
-def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: float) -> Plan | None:
+def continuing(tables: Iterable[EngineTable], hash_chain: Sequence[bytes], now: float) -> Plan | None:
     """A free slot whose messages are the beginning of these: no tokens needed to see it.
 
     None where another slot has more of these messages, if only behind other tools: then tokens decide.
@@ -74,30 +74,32 @@ def continuing(tables: Iterable[EngineTable], outline: Sequence[bytes], now: flo
     for table in tables:
         ready = table.open_for_pins(now)
         for slot, contents in enumerate(table.shadow.slots):
-            shared = shared_messages(outline, contents)
+            shared = shared_messages(hash_chain, contents)
             if shared > most:
                 best, most = None, shared
                 free = ready and table.states[slot] is SlotState.IDLE
                 if (
                     free
                     and contents
-                    and continues(outline, contents)
-                    and _goes_on(contents, outline, table.traits)
+                    and continues(hash_chain, contents)
+                    and _goes_on(contents, hash_chain, table.traits)
                 ):
                     best = Plan(table=table, slot=SlotId(slot), reason=Reason.CONTINUES)
     return best
 
 
-def _goes_on(contents: SlotContents, outline: Sequence[bytes], traits: EngineTraits) -> bool:
+def _goes_on(contents: SlotContents, hash_chain: Sequence[bytes], traits: EngineTraits) -> bool:
     """Whether it loses little there, even if it parts from the last reply; else tokens decide.
 
     Where more than one turn has gone by since, a file may have them.
     """
-    if traits.snapshots and len(outline) - len(contents.outline) > TURN:
+    if traits.snapshots and len(hash_chain) - len(contents.hash_chain) > TURN:
         return False
     if traits.cuttable:
         return contents.floor == 0  # T9
-    if len(outline) == len(contents.outline):  # asked again: it must be cut at the end of the last prompt
+    if len(hash_chain) == len(
+        contents.hash_chain
+    ):  # asked again: it must be cut at the end of the last prompt
         return bool(contents.checkpoints) and not contents.sure
     # Where checkpoints are thinned out, or a file brought none, another file may have more; so it may where
     # much was given up for a turn that was expected and is not what comes.
@@ -110,7 +112,7 @@ def cheapest(
     tables: Collection[EngineTable],
     prompt: Tokens,
     *,
-    outline: Sequence[bytes] = (),
+    hash_chain: Sequence[bytes] = (),
     pinnable: bool,
     now: float,
     catalog: Catalog,
@@ -120,7 +122,7 @@ def cheapest(
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
     offers = _pinned if pinnable else _unpinnable
-    want = Want(prompt, outline, now, catalog, plain=plain)
+    want = Want(prompt, hash_chain, now, catalog, plain=plain)
     plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
     best = nsmallest(1 + BEATEN, plans, key=lambda plan: _order(plan, now))
     return replace(best[0], beaten=tuple(best[1:])) if best else None

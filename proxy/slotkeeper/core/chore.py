@@ -62,7 +62,12 @@ class Chore:
     def _claim(self, contents: SlotContents, home: SlotContents, **known: Any) -> None:
         """What the slot holds is the conversation's whose slot it was."""
         self.table.shadow.slots[self.slot] = replace(
-            contents, outline=home.outline, turns=home.turns, used=home.used, request=home.request, **known
+            contents,
+            hash_chain=home.hash_chain,
+            turns=home.turns,
+            used=home.used,
+            request=home.request,
+            **known,
         )
 
     def began(self, now: float) -> None:

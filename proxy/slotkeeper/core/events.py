@@ -25,9 +25,9 @@ class Arrived:
     rendered: bool = True  # whether `Rendered` will follow
     id_slot: int | None = None  # the client's own choice
     copies: int = 1  # n: slots it takes
-    outline: tuple[bytes, ...] = ()
+    hash_chain: tuple[bytes, ...] = ()
     rewritten: tuple[bytes, ...] | None = (
-        None  # its outline as rules would have it; None: they change nothing
+        None  # its hash chain as rules would have it; None: they change nothing
     )
     moved: int = 0  # bytes: what rules put elsewhere, see `core.forms`
     brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves

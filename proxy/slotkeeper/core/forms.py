@@ -26,7 +26,7 @@ BYTES_PER_TOKEN: Final = 4  # of JSON schemas, about
 class Form:
     """One way to write a request: its messages as digests, and its tokens once they are known."""
 
-    outline: tuple[bytes, ...]
+    hash_chain: tuple[bytes, ...]
     prompt: Tokens | None = None
     boundaries: tuple[Boundary, ...] = ()
 
@@ -75,14 +75,14 @@ def computed(plan: Plan | None, prompt: Tokens | None) -> float | None:
     return len(prompt) - reuse_plan.reuse + files
 
 
-def _reach(tables: Collection[EngineTable], outline: Sequence[bytes]) -> int:
+def _reach(tables: Collection[EngineTable], hash_chain: Sequence[bytes]) -> int:
     """Messages of the longest known state that begins as this form does, tools and all."""
     shadows = [table.shadow for table in tables]
     states = [
         contents
         for shadow in shadows
         for contents in (*shadow.slots, *shadow.ram)
-        if contents and contents.outline
+        if contents and contents.hash_chain
     ]
-    same_head = (contents for contents in states if outline and contents.outline[0] == outline[0])
-    return max((shared_messages(outline, contents) for contents in same_head), default=0)
+    same_head = (contents for contents in states if hash_chain and contents.hash_chain[0] == hash_chain[0])
+    return max((shared_messages(hash_chain, contents) for contents in same_head), default=0)

@@ -9,7 +9,7 @@ computed twice. A beginning that others will share is saved there as well, so th
 2. The end of tools and system text, if nothing of it was known: the next conversation will part there.
    If a part of it was known, it changes from time to time, and only the place where it does counts.
 3. Elsewhere in tools and system text, the place is unknown: a sub-agent has other tools, a file of
-   instructions is edited. Checkpoints at even distances bound what the first such parting costs.
+   instructions is edited. Checkpoints at even distances bound what the first such divergence costs.
 4. Users go back to their messages and edit them, now and then.
 5. A long message often ends in a question, and the next one is about the same text. That is a guess, so it
    is cut there only while the engine's list has room: else an older checkpoint would go for it.

@@ -170,7 +170,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         cached=len(tokens) - event.computed,
         generated=0,
         user_starts=(),  # a raw prompt has no messages (engine.md 1.6)
-        outline=before.outline if before and step.purpose in SAME else (),
+        hash_chain=before.hash_chain if before and step.purpose in SAME else (),
         request=event.request,
         now=before.used if before and step.purpose.idle else event.at,
     )

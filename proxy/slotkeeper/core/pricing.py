@@ -30,7 +30,7 @@ class Want:
     """What is to be placed, when, and the files there are."""
 
     prompt: Tokens
-    outline: Sequence[bytes]
+    hash_chain: Sequence[bytes]
     now: float
     catalog: Catalog
     plain: bool = False  # without any step before
@@ -49,10 +49,10 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
 def loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     """What will be missed of the slot's content once it is overwritten."""
     victim = table.shadow.slots[reuse_plan.slot]
-    if victim is None or continues(want.outline, victim):
+    if victim is None or continues(want.hash_chain, victim):
         return 0.0
     missed = _missed(victim, want)
-    if succeeds(want.outline, victim):
+    if succeeds(want.hash_chain, victim):
         missed *= OTHER_HEAD
     if reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot):
         return missed * IN_RAM

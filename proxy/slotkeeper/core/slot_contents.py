@@ -37,7 +37,7 @@ class SlotContents:
     ] = ()  # where there would be some if the engine threw none away; see `evidence`
     slack: int = 0  # SWA: tokens it can be cut back without a checkpoint
     floor: int = 0  # --swa-full: below it the window is not there, though the engine thinks so (T9)
-    outline: tuple[bytes, ...] = ()  # the messages, as chained digests
+    hash_chain: tuple[bytes, ...] = ()  # the messages, as chained digests
     following: Tokens | None = None  # what the next turn's prompt will begin with
     sure: bool = False  # it is just that: the next turn extends it
     foreseen: bool = False  # nothing more will be learned of how the next turn begins
@@ -184,23 +184,25 @@ def _extends(contents: SlotContents, prompt: Tokens, common: int, traits: Engine
     return common == contents.total and len(prompt) > common
 
 
-def continues(outline: Sequence[bytes], contents: SlotContents | None) -> bool:
+def continues(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool:
     """Whether a request begins with all that was sent to write this state: tools, system, messages."""
-    return succeeds(outline, contents) and contents is not None and outline[0] == contents.outline[0]
+    return succeeds(hash_chain, contents) and contents is not None and hash_chain[0] == contents.hash_chain[0]
 
 
-def succeeds(outline: Sequence[bytes], contents: SlotContents | None) -> bool:
+def succeeds(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool:
     """Whether its messages begin with all of this state's, whatever stands before them.
 
     Then it is the next turn of the same conversation, or one of a sub-agent that knows what was said.
     """
-    if contents is None or len(contents.outline) < 2:  # the first digest is what stands before the messages
+    if (
+        contents is None or len(contents.hash_chain) < 2
+    ):  # the first digest is what stands before the messages
         return False
-    last = len(contents.outline) - 1  # digests are chained: equal at one place, equal before it
-    return last < len(outline) and outline[last] == contents.outline[last]
+    last = len(contents.hash_chain) - 1  # digests are chained: equal at one place, equal before it
+    return last < len(hash_chain) and hash_chain[last] == contents.hash_chain[last]
 
 
-def shared_messages(outline: Sequence[bytes], contents: SlotContents | None) -> int:
+def shared_messages(hash_chain: Sequence[bytes], contents: SlotContents | None) -> int:
     """How many first messages a request has in common with those that wrote this state."""
-    pairs = zip(outline[1:], contents.outline[1:] if contents else (), strict=False)
+    pairs = zip(hash_chain[1:], contents.hash_chain[1:] if contents else (), strict=False)
     return sum(1 for one, other in pairs if one == other)

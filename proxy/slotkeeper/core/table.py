@@ -189,10 +189,10 @@ class EngineTable:
         ours = SlotState.LAUNCHED in self.states or SlotState.MAINTENANCE in self.states
         return ours or any(changed > now for changed in self.changed)
 
-    def crowd(self, slot: SlotId, outline: Sequence[bytes], now: float) -> None:
+    def crowd(self, slot: SlotId, hash_chain: Sequence[bytes], now: float) -> None:
         """A slot is given out: if that takes it from another conversation, the next ones will lose theirs."""
         contents = self.shadow.slots[slot]
-        if contents and contents.total >= WORTH_A_FILE and not succeeds(outline, contents):
+        if contents and contents.total >= WORTH_A_FILE and not succeeds(hash_chain, contents):
             self.crowded_until = now + CROWDED_FOR
 
     def crowded(self, now: float) -> bool:

@@ -119,7 +119,7 @@ class PromptTree:
                 found.append(Branch(end, ways, node.passed, node.used))
         return found
 
-    def outline(self, most: int) -> list[Twig]:
+    def hash_chain(self, most: int) -> list[Twig]:
         """The edges passed most recently, parents before their children; about `most` of them."""
         wanted: set[_Node] = set()
         for leaf in reversed(self._leaves):

@@ -69,7 +69,7 @@ def attributes(record: Record) -> dict[str, Value]:
         "slotkeeper.planted_tokens": usage.planted if usage else None,
         "slotkeeper.conversation": record.conversation,
         "slotkeeper.kind": record.kind.value if record.kind else None,
-        "slotkeeper.cause": record.parting.cause.value if record.parting else None,
+        "slotkeeper.cause": record.divergence.cause.value if record.divergence else None,
         "slotkeeper.outcome": record.outcome,
     }
     return {name: value for name, value in known.items() if value is not None}

@@ -111,7 +111,7 @@ def report(cost: Cost, *, request_id: str, fixed: bool) -> None:
     )
 
 
-def parting(
+def prompt_divergence(
     cost: Cost, cause: Cause, prompt: Tokens | None, parent: Tokens | None, *, fixed: bool, text: bool
 ) -> PromptDivergence:
     """The same for `why`; with the tokens around the place if `text` may be kept."""

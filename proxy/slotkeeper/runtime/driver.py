@@ -69,7 +69,7 @@ class Driver:
         self.journal = Journal(0) if journal is None else journal
         self.tasks = Tasks(self._task_failed)
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
-        self.hands = EffectRunner(
+        self.effect_runner = EffectRunner(
             links,
             metrics,
             self.tasks,
@@ -293,7 +293,7 @@ class Driver:
             case Poisoned():
                 self._poisoned(effect)
             case _:
-                self.hands.perform(effect)
+                self.effect_runner.perform(effect)
 
     def _learned(self, what: Learned) -> None:
         flag, value = FLAGS[what.name], what.value
@@ -321,7 +321,7 @@ class Driver:
         """The client disconnected: its grant and its running plant are cancelled."""
         if grant := self._grants.pop(gone.request, None):
             grant.cancel()
-        if left := self.hands.let_go(gone.request):
+        if left := self.effect_runner.let_go(gone.request):
             reached, cached = left
             return replace(gone, reached=reached, cached=reached, planted=reached - cached)
         return gone

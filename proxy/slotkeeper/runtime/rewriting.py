@@ -26,7 +26,7 @@ from slotkeeper.runtime.divergence_report import (
     DivergenceReport,
     cost_of,
     judge,
-    parting,
+    prompt_divergence,
     reply_parted,
     report,
 )
@@ -184,7 +184,7 @@ class Rewriting:
             return reply_parted(judged, decision, figures.cached)
         self._metrics.lost(cost.why.cause, cost.tokens)
         report(cost, request_id=taken.request_id, fixed=fixed)
-        return parting(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=self._text)
+        return prompt_divergence(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=self._text)
 
     def _enter_all(self) -> None:
         """In the order in which they came: the next request goes on from what these leave in the book."""

@@ -66,10 +66,10 @@ async def _rendered(
     messages = chat["messages"]
     roles = [text(message, "role") for message in messages]
     lead = next((n for n, role in enumerate(roles) if role not in LEADING), len(roles))
-    found = [Boundary(await _parting(link, chat, messages[:lead], prompt, auth), Kind.HEAD)]
+    found = [Boundary(await _divergence_at(link, chat, messages[:lead], prompt, auth), Kind.HEAD)]
     last = max((n for n, role in enumerate(roles) if role == "user"), default=lead)
     if not markers.user and last > lead:
-        found.append(Boundary(await _parting(link, chat, messages[:last], prompt, auth), Kind.USER))
+        found.append(Boundary(await _divergence_at(link, chat, messages[:last], prompt, auth), Kind.USER))
     return found
 
 
@@ -86,7 +86,7 @@ async def _lines(
     return [Boundary(at, kind) for at, kind in places if at is not None]
 
 
-async def _parting(
+async def _divergence_at(
     link: EngineLink, chat: Doc, before: Sequence[Doc], prompt: Tokens, auth: Mapping[str, str]
 ) -> int:
     """Tokens that the prompt has in common with the one in which another message follows `before`."""

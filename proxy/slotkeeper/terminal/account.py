@@ -41,7 +41,7 @@ def account(document: Document, width: int, now: float) -> Group:
     for title, found in (
         ("Time", timeline(document["timeline"], width)),
         ("Choice", choice(document["choice"], width)),
-        ("Where it parts", parting(document)),
+        ("Where it parts", divergence(document)),
         ("Rules", changes(document["changes"])),
         ("Figures", figures(document)),
     ):
@@ -141,7 +141,7 @@ def price(option: Row) -> str:
 # -- what its client changed ---------------------------------------------------------------------------
 
 
-def parting(document: Document) -> Iterator[RenderableType]:
+def divergence(document: Document) -> Iterator[RenderableType]:
     found = document["parting"]
     if found is None:
         return

@@ -194,7 +194,7 @@ class Account:
         """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(_numbers)}:{self.id}")  # a client may send one id twice
         self._open = True
-        self._driver.hands.lend(self.key, self._auth)
+        self._driver.effect_runner.lend(self.key, self._auth)
         self._driver.note(self._driver.journal.follow, self.key, self.record)
         self.rendered = asyncio.Event()
         ask, self._changed = self.own, False
@@ -264,7 +264,7 @@ class Account:
         self.cost += planted + (figures.prompt_tokens or 0) - (figures.cached or 0) + (figures.generated or 0)
         self.outcome = "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"
         self._open = False
-        driver.hands.forget(self.key)
+        driver.effect_runner.forget(self.key)
         self._note(figures, planted, status)
         driver.post(
             Finished(
@@ -297,9 +297,9 @@ class Account:
             self._open = False
             reached, cached = self._reached()
             pending = self._driver.placement.pending(self.key)
-            planted = self._driver.hands.computed(self.key) + (pending.planted if pending else 0)
+            planted = self._driver.effect_runner.computed(self.key) + (pending.planted if pending else 0)
             self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
-            self._driver.hands.forget(self.key)
+            self._driver.effect_runner.forget(self.key)
             self._driver.post(Gone(at=self._driver.now(), request=self.key, reached=reached, cached=cached))
 
     def _reached(self) -> tuple[int | None, int]:

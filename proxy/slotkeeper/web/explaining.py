@@ -136,7 +136,7 @@ class Explaining:
             return
         try:
             reply = answer.reply if answer.complete else None
-            self._record.parting = self._rewriting.answered(
+            self._record.divergence = self._rewriting.answered(
                 self.taken,
                 reply,
                 prompt,

@@ -53,8 +53,8 @@ class RequestRoutes:
             among = f"none of the last {kept} requests" if kept else "no request is kept, so none"
             raise refused(web.HTTPNotFound, f"{among} is called {wanted}")
         document = self._now(record) | detail(record, self._driver.journal.took_slot(record))
-        if record.parting and record.parting.now:
-            document["parting"]["text"] = await self._text(record, record.parting)
+        if record.divergence and record.divergence.now:
+            document["parting"]["text"] = await self._text(record, record.divergence)
         return answer(document)
 
     def _now(self, record: Record) -> dict[str, Any]:
@@ -66,12 +66,16 @@ class RequestRoutes:
             return next(iter(self._driver.journal), None)
         return self._driver.journal.find(wanted)
 
-    async def _text(self, record: Record, parting: PromptDivergence) -> dict[str, str] | None:
+    async def _text(self, record: Record, divergence: PromptDivergence) -> dict[str, str] | None:
         """The words around the place, by the engine's own vocabulary; None where it does not answer."""
         link = next((link for link in self._driver.links.values() if link.engine == record.engine), None)
         if link is None:
             return None
-        pieces = (parting.now[: parting.lead], parting.was[parting.lead :], parting.now[parting.lead :])
+        pieces = (
+            divergence.now[: divergence.lead],
+            divergence.was[divergence.lead :],
+            divergence.now[divergence.lead :],
+        )
         try:
             lead, was, now = [await link.client.detokenize(ids, headers=link.auth) for ids in pieces]
         except (EngineError, EngineGoneError) as error:

@@ -20,7 +20,7 @@ from slotkeeper.wire.echo import (
     thoughts,
     words,
 )
-from slotkeeper.wire.outline import outline
+from slotkeeper.wire.hash_chain import hash_chain
 from slotkeeper.wire.routes import Api
 
 _WRAP_LIMIT: Final = 64  # characters of what a client puts around reasoning
@@ -38,7 +38,7 @@ def trail(messages: Sequence[Doc]) -> tuple[bytes, ...]:
 
     Raises NotOurs for messages nested too deep.
     """
-    return outline({"messages": thoughtless(messages)})[1:]
+    return hash_chain({"messages": thoughtless(messages)})[1:]
 
 
 def gleaned(habit: Habit, messages: Sequence[Doc]) -> Habit:

@@ -10,8 +10,8 @@ import orjson
 
 from slotkeeper.core.requests.layout import Path, Role, Section, Text
 from slotkeeper.wire.document import Doc, NotOurs
+from slotkeeper.wire.hash_chain import renders
 from slotkeeper.wire.openai import HEAD
-from slotkeeper.wire.outline import renders
 
 _MARK_BYTES: Final = 16
 # The tools have their own place, and `model` chooses the engine.

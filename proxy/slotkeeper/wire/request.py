@@ -8,8 +8,8 @@ from typing import Final
 from slotkeeper.wire import anthropic, llama, openai, responses
 from slotkeeper.wire.claim import Claim, claim, load
 from slotkeeper.wire.document import Doc, NotOurs, Prompt, Shape
+from slotkeeper.wire.hash_chain import hash_chain
 from slotkeeper.wire.identity import offered
-from slotkeeper.wire.outline import outline
 from slotkeeper.wire.routes import Api
 
 __all__ = ["Ask", "NotOurs", "Prompt", "model_of", "parse", "read"]
@@ -30,7 +30,7 @@ class Ask:
     adapted: bool  # LoRA scales of its own: what its slot holds fits no other request
     media: bool  # images or audio: the token ids cannot be known
     progress: bool  # it says itself whether it wants `return_progress`
-    outline: tuple[bytes, ...]  # chained digests: of what stands before the messages, then per message
+    hash_chain: tuple[bytes, ...]  # chained digests: of what stands before the messages, then per message
     conversation: str | None  # whatever the body offers as the name of its conversation
 
 
@@ -57,7 +57,7 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
         adapted=pinned and bool(doc.get("lora")),
         media=shape.media,
         progress="return_progress" in doc,
-        outline=() if shape.chat is None else outline(shape.chat, shape.lead),
+        hash_chain=() if shape.chat is None else hash_chain(shape.chat, shape.lead),
         conversation=offered(doc),
     )
 

@@ -25,11 +25,13 @@ def text(start, length):
     return Tokens(range(start, start + length))
 
 
-def conversation(prompt, *, turns=3, memory=Memory.HYBRID, outline=()):
+def conversation(prompt, *, turns=3, memory=Memory.HYBRID, hash_chain=()):
     """A state as left by a chat: checkpoints at the system prompt's end and four before its own."""
     kept = () if memory is Memory.DENSE else (Checkpoint(2125, 1), Checkpoint(len(prompt) - 4, 2))
     checkpoints = tuple(c for c in kept if c.at < len(prompt))
-    return SlotContents(tokens=prompt, checkpoints=checkpoints, turns=turns, used=NOW - 10, outline=outline)
+    return SlotContents(
+        tokens=prompt, checkpoints=checkpoints, turns=turns, used=NOW - 10, hash_chain=hash_chain
+    )
 
 
 def table(*contents, name="e0", **traits):
@@ -248,11 +250,11 @@ def test_no_slot_no_plan():
 
 
 def test_the_next_turn_of_a_conversation_may_overwrite_the_last_one_at_no_price():
-    edited = conversation(A, outline=(b"s", b"1"))
+    edited = conversation(A, hash_chain=(b"s", b"1"))
     engine = table(edited, None, ram_cache=False)
     other_tools = text(70_000, 800)
     plan = cheapest(
-        [engine], other_tools, outline=(b"t", b"1", b"2"), pinnable=True, now=NOW, catalog=Catalog()
+        [engine], other_tools, hash_chain=(b"t", b"1", b"2"), pinnable=True, now=NOW, catalog=Catalog()
     )
     assert plan.price == 800
 
@@ -292,29 +294,29 @@ def test_of_two_that_cost_the_same_the_first_is_taken_and_the_second_was_beaten(
 # -- without tokens --------------------------------------------------------------------------------------
 
 
-def outlined(*digests):
-    return conversation(A, outline=digests)
+def with_hash_chain(*digests):
+    return conversation(A, hash_chain=digests)
 
 
 def test_the_longest_matching_conversation_is_continued():
-    engine = table(outlined(b"s", b"1"), outlined(b"s", b"1", b"2", b"3"), None)
+    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"s", b"1", b"2", b"3"), None)
     plan = continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW)
     assert (plan.slot, plan.reason) == (1, Reason.CONTINUES)
 
 
 def test_if_the_longest_is_taken_no_shorter_one_is_continued_blindly():
-    engine = table(outlined(b"s", b"1"), outlined(b"s", b"1", b"2", b"3"))
+    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"s", b"1", b"2", b"3"))
     engine.move(SlotId(1), SlotState.RUNNING, RequestId("r"), NOW)
     assert continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW) is None
 
 
 def test_the_same_messages_behind_other_tools_are_not_continued_blindly():
-    engine = table(outlined(b"s", b"1"), outlined(b"other tools", b"1", b"2"))
+    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"other tools", b"1", b"2"))
     assert continuing([engine], (b"s", b"1", b"2", b"3"), NOW) is None
 
 
 def test_if_the_longest_is_on_a_closed_engine_no_other_is_continued_blindly():
-    closed, free = table(outlined(b"s", b"1", b"2")), table(outlined(b"s", b"1"), name="e1")
+    closed, free = table(with_hash_chain(b"s", b"1", b"2")), table(with_hash_chain(b"s", b"1"), name="e1")
     closed.send(RequestId("r"), 1, NOW)
     assert continuing([closed, free], (b"s", b"1", b"2", b"3"), NOW) is None
 
@@ -360,6 +362,6 @@ NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
 def test_a_turn_goes_on_at_once_only_where_little_is_lost_if_it_parts_from_the_reply(
     asked, state, traits, at_once
 ):
-    contents = replace(conversation(A, outline=SAID), **state)
+    contents = replace(conversation(A, hash_chain=SAID), **state)
     plan = continuing([table(contents, None, **traits)], asked, NOW)
     assert (plan is not None) is at_once

@@ -109,7 +109,7 @@ def ask(engine: Engine, shadow: EngineShadow, doubts: Doubts, prompt: Tokens) ->
         cached=cached,
         generated=0,
         user_starts=(),
-        outline=(),
+        hash_chain=(),
         request=None,
         now=0.0,
     )

@@ -266,7 +266,7 @@ def test_no_free_slot_no_choice():
 def finish(engine, slot=0, **changes):
     figures = {
         "prompt": A, "prompt_tokens": 1000, "cached": 0, "generated": 40, "user_starts": (),
-        "outline": (b"s", b"1"), "request": None, "now": 7.0, **changes,
+        "hash_chain": (b"s", b"1"), "request": None, "now": 7.0, **changes,
     }  # fmt: skip
     return engine.finish(slot, **figures)
 

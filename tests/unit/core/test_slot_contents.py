@@ -252,7 +252,7 @@ def test_a_conversation_is_more_likely_to_return_the_more_turns_and_the_more_rec
 
 
 @pytest.mark.parametrize(
-    ("outline", "answer"),
+    ("hash_chain", "answer"),
     [
         ((b"s", b"1", b"2"), True),
         ((b"s", b"1"), True),  # the same again
@@ -261,10 +261,10 @@ def test_a_conversation_is_more_likely_to_return_the_more_turns_and_the_more_rec
         ((), False),
     ],
 )
-def test_messages_continue_a_state_when_they_begin_with_all_of_its(outline, answer):
-    assert continues(outline, SlotContents(tokens=EMPTY, outline=(b"s", b"1"))) is answer
+def test_messages_continue_a_state_when_they_begin_with_all_of_its(hash_chain, answer):
+    assert continues(hash_chain, SlotContents(tokens=EMPTY, hash_chain=(b"s", b"1"))) is answer
 
 
 def test_a_state_without_messages_is_continued_by_nobody():
     assert not continues((b"s", b"1"), None)
-    assert not continues((b"s", b"1"), SlotContents(outline=(b"s",)))
+    assert not continues((b"s", b"1"), SlotContents(hash_chain=(b"s",)))

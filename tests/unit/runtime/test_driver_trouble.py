@@ -121,7 +121,7 @@ async def test_an_engine_that_comes_back_gives_slots_again(driver):
 async def test_slots_that_cannot_be_seen_make_us_look_for_the_engine(driver, link):
     link.client.refuse = EngineGoneError("gone")
     kicks = link.kicks
-    driver.hands.perform(Observe(engine=ENGINE, delay=0.0))
+    driver.effect_runner.perform(Observe(engine=ENGINE, delay=0.0))
     await settled()
     assert link.kicks > kicks
 

@@ -41,8 +41,10 @@ class Broken:
 async def test_a_bug_of_ours_keeps_nobody_waiting(step, answer):
     said: list[Event] = []
     tasks, metrics = Tasks(said.append), Metrics()
-    hands = EffectRunner({ENGINE: StubLink()}, metrics, tasks, said.append, Broken(), lost=lambda _: None)
-    await hands._tend(step)
+    effect_runner = EffectRunner(
+        {ENGINE: StubLink()}, metrics, tasks, said.append, Broken(), lost=lambda _: None
+    )
+    await effect_runner._tend(step)
     (event,) = said
     assert isinstance(event, answer)
     assert event.request == OWNER
@@ -56,12 +58,12 @@ async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_i
     said: list[Event] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.hold, link.client.first_batch = asyncio.Event(), 128
-    hands = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
-    hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.NEXT))
+    effect_runner = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
+    effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.NEXT))
     await settled()
-    hands.perform(Stop(request=OWNER))
+    effect_runner.perform(Stop(request=OWNER))
     await settled()
-    hands.perform(Stop(request=OWNER))  # too late: it has its answer
+    effect_runner.perform(Stop(request=OWNER))  # too late: it has its answer
     (event,) = said
     assert isinstance(event, Planted)
     assert event.stopped
@@ -75,8 +77,8 @@ async def test_a_prefill_is_counted_whole_and_only_once():
     said: list[Event] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.first_batch = 128
-    hands = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
-    hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
+    effect_runner = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
+    effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
     (event,) = said
     assert isinstance(event, Planted)
@@ -93,10 +95,10 @@ async def test_whoever_looks_on_hears_how_far_a_prefill_is():
     def progress(request: RequestId, computed: int) -> None:
         heard.append((request, computed))
 
-    hands = EffectRunner(
+    effect_runner = EffectRunner(
         {ENGINE: link}, Metrics(), tasks, said.append, None, lost=lambda _: None, progress=progress
     )
-    hands.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
+    effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
     assert heard == [(OWNER, 128), (OWNER, len(FILE.tokens))]
 
@@ -105,9 +107,11 @@ async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
     """Else each pause of a busy day leaves a task that sleeps for a minute."""
     said: list[Event] = []
     tasks = Tasks(said.append)
-    hands = EffectRunner({ENGINE: StubLink()}, Metrics(), tasks, said.append, None, lost=lambda _: None)
+    effect_runner = EffectRunner(
+        {ENGINE: StubLink()}, Metrics(), tasks, said.append, None, lost=lambda _: None
+    )
     for delay in (3600.0, 60.0, 0.01):
-        hands.perform(SetTimer(delay=delay))
+        effect_runner.perform(SetTimer(delay=delay))
     async with asyncio.timeout(PATIENCE):
         while not said:
             await asyncio.sleep(0.005)

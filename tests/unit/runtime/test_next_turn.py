@@ -60,7 +60,7 @@ def asking(messages: list[Message], *, api: Api = Api.CHAT, copies: int = 1) -> 
         adapted=False,
         media=False,
         progress=False,
-        outline=(),
+        hash_chain=(),
         conversation=None,
     )
 

@@ -29,7 +29,7 @@ def asked(*, chat=None, prompt=None, media=False) -> Ask:
         adapted=False,
         media=media,
         progress=False,
-        outline=(),
+        hash_chain=(),
         conversation=None,
     )
 

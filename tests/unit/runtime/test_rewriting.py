@@ -1,4 +1,4 @@
-"""What a request's changes parting, by the engine's figures, and what is kept of them."""
+"""What a request's changes cost, by the engine's figures, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -116,44 +116,44 @@ class Desk:
 def test_a_change_costs_what_had_to_be_computed_again_though_nothing_in_it_changed():
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, parting = desk.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
+    taken, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
     assert taken.rewritten is None
     assert taken.judged.explained.kind is Kind.REWRITE
-    assert (parting.cause, parting.token) == (Cause.DATE, 1000)
-    assert 800 < parting.tokens <= 1001
-    assert parting.seconds == pytest.approx(parting.tokens * 2.2 / 1101)
-    assert desk.counted(Cause.DATE) == parting.tokens
+    assert (divergence.cause, divergence.token) == (Cause.DATE, 1000)
+    assert 800 < divergence.tokens <= 1001
+    assert divergence.seconds == pytest.approx(divergence.tokens * 2.2 / 1101)
+    assert desk.counted(Cause.DATE) == divergence.tokens
 
 
 def test_what_was_planted_was_computed_as_well():
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, parting = desk.asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
-    assert parting.tokens > 800
+    _, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
+    assert divergence.tokens > 800
 
 
 def test_what_another_slot_had_is_not_counted():
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, parting = desk.asks(request(2, 1), prompt(2, 1), cached=2001)
-    assert parting.tokens == 100
+    _, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=2001)
+    assert divergence.tokens == 100
 
 
 def test_what_was_put_right_costs_nothing():
     desk = Desk("date=fix")
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, parting = desk.asks(request(2, 1), prompt(1, 1), cached=2001)
+    taken, divergence = desk.asks(request(2, 1), prompt(1, 1), cached=2001)
     assert taken.rewritten is not None
-    assert (parting.cause, parting.tokens) == (Cause.DATE, 0)
+    assert (divergence.cause, divergence.tokens) == (Cause.DATE, 0)
     assert desk.counted(Cause.DATE) == 0
 
 
 def test_where_the_text_goes_on_and_the_tokens_do_not_it_was_the_template():
     desk = Desk()
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, parting = desk.asks(request(1, 1), prompt(2, 1), cached=1000)
-    assert (parting.cause, parting.rule) == (Cause.TEMPLATE_RERENDERS, None)
-    assert parting.tokens == 1001
+    _, divergence = desk.asks(request(1, 1), prompt(2, 1), cached=1000)
+    assert (divergence.cause, divergence.rule) == (Cause.TEMPLATE_RERENDERS, None)
+    assert divergence.tokens == 1001
 
 
 def test_where_nothing_parts_nothing_is_said():
@@ -179,20 +179,20 @@ def test_what_is_no_chat_is_left_alone():
 def test_what_rules_changed_is_told_in_excerpts_where_text_may_be_kept():
     desk = Desk("date=fix", text=True)
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, parting = desk.asks(request(2, 1), prompt(1, 1), cached=2000)
+    taken, divergence = desk.asks(request(2, 1), prompt(1, 1), cached=2000)
     change = taken.changes[0]
     assert len(change.before) < 200
     assert ("2026-11-22" in change.before, "2026-11-21" in change.after) == (True, True)
-    assert parting.fixed
+    assert divergence.fixed
 
 
 def test_the_tokens_around_the_parting_are_kept_where_text_may_be():
     for text in (True, False):
         desk = Desk(text=text)
         desk.asks(request(1, 0), prompt(1, 0), cached=0)
-        parting = desk.asks(request(2, 1), prompt(2, 1), cached=1000)[1]
-        assert (parting.token, parting.section) == (1000, Section.SYSTEM)
-        assert (parting.was[parting.lead :][:1], parting.now[parting.lead :][:1]) == (
+        divergence = desk.asks(request(2, 1), prompt(2, 1), cached=1000)[1]
+        assert (divergence.token, divergence.section) == (1000, Section.SYSTEM)
+        assert (divergence.was[divergence.lead :][:1], divergence.now[divergence.lead :][:1]) == (
             ((1,), (2,)) if text else ((), ())
         )
 
@@ -208,9 +208,9 @@ def test_without_leave_no_text_of_a_change_is_kept():
 def test_a_rule_that_would_cost_is_counted_as_declined_and_what_came_is_what_counts_as_sent():
     desk = Desk("date=fix")
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, parting = desk.asks(request(2, 1), prompt(2, 1), cached=1000, changed=False)
+    taken, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=1000, changed=False)
     assert [change.declined for change in taken.changes] == [True]
-    assert (parting.cause, parting.fixed) == (Cause.DATE, False)
+    assert (divergence.cause, divergence.fixed) == (Cause.DATE, False)
     value = desk.metrics.registry.get_sample_value
     counts = {
         action: value("slotkeeper_rewrites_total", {"rule": "date", "action": action})
@@ -226,10 +226,10 @@ def test_where_only_our_rule_made_prompts_part_its_name_is_said():
     desk = Desk("date=fix")
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
     desk.asks(request(2, 1), prompt(1, 1), cached=2000)
-    _, parting = desk.asks(request(2, 2), prompt(2, 2), cached=1000, changed=False)
-    assert (parting.cause, parting.rule, parting.token) == (Cause.OUR_RULE, RuleName.DATE, 1000)
-    assert parting.tokens > 800
-    assert desk.counted(Cause.OUR_RULE) == parting.tokens
+    _, divergence = desk.asks(request(2, 2), prompt(2, 2), cached=1000, changed=False)
+    assert (divergence.cause, divergence.rule, divergence.token) == (Cause.OUR_RULE, RuleName.DATE, 1000)
+    assert divergence.tokens > 800
+    assert desk.counted(Cause.OUR_RULE) == divergence.tokens
 
 
 def test_a_request_is_in_the_book_for_the_next_one_though_nobody_asked_what_it_is():
@@ -256,11 +256,11 @@ def test_what_is_read_beside_the_loop_is_a_copy_and_the_same_is_said_of_it():
     plain, desk = Desk(), Desk()
     for each in (plain, desk):
         each.asks(request(1, 0), prompt(1, 0), cached=0)
-    told, parting = plain.asks(request(2, 1), prompt(2, 1), cached=1000)
+    told, divergence = plain.asks(request(2, 1), prompt(2, 1), cached=1000)
     run = Beside(desk.rewriting)
     taken, same = desk.asks(request(2, 1), prompt(2, 1), cached=1000, run=run)
     assert len(run.ran) > 1
-    assert (taken.judged, same) == (told.judged, parting)
+    assert (taken.judged, same) == (told.judged, divergence)
 
 
 def test_a_conversation_that_goes_on_meanwhile_is_for_the_thread_as_it_was():

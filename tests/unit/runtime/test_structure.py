@@ -60,7 +60,7 @@ def asked(messages=TALK, **more) -> Ask:
         adapted=False,
         media=False,
         progress=False,
-        outline=(),
+        hash_chain=(),
         conversation=None,
         **{"chat": {"messages": messages, "seed": 1}, "prompt": None, **more},
     )

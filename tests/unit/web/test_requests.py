@@ -205,7 +205,7 @@ async def test_without_the_token_nobody_learns_anything(path, key):
 
 def parted(*, text: bool, engine: str | None = ENGINE) -> Record:
     was, now = (tuple(map(ord, word)) for word in ("day 21.", "day 22?"))
-    parting = PromptDivergence(
+    divergence = PromptDivergence(
         cause=Cause.DATE,
         section=Section.SYSTEM,
         message=0,
@@ -218,7 +218,7 @@ def parted(*, text: bool, engine: str | None = ENGINE) -> Record:
         now=now if text else (),
         lead=5,
     )
-    return record("parted", parting=parting, engine=engine, outcome="ok")
+    return record("parted", divergence=divergence, engine=engine, outcome="ok")
 
 
 async def test_where_text_is_kept_the_words_around_the_place_are_the_engines_own():

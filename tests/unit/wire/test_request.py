@@ -139,7 +139,7 @@ def test_caching_is_on_unless_it_is_switched_off():
 @pytest.mark.parametrize("api", [Api.COMPLETION, Api.COMPLETIONS])
 def test_a_single_prompt_is_known_in_each_of_its_forms(api, prompt, read):
     got = ask(api, prompt=prompt)
-    assert (got.prompt, got.claim.copies, got.media, got.chat, got.outline) == (read, 1, False, None, ())
+    assert (got.prompt, got.claim.copies, got.media, got.chat, got.hash_chain) == (read, 1, False, None, ())
 
 
 @pytest.mark.parametrize(("prompt", "copies"), [(["a", "b"], 2), ([[1], [2], "c"], 3), ([], 1)])
@@ -153,7 +153,7 @@ def test_media_leaves_nothing_to_tokenize_but_the_outline():
     got = ask(messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, picture]}])
     assert got.media
     assert got.chat is None
-    assert len(got.outline) == 2
+    assert len(got.hash_chain) == 2
     raw = ask(Api.COMPLETION, prompt={"prompt_string": "<x>", "multimodal_data": ["aGk="]})
     assert (raw.media, raw.prompt) == (True, None)
 

@@ -31,7 +31,7 @@ class Piece:
     text: str
 
 
-Rests = tuple[list[Piece], list[Piece]]  # the pieces from the parting on, of the old and the new request
+Rests = tuple[list[Piece], list[Piece]]  # the pieces from the divergence on, of the old and the new request
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def parted(old: Layout, new: Layout) -> Divergence | None:
 
 
 def rests(old: Layout, new: Layout) -> Rests | None:
-    """What either has from the parting on; None where the text of none is another."""
+    """What either has from the divergence on; None where the text of none is another."""
     return _tools(old, new) or _messages(old, new)
 
 

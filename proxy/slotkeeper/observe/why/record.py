@@ -118,7 +118,7 @@ class Record:
     kind: Kind | None = None
     spans: list[Span] = field(default_factory=list)
     decision: Decision | None = None
-    parting: PromptDivergence | None = None
+    divergence: PromptDivergence | None = None
     changes: tuple[Change, ...] = ()
     weighed: Weighed | None = None  # in which form it went out, where rules would have changed it
     engine: str | None = None  # where it was sent in the end
@@ -158,5 +158,5 @@ class Record:
 
         What is both counts once.
         """
-        found = (self.lost.tokens if self.lost else 0) + (self.parting.tokens if self.parting else 0)
+        found = (self.lost.tokens if self.lost else 0) + (self.divergence.tokens if self.divergence else 0)
         return min(found, self.usage.work if self.usage else 0)

@@ -15,7 +15,7 @@ Document = dict[str, Any]
 
 def summary(record: Record) -> Document:
     """One line of a list. Tokens are the engine's counts; times are seconds."""
-    parting, lost, decision = record.parting, record.lost, record.decision
+    divergence, lost, decision = record.divergence, record.lost, record.decision
     usage, saved = record.usage, record.saved_seconds
     return {
         **asked_by(record),
@@ -42,9 +42,9 @@ def summary(record: Record) -> Document:
         "seconds": record.seconds,
         "first_token_seconds": record.first_token,
         "saved_seconds": None if saved is None else round(saved, 6),
-        "cause": parting.cause.value if parting else None,
-        "section": parting.section.value if parting and parting.section else None,
-        "where": place(parting) if parting else None,
+        "cause": divergence.cause.value if divergence else None,
+        "section": divergence.section.value if divergence and divergence.section else None,
+        "where": place(divergence) if divergence else None,
         "lost": lost.why.value if lost else None,
         "verdict": verdict(record),
     }
@@ -57,7 +57,7 @@ def detail(record: Record, taker: Record | None = None) -> Document:
         "explanation": sentences(record, taker),
         "timeline": [_span(span) for span in sorted(record.spans, key=lambda span: span.begin)],
         "choice": _choice(record.decision) if record.decision else None,
-        "parting": _parting(record.parting) if record.parting else None,
+        "parting": _divergence_at(record.divergence) if record.divergence else None,
         "lost_tokens": record.lost.tokens if record.lost else 0,
         "slot_taken_by": taker.request_id if taker else None,
         "changes": [_change(change) for change in record.changes],
@@ -119,18 +119,18 @@ def _option(option: Option, rate: float) -> Document:
     }
 
 
-def _parting(parting: PromptDivergence) -> Document:
+def _divergence_at(divergence: PromptDivergence) -> Document:
     """The caller turns its ids into text."""
     return {
-        "cause": parting.cause.value,
-        "section": parting.section.value if parting.section else None,
-        "message": parting.message,
-        "where": place(parting),
-        "token": parting.token,
-        "repeated_tokens": parting.tokens,
-        "seconds": parting.seconds,
-        "rule": parting.rule.value if parting.rule else None,
-        "fixed": parting.fixed,
+        "cause": divergence.cause.value,
+        "section": divergence.section.value if divergence.section else None,
+        "message": divergence.message,
+        "where": place(divergence),
+        "token": divergence.token,
+        "repeated_tokens": divergence.tokens,
+        "seconds": divergence.seconds,
+        "rule": divergence.rule.value if divergence.rule else None,
+        "fixed": divergence.fixed,
         "text": None,
     }
 

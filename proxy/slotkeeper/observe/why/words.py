@@ -86,7 +86,7 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
         return ["It has not ended yet.", *_went(record.decision)]
     return [
         *_computed(record),
-        *_parted(record.parting),
+        *_parted(record.divergence),
         *_lost(record, taker),
         *_weighed(record),
         *_went(record.decision),
@@ -98,21 +98,21 @@ def verdict(record: Record) -> str:
     if record.repeated <= FEW:
         known = record.usage is not None and record.oracle is not None
         return "nothing twice" if known else ""
-    parting, lost = record.parting, record.lost
+    divergence, lost = record.divergence, record.lost
     found = []
-    if parting and (parting.tokens > FEW or parting.cause not in NEW_SESSION):
-        found.append(f"{place(parting)}: {CAUSES[parting.cause].what}")
+    if divergence and (divergence.tokens > FEW or divergence.cause not in NEW_SESSION):
+        found.append(f"{place(divergence)}: {CAUSES[divergence.cause].what}")
     if lost and lost.tokens > FEW:
         found.append(f"cache: {lost.why.value}")
     return "; ".join(found)
 
 
-def place(parting: PromptDivergence) -> str:
+def place(divergence: PromptDivergence) -> str:
     """The section, and the message's number where there is one."""
-    if parting.section is None:
+    if divergence.section is None:
         return "template"
-    name = PLACES[parting.section]
-    return name if parting.message is None else f"{name} (message {parting.message + 1})"
+    name = PLACES[divergence.section]
+    return name if divergence.message is None else f"{name} (message {divergence.message + 1})"
 
 
 def _computed(record: Record) -> Iterator[str]:
@@ -133,34 +133,34 @@ def _computed(record: Record) -> Iterator[str]:
         yield "Nothing was computed twice."
 
 
-def _parted(parting: PromptDivergence | None) -> Iterator[str]:
-    if parting is None:
+def _parted(divergence: PromptDivergence | None) -> Iterator[str]:
+    if divergence is None:
         return
-    what = CAUSES[parting.cause].what
-    where = f"token {parting.token:,}" + (f", in the {place(parting)}" if parting.section else "")
-    if parting.cause in NEW_SESSION:
+    what = CAUSES[divergence.cause].what
+    where = f"token {divergence.token:,}" + (f", in the {place(divergence)}" if divergence.section else "")
+    if divergence.cause in NEW_SESSION:
         yield f"It is {what}: it diverges from the one before at {where}."
         return
-    if parting.reply:
+    if divergence.reply:
         yield f"The newest reply came back in another form than it was sampled, from {where} on: {what}."
         return
-    if parting.cause is Cause.OUR_RULE:
-        what += f" ({parting.rule.value})" if parting.rule else ""
-    yield f"It diverges from the request before it at {where}: {what} (cause {parting.cause.value})."
-    if parting.fixed and parting.tokens <= FEW:
-        yield f"Rule {parting.rule.value if parting.rule else '?'} undid that: it cost nothing."
-    elif parting.tokens > FEW:
-        time = f", {parting.seconds:.1f} s" if parting.seconds is not None else ""
-        yield f"{parting.tokens:,} unchanged tokens behind it were computed again{time}."
-        yield from _advice(parting)
+    if divergence.cause is Cause.OUR_RULE:
+        what += f" ({divergence.rule.value})" if divergence.rule else ""
+    yield f"It diverges from the request before it at {where}: {what} (cause {divergence.cause.value})."
+    if divergence.fixed and divergence.tokens <= FEW:
+        yield f"Rule {divergence.rule.value if divergence.rule else '?'} undid that: it cost nothing."
+    elif divergence.tokens > FEW:
+        time = f", {divergence.seconds:.1f} s" if divergence.seconds is not None else ""
+        yield f"{divergence.tokens:,} unchanged tokens behind it were computed again{time}."
+        yield from _advice(divergence)
 
 
-def _advice(parting: PromptDivergence) -> Iterator[str]:
-    if parting.cause is Cause.OUR_RULE:
-        yield f"To turn that rule off: --rules {parting.rule.value if parting.rule else 'all'}=off."
-    elif parting.rule and not parting.fixed:
-        yield f"To undo that: --rules {parting.rule.value}=fix."
-    elif parting.cause is Cause.TEMPLATE_STRIPS_REASONING:
+def _advice(divergence: PromptDivergence) -> Iterator[str]:
+    if divergence.cause is Cause.OUR_RULE:
+        yield f"To turn that rule off: --rules {divergence.rule.value if divergence.rule else 'all'}=off."
+    elif divergence.rule and not divergence.fixed:
+        yield f"To undo that: --rules {divergence.rule.value}=fix."
+    elif divergence.cause is Cause.TEMPLATE_STRIPS_REASONING:
         yield "No rule can undo that: the model's template leaves it out, whatever is sent."
 
 

@@ -224,9 +224,9 @@ def test_a_decision_tells_what_it_chose_and_what_that_beat(play):
 
 def test_who_was_placed_by_its_messages_learns_later_what_it_has_in_common(play):
     mine, next_turn = (b"h", b"u1"), (b"h", b"u1", b"a1", b"u2")
-    play.comes("r1", outline=mine)
+    play.comes("r1", hash_chain=mine)
     assert play << knows("r1", A) >> goes("r1") << ends("r1", 2000, 0) >> reports("r1")
-    came = play.comes("r2", outline=next_turn)
+    came = play.comes("r2", hash_chain=next_turn)
     assert play >> goes("r2", slot=0, reason=Reason.CONTINUES)
     assert (came.decision.chosen.reason, came.decision.common) == (Reason.CONTINUES, None)
     assert play << knows("r2", A + X)

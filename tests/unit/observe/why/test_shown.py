@@ -34,7 +34,7 @@ def whole() -> Record:
         conversation=3,
         kind=Kind.REWRITE,
         decision=Decision(chosen=CHOSEN, beaten=(BEATEN,), rate=500.0, held=1900, common=950),
-        parting=PromptDivergence(
+        divergence=PromptDivergence(
             cause=Cause.DATE,
             section=Section.SYSTEM,
             message=0,

@@ -25,7 +25,7 @@ def option(reason: Reason = Reason.PREFIX, slot: int | None = 1, **more) -> Opti
     )
 
 
-def parting(cause: Cause = Cause.DATE, **more) -> PromptDivergence:
+def divergence(cause: Cause = Cause.DATE, **more) -> PromptDivergence:
     usual = {
         "section": Section.SYSTEM,
         "message": 0,
@@ -91,8 +91,8 @@ def test_every_loss_can_be_told(loss, tokens):
 @pytest.mark.parametrize("section", [*Section, None])
 def test_every_parting_can_be_told(cause, section):
     for message, fixed, tokens, reply in product((None, 2), (True, False), (0, 800), (True, False)):
-        seen = parting(cause, section=section, message=message, fixed=fixed, tokens=tokens, reply=reply)
-        came = answered(parting=seen)
+        seen = divergence(cause, section=section, message=message, fixed=fixed, tokens=tokens, reply=reply)
+        came = answered(divergence=seen)
         assert CAUSES[cause].what in said(came)
         assert verdict(came) == (f"{place(seen)}: {CAUSES[cause].what}" if tokens else "nothing twice")
 
@@ -157,28 +157,28 @@ def test_plants_are_counted_and_each_other_step_is_named_once():
 @pytest.mark.parametrize("rule", [rule for rule in RuleName if rule in {one.rule for one in CAUSES.values()}])
 def test_a_rule_that_would_help_is_named_until_it_does(rule):
     cause = next(cause for cause in Cause if CAUSES[cause].rule is rule)
-    assert f"--rules {rule.value}=fix" in said(answered(parting=parting(cause)))
-    fixed = said(answered(parting=parting(cause, fixed=True, tokens=0)))
+    assert f"--rules {rule.value}=fix" in said(answered(divergence=divergence(cause)))
+    fixed = said(answered(divergence=divergence(cause, fixed=True, tokens=0)))
     assert f"Rule {rule.value} undid that" in fixed
     assert "--rules" not in fixed
 
 
 def test_where_no_rule_helps_none_is_named():
-    assert "--rules" not in said(answered(parting=parting(Cause.MESSAGE_EDITED)))
-    assert "No rule" in said(answered(parting=parting(Cause.TEMPLATE_STRIPS_REASONING, section=None)))
+    assert "--rules" not in said(answered(divergence=divergence(Cause.MESSAGE_EDITED)))
+    assert "No rule" in said(answered(divergence=divergence(Cause.TEMPLATE_STRIPS_REASONING, section=None)))
 
 
 @pytest.mark.parametrize("cause", sorted(NEW_SESSION))
 def test_a_new_session_did_nothing_wrong(cause):
-    text = said(answered(parting=parting(cause)))
+    text = said(answered(divergence=divergence(cause)))
     assert "It is " in text
     assert "again" not in text
 
 
 def test_people_count_messages_from_1():
-    assert place(parting(section=Section.USER, message=0)) == "user message (message 1)"
-    assert place(parting(section=Section.TOOLS, message=None)) == "tools"
-    assert place(parting(section=None, message=None)) == "template"
+    assert place(divergence(section=Section.USER, message=0)) == "user message (message 1)"
+    assert place(divergence(section=Section.TOOLS, message=None)) == "tools"
+    assert place(divergence(section=None, message=None)) == "template"
 
 
 @pytest.mark.parametrize("conversation", [None, 7])
@@ -195,15 +195,15 @@ def test_who_took_the_slot_is_named_where_that_lost_something(conversation):
 
 
 def test_both_kinds_of_repetition_are_named():
-    came = answered(parting=parting(), lost=Lost(Loss.RESTARTED, 200))
+    came = answered(divergence=divergence(), lost=Lost(Loss.RESTARTED, 200))
     assert verdict(came) == "system text (message 1): a date changed; cache: restarted"
 
 
 def test_what_was_both_counts_once():
-    both = {"parting": parting(tokens=900), "lost": Lost(Loss.OVERWRITTEN, 1000)}
+    both = {"divergence": divergence(tokens=900), "lost": Lost(Loss.OVERWRITTEN, 1000)}
     assert answered(**both).repeated == 1100  # all that was computed
     assert answered(**both, planted=500).repeated == 1600
-    assert answered(parting=parting(tokens=300), lost=Lost(Loss.OVERWRITTEN, 200)).repeated == 500
+    assert answered(divergence=divergence(tokens=300), lost=Lost(Loss.OVERWRITTEN, 200)).repeated == 500
 
 
 # -- nobody's words --------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_no_sentence_has_a_word_of_a_prompt():
     change = Change(RuleName.DATE, Mode.OBSERVE, "messages[0].content", PRIVATE, PRIVATE)
     came = answered(
         changes=(change,),
-        parting=parting(was=(70001, 70002), now=(70001, 70003), lead=1),
+        divergence=divergence(was=(70001, 70002), now=(70001, 70003), lead=1),
         lost=Lost(Loss.OVERWRITTEN, 500),
         decision=Decision(chosen=option(), beaten=(option(),)),
     )

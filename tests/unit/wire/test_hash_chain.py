@@ -18,13 +18,13 @@ TURN = [
 ]
 
 
-def outline(api=Api.CHAT, **body):
-    return parse(api, orjson.dumps(body)).outline
+def hash_chain(api=Api.CHAT, **body):
+    return parse(api, orjson.dumps(body)).hash_chain
 
 
 @given(first=MESSAGES, second=MESSAGES)
 def test_one_continues_another_just_when_its_messages_do(first, second):
-    a, b = outline(messages=first), outline(messages=second)
+    a, b = hash_chain(messages=first), hash_chain(messages=second)
     assert len(a) == len(first) + 1
     assert (b[: len(a)] == a) == (second[: len(first)] == first)
 
@@ -43,7 +43,7 @@ def test_one_continues_another_just_when_its_messages_do(first, second):
     ],
 )
 def test_what_stands_before_the_messages_changes_the_first_digest_alone(change):
-    plain, changed = outline(messages=TURN[:1]), outline(messages=TURN[:1], **change)
+    plain, changed = hash_chain(messages=TURN[:1]), hash_chain(messages=TURN[:1], **change)
     assert plain[0] != changed[0]
     assert plain[1:] == changed[1:]  # that the messages are the same can still be seen
 
@@ -56,34 +56,34 @@ def test_what_stands_before_the_messages_changes_the_first_digest_alone(change):
     ],
 )
 def test_sampling_changes_nothing(change):
-    assert outline(messages=TURN[:1]) == outline(messages=TURN[:1], **change)
+    assert hash_chain(messages=TURN[:1]) == hash_chain(messages=TURN[:1], **change)
 
 
 def test_the_order_of_keys_changes_nothing():
     tool = {"name": "ls", "parameters": {"a": 1, "b": 2}}
     turned = {"parameters": {"b": 2, "a": 1}, "name": "ls"}
-    assert outline(messages=[], tools=[tool]) == outline(messages=[], tools=[turned])
+    assert hash_chain(messages=[], tools=[tool]) == hash_chain(messages=[], tools=[turned])
 
 
 def test_moved_cache_marks_and_single_blocks_are_the_same_message():
     plain = [{"role": "user", "content": "look"}, *copy.deepcopy(TURN[1:])]
-    assert outline(Api.MESSAGES, messages=TURN) == outline(Api.MESSAGES, messages=plain)
+    assert hash_chain(Api.MESSAGES, messages=TURN) == hash_chain(Api.MESSAGES, messages=plain)
     two = [{"role": "user", "content": [{"type": "text", "text": "lo"}, {"type": "text", "text": "ok"}]}]
-    assert outline(messages=two) != outline(messages=plain[:1])
+    assert hash_chain(messages=two) != hash_chain(messages=plain[:1])
 
 
 def test_a_system_prompt_outside_the_messages_stands_before_them():
-    plain = outline(Api.MESSAGES, messages=TURN[:1])
-    brief = outline(Api.MESSAGES, system="Be brief.", messages=TURN[:1])
+    plain = hash_chain(Api.MESSAGES, messages=TURN[:1])
+    brief = hash_chain(Api.MESSAGES, system="Be brief.", messages=TURN[:1])
     assert len(plain) == len(brief) == 2
     assert plain[0] != brief[0]
-    assert len(outline(Api.RESPONSES, instructions="x", input="y")) == 2
+    assert len(hash_chain(Api.RESPONSES, instructions="x", input="y")) == 2
 
 
 def test_a_billing_stamp_does_not_part_conversations():
     def stamped(stamp):
         header = f"x-anthropic-billing-header: cc_version=2; cch={stamp};You are"
-        return outline(Api.MESSAGES, system=[{"type": "text", "text": header}], messages=TURN)
+        return hash_chain(Api.MESSAGES, system=[{"type": "text", "text": header}], messages=TURN)
 
     assert stamped("a51f5") == stamped("00000")
 
@@ -97,4 +97,4 @@ def test_item_ids_and_statuses_do_not_part_conversations():
             {"type": "function_call_output", "id": mark, "call_id": "c", "output": "d"},
         ]
 
-    assert outline(Api.RESPONSES, input=items("x")) == outline(Api.RESPONSES, input=items("y"))
+    assert hash_chain(Api.RESPONSES, input=items("x")) == hash_chain(Api.RESPONSES, input=items("y"))

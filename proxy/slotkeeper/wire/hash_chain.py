@@ -19,7 +19,7 @@ _SAMPLING: Final = frozenset({"tool_choice", "parallel_tool_calls", "grammar", "
 _SPOKEN: Final = ("role", "name", "content", "reasoning_content", "tool_calls", "tool_call_id")
 
 
-def outline(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
+def hash_chain(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
     """Digests of a chat body: first of all before the messages, then one per message, each over the last.
 
     `lead` messages (an Anthropic system prompt, Responses instructions) belong to what comes before.
