@@ -32,9 +32,9 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import play
 from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent
 from slotkeeper.bench.target import Shot, Target
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.observe.log import configure
+from slotkeeper.scheduler.tokens import Tokens
 
 AT_ONCE: Final = "agents-at-once"  # the one case that is no script
 Row = dict[str, Any]

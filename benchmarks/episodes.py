@@ -16,12 +16,12 @@ from typing import Any, Final
 import httpx
 import orjson
 
+from slotkeeper.api.answer import Answer, AnswerReader
+from slotkeeper.api.document import Doc
+from slotkeeper.api.routes import Api
 from slotkeeper.bench.play import CHAT, SILENCE, spoken
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN, TOOL, result, system, user
-from slotkeeper.wire.answer import Answer, AnswerReader
-from slotkeeper.wire.document import Doc
-from slotkeeper.wire.routes import Api
 
 PAUSE_SECONDS: Final = 0.3  # at most, between an answer and the next request
 TASKS: Final = 2  # of each episode, and then one more question

@@ -21,9 +21,9 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import whole
+from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.intake import Edit, Editor, Saved
 from slotkeeper.store.store import Store
 

@@ -14,13 +14,13 @@ from typing import Final
 from rich.table import Table
 
 from benchmarks.figures import console
-from slotkeeper.core.conversations.divergence import common_start
-from slotkeeper.core.conversations.titles import title_in
-from slotkeeper.core.conversations.values import value_cause
-from slotkeeper.core.requests.facts import bare, found_in
-from slotkeeper.core.requests.layout import Section, Text
+from slotkeeper.api.identity import named
+from slotkeeper.conversation.divergence import common_start
+from slotkeeper.conversation.requests.facts import bare, found_in
+from slotkeeper.conversation.requests.layout import Section, Text
+from slotkeeper.conversation.titles import title_in
+from slotkeeper.conversation.values import value_cause
 from slotkeeper.vocab.bpe import too_blank
-from slotkeeper.wire.identity import named
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 TEXTS: Final[dict[str, Callable[[int], str]]] = {

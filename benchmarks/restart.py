@@ -25,6 +25,7 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from benchmarks.raw import post
 from benchmarks.scenarios import tokens
+from slotkeeper.api.document import Doc
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
@@ -36,7 +37,6 @@ from slotkeeper.bench.restart import Change, Conversation
 from slotkeeper.bench.sessions import PLAIN, system, user
 from slotkeeper.bench.target import Target
 from slotkeeper.observe.log import configure
-from slotkeeper.wire.document import Doc
 
 BUILDS: Final = ("b10434", "b11549")
 TIMED: Final = (Tiny.DENSE, Tiny.HYBRID)

@@ -20,11 +20,11 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.going_back import SYSTEM, TURNS, Request, edits_after, edits_among, edits_of_it
-from slotkeeper.core.retention import evict
-from slotkeeper.core.slot_contents import SlotContents, restored, reuse
-from slotkeeper.core.snapshots import Snapshot, SnapshotId
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.scheduler.retention import evict
+from slotkeeper.scheduler.slot_contents import SlotContents, restored, reuse
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
 
 FIRST_SEED: Final = 1000  # the rule was chosen on seeds below: these it has not seen
 SHARE: Final = 3

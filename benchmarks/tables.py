@@ -1,7 +1,7 @@
 """The tables of measured tokens in README.md and docs/benchmarks.md, from docs/figures.json.
 
-Ratios are those of `slotkeeper.core.figures`: waited, and total. Where two stand in a cell, the first is the
-older build's and the second the newest's.
+Ratios are those of `slotkeeper.scheduler.figures`: waited, and total. Where two stand in a cell, the first
+is the older build's and the second the newest's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from slotkeeper.core.figures import Sums
+from slotkeeper.scheduler.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
 

@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only i
 
 from benchmarks.tables import MEASURED, code, table
 
-from slotkeeper.core.canonical.registry import RULES
-from slotkeeper.core.conversations.kinds import Kind
-from slotkeeper.core.conversations.reasons import CAUSES
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.types import EngineId, Reason
+from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.reasons import CAUSES
+from slotkeeper.conversation.rules.registry import RULES
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.types import EngineId, Reason
 from slotkeeper.settings import SECRETS, Settings
 from slotkeeper.units import in_words
 

@@ -14,11 +14,9 @@ from typing import Final
 from aiohttp import web
 
 from slotkeeper.address import Address
-from slotkeeper.core.canonical.modes import Choice
-from slotkeeper.core.canonical.registry import DEFAULTS
-from slotkeeper.core.conversations.naming import Naming
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.types import EngineId
+from slotkeeper.conversation.naming import Naming
+from slotkeeper.conversation.rules.modes import Choice
+from slotkeeper.conversation.rules.registry import DEFAULTS
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
@@ -30,6 +28,8 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.core.snapshots import Tier
-from slotkeeper.core.traits import Known
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.doctor import Finding, Probe, Severity, examine, probe
 from slotkeeper.engine.state_size import state_bytes
 from slotkeeper.engine.statefiles import about_files
 from slotkeeper.engine.traits import Reading, read_traits
+from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.traits import Known
 from slotkeeper.store import names
 from slotkeeper.store.health import SLOW_BYTES_PER_SECOND
 from slotkeeper.store.snapshot_folder import SnapshotFolder

@@ -12,7 +12,7 @@ import orjson
 
 from slotkeeper.asking import ANSWER_SECONDS, AdminPort, AskedError, admin_port, refusal
 from slotkeeper.config import UsageError
-from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.store import names
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble

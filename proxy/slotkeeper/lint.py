@@ -18,19 +18,19 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from slotkeeper.api.identity import named
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.routes import classify
 from slotkeeper.bench.trace import Entry, Trace, TraceError, merged, read
 from slotkeeper.config import UsageError
-from slotkeeper.core.canonical.registry import DEFAULTS
-from slotkeeper.core.canonical.rules import Mode, RuleName
-from slotkeeper.core.conversations.book import Conversations
-from slotkeeper.core.conversations.causes import Cause, Explained, explain
-from slotkeeper.core.conversations.reasons import CAUSES, NEW_SESSION
-from slotkeeper.core.conversations.record import Who
-from slotkeeper.core.requests.layout import Layout, Section
+from slotkeeper.conversation.book import Conversations
+from slotkeeper.conversation.causes import Cause, Explained, explain
+from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION
+from slotkeeper.conversation.record import Who
+from slotkeeper.conversation.requests.layout import Layout, Section
+from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.conversation.rules.registry import DEFAULTS
 from slotkeeper.terminal.figures import one_line
-from slotkeeper.wire.identity import named
-from slotkeeper.wire.layout import lay_out
-from slotkeeper.wire.routes import classify
 
 CHARACTERS_A_TOKEN: Final = 3.6  # of code and English, in the vocabularies of today
 NEGLIGIBLE: Final = 720  # characters: 200 tokens are computed faster than anything puts them right

@@ -11,7 +11,7 @@ from pydantic import ByteSize, Field, SecretStr, field_validator, model_validato
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from slotkeeper.address import Address, base_of
-from slotkeeper.core.canonical.modes import Setting
+from slotkeeper.conversation.rules.modes import Setting
 
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token")

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
+from slotkeeper.api.secrets import MASK, masked, tells_secret
 from slotkeeper.app import OTHER_PORT, serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.config import UsageError
-from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import Health
 from slotkeeper.engine.flags import EngineFlags, FlagError, given
 from slotkeeper.engine.launch import EngineBinary, Kind, NoEngineError, find_engine, free_port
@@ -26,11 +26,11 @@ from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, private_folder, r
 from slotkeeper.engine.supervisor import Supervisor
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 from slotkeeper.terminal.greeting import greeter
 from slotkeeper.terminal.out import complain
 from slotkeeper.vocab.gguf import GgufError, read_header
-from slotkeeper.wire.secrets import MASK, masked, tells_secret
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
 LOG_NAME: Final = "llama-server.log"

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.wire.routes import Api
+from slotkeeper.api.routes import Api
 
 PATHS: Final = {
     Api.CHAT: "/v1/chat/completions",

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from slotkeeper.wire.document import rows
+from slotkeeper.api.document import rows
 
 
 @dataclass(slots=True)

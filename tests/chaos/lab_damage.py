@@ -14,9 +14,9 @@ import aiohttp
 import orjson
 
 from chaos.lab_snapshots import Talk, bench, said
-from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.types import SlotId
 from slotkeeper.store import names
 from slotkeeper.store.manifest import Flaw, decode, encode
 

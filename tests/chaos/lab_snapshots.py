@@ -20,13 +20,13 @@ from chaos.raw import until
 from engine.conftest import stock
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.prose import prose
-from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import RestoreResult
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId
 from slotkeeper.store.intake import Saved
 from slotkeeper.store.kept import Kept
 

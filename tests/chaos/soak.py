@@ -42,12 +42,12 @@ from commands.process import serving
 from engine.dialects import BODIES
 from engine.mixes import tool
 from patience import PATIENCE
+from slotkeeper.api.routes import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN, Turn, system
 from slotkeeper.engine.http import KEPT
-from slotkeeper.wire.routes import Api
 
 WORLDS: Final = ((Tiny.DENSE, "b10434"), (Tiny.HYBRID, "b11549"))
 SLOTS: Final = 4

@@ -12,11 +12,11 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import FakeEngine
 from chaos.raw import until
+from slotkeeper.api import headers as names
+from slotkeeper.api.routes import Api
 from slotkeeper.app import Sidecar, running
 from slotkeeper.engine.client import Health
 from slotkeeper.engine.launch import free_port
-from slotkeeper.wire import headers as names
-from slotkeeper.wire.routes import Api
 
 
 def health(sidecar: Sidecar) -> Health:

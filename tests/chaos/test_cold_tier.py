@@ -23,7 +23,7 @@ from chaos.lab_snapshots import (
     undisturbed,
 )
 from slotkeeper.app import Sidecar
-from slotkeeper.core.snapshots import Tier
+from slotkeeper.scheduler.snapshots import Tier
 
 pytestmark = pytest.mark.alternating
 

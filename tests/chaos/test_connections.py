@@ -15,8 +15,8 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.raw import Wire, dial, until
 from commands.process import serving
+from slotkeeper.api.routes import Api
 from slotkeeper.app import Sidecar, running
-from slotkeeper.wire.routes import Api
 
 CHAT = PATHS[Api.CHAT]
 MOST = 8

@@ -13,12 +13,12 @@ from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import Fault
 from chaos.fake_http import STREAM_HEAD
 from chaos.raw import Head, dial
+from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.routes import Api
 from slotkeeper.app import running
-from slotkeeper.core.placement import Placement
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.runtime import render
-from slotkeeper.wire.answer import AnswerReader
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.placement import Placement
 
 CHAT = PATHS[Api.CHAT]
 

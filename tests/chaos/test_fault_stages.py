@@ -24,13 +24,13 @@ from chaos.fake_answers import looks_whole
 from chaos.raw import until
 from chaos.soak import events, text_of
 from patience import PATIENCE
+from slotkeeper.api.routes import Api
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.bench.prose import prose
-from slotkeeper.core.types import EngineId
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.types import EngineId
 
 pytestmark = pytest.mark.alternating
 

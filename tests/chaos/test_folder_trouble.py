@@ -32,8 +32,8 @@ from chaos.lab_snapshots import (
 from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
-from slotkeeper.core import preparing
 from slotkeeper.runtime import link, snapshots
+from slotkeeper.scheduler import preparing
 from slotkeeper.store import files, health, snapshot_folder
 
 pytestmark = pytest.mark.alternating

@@ -22,8 +22,8 @@ import pytest
 from chaos.lab_snapshots import SOON, Bench, Talk, bench, digest, said, undisturbed
 from chaos.raw import dial
 from patience import PATIENCE
-from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.engine.launch import free_port
+from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.store.manifest import Flaw, decode
 from slotkeeper.store.names import ours
 from slotkeeper.store.seal import seal_of

@@ -24,7 +24,7 @@ from chaos.lab_snapshots import (
     undisturbed,
 )
 from slotkeeper.app import Sidecar
-from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.store.kept import Kept
 
 pytestmark = pytest.mark.alternating

@@ -13,8 +13,8 @@ import pytest
 from chaos import soak
 from chaos.fake_answers import PATHS, answer_body, answer_events
 from chaos.soak import Heard, Standing, Step, Verdict, judged
+from slotkeeper.api.routes import Api
 from slotkeeper.engine.http import KEPT
-from slotkeeper.wire.routes import Api
 
 SAID = "one two three four"
 SHAPES = pytest.mark.parametrize("api", PATHS)

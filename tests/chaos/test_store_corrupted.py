@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.store import names
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError

@@ -18,9 +18,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slotkeeper.core.snapshots import SnapshotId, Tier
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import whole
+from slotkeeper.scheduler.snapshots import SnapshotId, Tier
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.intake import Edit, Saved
 from slotkeeper.store.names import INDEX
 from slotkeeper.store.store import Store

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.api.routes import classify, takes_form
 from slotkeeper.web.data import TAKES_SLOT
-from slotkeeper.wire.routes import classify, takes_form
 
 JSON: Final = {"Content-Type": "application/json"}
 ORIGIN: Final = {"Origin": "http://app.example"}

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.types import Reason
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"

@@ -10,8 +10,8 @@ import pytest
 from chaos.conftest import settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.raw import dial, until
+from slotkeeper.api.routes import Api
 from slotkeeper.app import running
-from slotkeeper.wire.routes import Api
 
 CHAT = PATHS[Api.CHAT]
 LIMIT = 20_000

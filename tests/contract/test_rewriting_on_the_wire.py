@@ -12,11 +12,11 @@ import pytest
 from chaos.conftest import settings
 from chaos.fake_answers import PATHS
 from chaos.raw import dial
+from slotkeeper.api.routes import Api
 from slotkeeper.app import running
-from slotkeeper.core.types import Reason
 from slotkeeper.observe.why.words import sentences
 from slotkeeper.runtime.rewriting import Rewriting
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.types import Reason
 
 HANDBOOK = "Keep lines short. " * 60
 CHAT = PATHS[Api.CHAT]

@@ -12,9 +12,9 @@ from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import Fault
 from chaos.raw import dial
 from collector import collecting, values
+from slotkeeper.api.routes import Api
 from slotkeeper.app import running
 from slotkeeper.observe.spans import REQUEST
-from slotkeeper.wire.routes import Api
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{CALLER}-01"

@@ -16,11 +16,11 @@ from typing import Final
 
 import pytest
 
-from slotkeeper.core.conversations.reasons import Cause
-from slotkeeper.core.losses import Loss
-from slotkeeper.core.types import Reason
+from slotkeeper.conversation.reasons import Cause
 from slotkeeper.engine.flags import OPTIONS
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.scheduler.losses import Loss
+from slotkeeper.scheduler.types import Reason
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 from slotkeeper.store.trouble import Trouble
 

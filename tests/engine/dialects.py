@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from slotkeeper.api.routes import Api
 from slotkeeper.bench.sessions import Turn
-from slotkeeper.wire.routes import Api
 
 Doc = dict[str, Any]
 

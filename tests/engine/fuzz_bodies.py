@@ -35,10 +35,10 @@ import orjson
 from rich.console import Console
 
 from patience import PATIENCE
-from slotkeeper.wire.claim import Claim, NotPlain, claim, load, placed, plain
-from slotkeeper.wire.document import NotOurs
-from slotkeeper.wire.request import read
-from slotkeeper.wire.routes import Api, classify
+from slotkeeper.api.claim import Claim, NotPlain, claim, load, placed, plain
+from slotkeeper.api.document import NotOurs
+from slotkeeper.api.request import read
+from slotkeeper.api.routes import Api, classify
 
 SLOTS: Final = 4
 PATHS_IN: Final = 20  # one path for so many bodies

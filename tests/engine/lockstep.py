@@ -15,14 +15,14 @@ from typing import Any
 import aiohttp
 
 from engine.conftest import Engine
-from slotkeeper.core.shadow import EngineShadow, ReusePlan
-from slotkeeper.core.slot_contents import SlotContents
-from slotkeeper.core.snapshots import Snapshot, SnapshotId
-from slotkeeper.core.state import user_starts
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.traits import read_traits
+from slotkeeper.scheduler.shadow import EngineShadow, ReusePlan
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.state import user_starts
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import SlotId
 
 Message = dict[str, str]
 FIELDS = ["tokens", "tokens_cached", "tokens_predicted", "timings/cache_n"]

@@ -12,7 +12,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import at_once, play
 from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent
 from slotkeeper.bench.target import Target
-from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.scheduler.snapshots import SnapshotId
 
 pytestmark = pytest.mark.alternating
 

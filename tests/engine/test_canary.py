@@ -15,14 +15,14 @@ import pytest
 from engine.conftest import evaluated
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
-from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine import logprob_fingerprint
 from slotkeeper.engine.canary import CANARY_TOKENS, ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import Kind
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.traits import read_traits
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.types import SlotId
 
 VERSIONS = {Kind.SKULK: 2, Kind.XLLAMACPP: 4}
 HYBRID = EngineTraits(n_slots=2, memory=Memory.HYBRID)

@@ -11,10 +11,10 @@ import pytest
 from yarl import URL
 
 from patience import PATIENCE
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.http import KEPT
 from slotkeeper.engine.launch import free_port
+from slotkeeper.scheduler.types import SlotId
 
 CHAT = {"messages": [{"role": "user", "content": "Name the seven seas."}]}
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.bench import lab
-from slotkeeper.core.traits import Known
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.command_line import flags_behind
 from slotkeeper.engine.launch import free_port
+from slotkeeper.scheduler.traits import Known
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="there is /proc on Linux only")
 

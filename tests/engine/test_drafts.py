@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from patience import PATIENCE
+from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN
 from slotkeeper.engine.launch import Kind
-from slotkeeper.wire.document import Doc
 
 pytestmark = pytest.mark.alternating
 

@@ -22,7 +22,7 @@ from slotkeeper.bench.prose import prose
 from slotkeeper.bench.rewriters import REWRITERS
 from slotkeeper.bench.sessions import Script, Turn, system, title, user
 from slotkeeper.bench.target import Shot, Target
-from slotkeeper.core.canonical.rules import RuleName
+from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.terminal.figures import tokens
 from slotkeeper.top import top

@@ -8,10 +8,10 @@ import pytest
 
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.engine.launch import Kind
 from slotkeeper.engine.traits import read_traits
+from slotkeeper.scheduler.types import SlotId
 
 
 async def fingerprint(engine, *, ours: bool = True, **more) -> str:

@@ -8,13 +8,13 @@ from engine.conftest import evaluated
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.core.traits import Known
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine import flag_canary
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flag_canary import FEW
 from slotkeeper.engine.launch import Kind, find_engine
 from slotkeeper.engine.traits import Reading, read_traits
+from slotkeeper.scheduler.traits import Known
+from slotkeeper.scheduler.types import SlotId
 
 pytestmark = pytest.mark.alternating
 

@@ -10,14 +10,14 @@ import pytest
 from yarl import URL
 
 from patience import PATIENCE
+from slotkeeper.api.headers import AUTH
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.counter import counted
 from slotkeeper.bench.lab import ready, url_of
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient, EngineError
+from slotkeeper.scheduler.types import SlotId
 from slotkeeper.settings import Settings
 from slotkeeper.web.door import Door, Verdict
-from slotkeeper.wire.headers import AUTH
 
 KEY: Final = {"Authorization": "Bearer sesame"}
 STRANGERS: Final[tuple[dict[str, str], ...]] = (

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from slotkeeper.bench.models import Tiny
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import Kind
 from slotkeeper.engine.traits import Reading, read_traits
+from slotkeeper.scheduler.types import SlotId
 
 pytestmark = pytest.mark.alternating
 

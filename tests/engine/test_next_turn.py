@@ -19,16 +19,16 @@ import pytest
 
 from engine.dialects import BODIES, PATHS
 from patience import PATIENCE
+from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.echo import words
+from slotkeeper.api.request import parse
+from slotkeeper.api.routes import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.sessions import SESSIONS, Turn
-from slotkeeper.core.events import Event, NextKnown
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.next_turn import NextTurns
-from slotkeeper.wire.answer import AnswerReader
-from slotkeeper.wire.echo import words
-from slotkeeper.wire.request import parse
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.events import Event, NextKnown
+from slotkeeper.scheduler.tokens import Tokens
 
 pytestmark = pytest.mark.alternating
 

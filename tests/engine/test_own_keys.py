@@ -19,8 +19,8 @@ from engine.test_keys import ASKS, STRANGERS, before, telling, told
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench.lab import ready, url_of
-from slotkeeper.core.types import Crowded
 from slotkeeper.engine.launch import free_port
+from slotkeeper.scheduler.types import Crowded
 from slotkeeper.settings import Settings
 
 ALICE: Final = {"Authorization": "Bearer a-long-key-of-alice"}

@@ -15,9 +15,9 @@ import pytest
 
 from engine.lockstep import LockStep
 from engine.walks import Chats, Walk
+from slotkeeper.api.headers import PREDICTED
 from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.wire.headers import PREDICTED
 
 pytestmark = pytest.mark.alternating
 

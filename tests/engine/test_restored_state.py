@@ -10,18 +10,18 @@ import httpx
 import pytest
 
 from patience import PATIENCE
+from slotkeeper.api.document import Doc
+from slotkeeper.api.headers import DECISION
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN, edited, system, user
-from slotkeeper.core.snapshots import Snapshot
-from slotkeeper.core.types import Reason
 from slotkeeper.engine.launch import Kind
 from slotkeeper.runtime import editing
-from slotkeeper.wire.document import Doc
-from slotkeeper.wire.headers import DECISION
+from slotkeeper.scheduler.snapshots import Snapshot
+from slotkeeper.scheduler.types import Reason
 
 pytestmark = pytest.mark.alternating
 

@@ -11,7 +11,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import play
 from slotkeeper.bench.rewriters import REWRITERS, Rewriter
 from slotkeeper.bench.target import Target
-from slotkeeper.core.canonical.rules import RuleName
+from slotkeeper.conversation.rules.base import RuleName
 
 pytestmark = pytest.mark.alternating
 

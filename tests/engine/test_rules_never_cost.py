@@ -12,7 +12,7 @@ import pytest
 from engine import mixes
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.core.canonical.rules import RuleName
+from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.engine.launch import Kind
 
 pytestmark = pytest.mark.alternating

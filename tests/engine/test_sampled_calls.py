@@ -18,8 +18,8 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import TOOL, system
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.scheduler.tokens import Tokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHAT = "/v1/chat/completions"

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from engine.conftest import Engine
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.launch import Kind
 from slotkeeper.engine.slotfile import (
     Damage,
@@ -33,6 +32,7 @@ from slotkeeper.engine.slotfile import (
     whole,
     with_last_token,
 )
+from slotkeeper.scheduler.tokens import Tokens
 
 N = 1500
 UBATCH = 512

@@ -13,15 +13,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slotkeeper.core.structure import Boundary, Kind
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import Memory
+from slotkeeper.api.request import parse
+from slotkeeper.api.routes import Api
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import prompt_of
 from slotkeeper.runtime.structure import boundaries_of
-from slotkeeper.wire.request import parse
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import Memory
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILLER = " ".join(f"Rule {n} is to be kept." for n in range(150))

@@ -13,10 +13,10 @@ import pytest
 
 from engine.dialects import PATHS
 from patience import PATIENCE
+from slotkeeper.api.routes import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
-from slotkeeper.wire.routes import Api
 
 pytestmark = pytest.mark.alternating
 

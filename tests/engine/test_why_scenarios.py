@@ -21,12 +21,12 @@ from slotkeeper.bench.play import at_once, play
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import SESSIONS, Script, Turn, chat, edited, system, user
 from slotkeeper.bench.target import Target
-from slotkeeper.core.conversations.kinds import Kind
-from slotkeeper.core.conversations.reasons import CAUSES, Cause
-from slotkeeper.core.losses import Loss
-from slotkeeper.core.requests.layout import Section
+from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.reasons import CAUSES, Cause
+from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.engine.launch import Kind as Build
 from slotkeeper.observe.why.words import FEW
+from slotkeeper.scheduler.losses import Loss
 
 pytestmark = pytest.mark.alternating
 

@@ -8,9 +8,9 @@ import pytest
 
 import recorded
 from patience import PATIENCE
-from slotkeeper.wire.answer import AnswerReader
-from slotkeeper.wire.request import NotOurs, parse
-from slotkeeper.wire.routes import Api, classify
+from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.request import NotOurs, parse
+from slotkeeper.api.routes import Api, classify
 
 COUNT = {
     Api.CHAT: "/v1/chat/completions/input_tokens",

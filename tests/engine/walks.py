@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 
 from engine.lockstep import LockStep, Message
-from slotkeeper.core.snapshots import Snapshot
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.snapshots import Snapshot
+from slotkeeper.scheduler.tokens import Tokens
 
 LONGEST = 2800  # tokens of a prompt; a slot has 4096
 WORDS = range(300, 2000)  # ids of ordinary words in every tiny model

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slotkeeper.core.effects import (
+from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
     Erase,
@@ -34,7 +34,7 @@ from slotkeeper.core.effects import (
     SetTimer,
     Stop,
 )
-from slotkeeper.core.events import (
+from slotkeeper.scheduler.events import (
     Acted,
     Arrived,
     Closing,
@@ -58,15 +58,15 @@ from slotkeeper.core.events import (
     Started,
     TimerFired,
 )
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.observed import SlotView
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.snapshots import Snapshot, SnapshotId
-from slotkeeper.core.structure import Boundary
-from slotkeeper.core.table import EngineTable, SlotState
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits, Known, Memory
-from slotkeeper.core.types import ClientId, EngineId, Reason, RequestId, SlotId
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.structure import Boundary
+from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Known, Memory
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, SlotId
 
 STEP = 0.01
 ENGINE = "e0"

@@ -25,11 +25,11 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.core.effects import Purpose
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.table import LINGER
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.table import LINGER
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 PROMPT = Tokens(range(10_000, 14_000))
 REPLY = Tokens(range(20_000, 20_100))  # as it comes back

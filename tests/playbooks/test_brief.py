@@ -1,8 +1,8 @@
 """A few words are placed at once: their tokens would come too late to be worth it."""
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, reports
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 LONG = Tokens(range(1000, 4000))
 WORDS = Tokens(range(40))

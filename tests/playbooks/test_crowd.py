@@ -31,12 +31,12 @@ from playbooks.playbook import (
     starts,
     written,
 )
-from slotkeeper.core import arrivals
-from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.state import State
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler import arrivals
+from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C, D = (Tokens(range(n, n + 3000)) for n in (10_000, 20_000, 30_000, 40_000))
 REPLY, OTHER, RESULT = (Tokens(range(n, n + 200)) for n in (50_000, 60_000, 70_000))

@@ -19,10 +19,10 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.core.effects import Purpose
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import EngineId, Reason
+from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(200))
@@ -277,7 +277,7 @@ def test_what_a_lost_engine_held_does_not_keep_anybody():
 
 
 def test_a_long_line_is_not_decided_on_when_no_slot_is_free(monkeypatch):
-    from slotkeeper.core import arrivals
+    from slotkeeper.scheduler import arrivals
 
     play = Play(n_slots=1)
     decided = []
@@ -292,7 +292,7 @@ def test_a_long_line_is_not_decided_on_when_no_slot_is_free(monkeypatch):
 
 
 def test_a_long_line_is_not_decided_on_again_while_nothing_changes(monkeypatch):
-    from slotkeeper.core import arrivals
+    from slotkeeper.scheduler import arrivals
 
     play = Play()
     assert play << arrives("r") << knows("r", A) >> goes("r", slot=0) << starts("r") << leaves("r")

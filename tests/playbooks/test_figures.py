@@ -26,8 +26,8 @@ from playbooks.playbook import (
     snapshots_changed,
     starts,
 )
-from slotkeeper.core.effects import Purpose
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.tokens import Tokens
 
 A = Tokens(range(10_000, 12_000))
 MORE = Tokens(range(20_000, 20_100))  # the reply as it comes back, which nobody has computed yet

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, reports
-from slotkeeper.core.forms import Weighed
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.forms import Weighed
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 HEAD, OTHER_HEAD = Tokens(range(1000)), Tokens(range(5000, 6000))
 ASKED, NEXT = Tokens(range(2000, 2300)), Tokens(range(3000, 3100))

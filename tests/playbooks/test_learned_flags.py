@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, learns, one_turn, planted, plants, reports
-from slotkeeper.core.effects import Purpose
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import FLAGS, EngineTraits, Known
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import FLAGS, EngineTraits, Known
+from slotkeeper.scheduler.types import Reason
 
 TALK = Tokens(range(10_000, 14_000))
 OTHER = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000)]

@@ -28,11 +28,11 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.core.effects import Forward, Purpose, Report, Save
-from slotkeeper.core.events import Loading
-from slotkeeper.core.losses import Loss, Lost
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.effects import Forward, Purpose, Report, Save
+from slotkeeper.scheduler.events import Loading
+from slotkeeper.scheduler.losses import Loss, Lost
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 HEAD = Tokens(range(1000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]

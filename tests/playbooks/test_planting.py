@@ -30,11 +30,11 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
-from slotkeeper.core.effects import Moment, Plant, Purpose
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.structure import Boundary, Kind
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.effects import Moment, Plant, Purpose
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 HEAD, OTHER_HEAD = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]

@@ -25,9 +25,9 @@ from playbooks.playbook import (
     snapshot,
     snapshots_changed,
 )
-from slotkeeper.core.effects import Poison, Poisoned
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.effects import Poison, Poisoned
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A = Tokens(range(1000))
 B = Tokens(range(5000, 6000))

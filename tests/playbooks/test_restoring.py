@@ -35,12 +35,12 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.core.effects import Moment, Purpose, Restore
-from slotkeeper.core.events import Loading
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.snapshots import Tier
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.effects import Moment, Purpose, Restore
+from slotkeeper.scheduler.events import Loading
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(100))

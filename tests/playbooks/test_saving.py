@@ -25,11 +25,11 @@ from playbooks.playbook import (
     starts,
     unsaved,
 )
-from slotkeeper.core.effects import Moment, Save
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.preparing import SAVES_REST
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.effects import Moment, Save
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.preparing import SAVES_REST
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 LONG = Tokens(range(100_000, 110_000))

@@ -18,10 +18,10 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.core.events import Arrived
-from slotkeeper.core.table import LINGER
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.events import Arrived
+from slotkeeper.scheduler.table import LINGER
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 100)) for n in (1000, 2000, 3000))
 MORE = Tokens(range(50))

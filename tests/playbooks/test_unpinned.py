@@ -22,13 +22,13 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.core.arrivals import PASSES
-from slotkeeper.core.effects import Erase, Forward, Plant, Purpose
-from slotkeeper.core.events import Erased
-from slotkeeper.core.table import LINGER
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import Known
-from slotkeeper.core.types import Reason
+from slotkeeper.scheduler.arrivals import PASSES
+from slotkeeper.scheduler.effects import Erase, Forward, Plant, Purpose
+from slotkeeper.scheduler.events import Erased
+from slotkeeper.scheduler.table import LINGER
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import Known
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(200))

@@ -16,21 +16,30 @@ import orjson
 
 from at_once import at_once
 from properties.simulated import SimulatedEngine, Task
-from slotkeeper.core.canonical.modes import Choice
-from slotkeeper.core.canonical.registry import DEFAULTS
-from slotkeeper.core.effects import Effect, Forward, Observe, Plant
-from slotkeeper.core.events import Arrived, EngineUp, Event, Finished, Observed, Planted, Rendered, ReplyKnown
-from slotkeeper.core.events import Started as Begun
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.core.types import ClientId, EngineId, RequestId
+from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.request import read
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.rules.modes import Choice
+from slotkeeper.conversation.rules.registry import DEFAULTS
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.rewriting import Rewriting, Taken
-from slotkeeper.wire.answer_builder import Figures
-from slotkeeper.wire.request import read
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.effects import Effect, Forward, Observe, Plant
+from slotkeeper.scheduler.events import (
+    Arrived,
+    EngineUp,
+    Event,
+    Finished,
+    Observed,
+    Planted,
+    Rendered,
+    ReplyKnown,
+)
+from slotkeeper.scheduler.events import Started as Begun
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
 
 Doc = dict[str, Any]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slotkeeper.core.observed import SlotView
-from slotkeeper.core.tokens import EMPTY, Tokens
-from slotkeeper.core.types import SlotId
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.types import SlotId
 
 
 @dataclass(eq=False)

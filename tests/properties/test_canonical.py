@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 
 from properties.bodies import Doc, Reply
 from properties.rewriting import WAYS, Agent, Request
-from slotkeeper.core.canonical.apply import Outcome, canonical
-from slotkeeper.core.canonical.registry import DEFAULTS, RULES
-from slotkeeper.core.canonical.rules import Mode, RuleName
-from slotkeeper.core.canonical.values import parsed
-from slotkeeper.core.conversations.book import Conversations
-from slotkeeper.core.conversations.record import Conversation, Match, Who
-from slotkeeper.core.requests.layout import Call, Layout, Message, Role, Section
-from slotkeeper.wire.layout import lay_out
-from slotkeeper.wire.routes import Api
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.book import Conversations
+from slotkeeper.conversation.record import Conversation, Match, Who
+from slotkeeper.conversation.requests.layout import Call, Layout, Message, Role, Section
+from slotkeeper.conversation.rules.apply import Outcome, canonical
+from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.conversation.rules.registry import DEFAULTS, RULES
+from slotkeeper.conversation.rules.values import parsed
 
 CONVERSATIONS = 10_000
 PORTIONS = 10

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from properties.simulated import SimulatedEngine, Task
-from slotkeeper.core.effects import (
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.why.journal import Journal
+from slotkeeper.observe.why.record import Record
+from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
     Erase,
@@ -25,7 +28,7 @@ from slotkeeper.core.effects import (
     SetTimer,
     Stop,
 )
-from slotkeeper.core.events import (
+from slotkeeper.scheduler.events import (
     Arrived,
     EngineLost,
     EngineUp,
@@ -47,18 +50,15 @@ from slotkeeper.core.events import (
     Started,
     TimerFired,
 )
-from slotkeeper.core.figures import Usage
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.snapshots import Snapshot, SnapshotId
-from slotkeeper.core.structure import Boundary, Kind
-from slotkeeper.core.table import LINGER, SlotState
-from slotkeeper.core.tokens import EMPTY, Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.core.types import ClientId, EngineId, Reason, RequestId
-from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.why.journal import Journal
-from slotkeeper.observe.why.record import Record
+from slotkeeper.scheduler.figures import Usage
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.table import LINGER, SlotState
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
 STEPS_TO_REST = 40  # for each request and task: a long run leaves a long line behind

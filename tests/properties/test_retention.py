@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.prefixes import PrefixOrder
-from slotkeeper.core.redundancy import PrefixTree
-from slotkeeper.core.retention import evict
-from slotkeeper.core.slot_contents import SlotContents, restored, reuse
-from slotkeeper.core.snapshots import Snapshot, SnapshotId
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
+from slotkeeper.scheduler.checkpoints import Checkpoint
+from slotkeeper.scheduler.prefixes import PrefixOrder
+from slotkeeper.scheduler.redundancy import PrefixTree
+from slotkeeper.scheduler.retention import evict
+from slotkeeper.scheduler.slot_contents import SlotContents, restored, reuse
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
 
 SETTINGS = settings(max_examples=200)
 NOW = 5000.0

@@ -8,18 +8,18 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.core.catalog import Catalog
-from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.choice import Plan, cheapest
-from slotkeeper.core.pricing import Want, loss, price_of, restore_price
-from slotkeeper.core.shadow import EngineShadow
-from slotkeeper.core.slot_contents import SlotContents, restored, reuse
-from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
-from slotkeeper.core.steps import Load
-from slotkeeper.core.table import EngineTable
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.core.types import EngineId
+from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.scheduler.checkpoints import Checkpoint
+from slotkeeper.scheduler.choice import Plan, cheapest
+from slotkeeper.scheduler.pricing import Want, loss, price_of, restore_price
+from slotkeeper.scheduler.shadow import EngineShadow
+from slotkeeper.scheduler.slot_contents import SlotContents, restored, reuse
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.steps import Load
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.types import EngineId
 
 SETTINGS = settings(max_examples=300)
 NOW = 5000.0

@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 
 import recorded
+from slotkeeper.api.identity import named
 from slotkeeper.bench.trace import merged, read
-from slotkeeper.core.conversations.book import Conversations
-from slotkeeper.core.conversations.causes import explain
-from slotkeeper.core.conversations.kinds import Kind
-from slotkeeper.core.conversations.record import Who
+from slotkeeper.conversation.book import Conversations
+from slotkeeper.conversation.causes import explain
+from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.record import Who
 from slotkeeper.lint import costs, examined, laid_out
-from slotkeeper.wire.identity import named
 
 # What costs more than 200 tokens, and how often; the sessions that are not here rewrite nothing.
 CAUSES = {

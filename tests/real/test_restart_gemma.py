@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.prose import prose
 from slotkeeper.engine.launch import find_engine
-from slotkeeper.wire.document import Doc
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

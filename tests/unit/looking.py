@@ -9,16 +9,16 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slotkeeper.core.canonical.rules import Mode, RuleName
-from slotkeeper.core.canonical.shown import Change
-from slotkeeper.core.conversations.causes import Cause
-from slotkeeper.core.conversations.kinds import Kind
-from slotkeeper.core.conversations.naming import Name
-from slotkeeper.core.figures import Sums, usage_of
-from slotkeeper.core.losses import Loss, Lost
-from slotkeeper.core.requests.layout import Section
-from slotkeeper.core.types import Reason
+from slotkeeper.conversation.causes import Cause
+from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.naming import Name
+from slotkeeper.conversation.requests.layout import Section
+from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.conversation.rules.shown import Change
 from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Stage
+from slotkeeper.scheduler.figures import Sums, usage_of
+from slotkeeper.scheduler.losses import Loss, Lost
+from slotkeeper.scheduler.types import Reason
 
 ENGINE: Final = "http://127.0.0.1:8081"
 CAME: Final = 1_000_000_000.0  # 2001-09-09T01:46:40Z

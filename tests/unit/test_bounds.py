@@ -12,31 +12,16 @@ import pytest
 from prometheus_client import generate_latest
 
 from playbooks.playbook import Play, arrives, ends
-from slotkeeper.core import outcomes
-from slotkeeper.core.ahead import MOST as AHEAD
-from slotkeeper.core.ahead import Ahead
-from slotkeeper.core.catalog import Catalog
-from slotkeeper.core.conversations import naming
-from slotkeeper.core.conversations.agents import Agents
-from slotkeeper.core.conversations.book import REPLIES, Conversations
-from slotkeeper.core.conversations.naming import Naming
-from slotkeeper.core.conversations.record import Who
-from slotkeeper.core.events import SnapshotsChanged
-from slotkeeper.core.figures import Usage
-from slotkeeper.core.queue import FairQueue
-from slotkeeper.core.ram_cache import RAM_ENTRIES, publish
-from slotkeeper.core.rates import REMEMBERED as TIMES
-from slotkeeper.core.rates import FileTimes
-from slotkeeper.core.requests import facts, loose
-from slotkeeper.core.shadow import EngineShadow
-from slotkeeper.core.slot_contents import SlotContents
-from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
-from slotkeeper.core.table import EngineTable
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.core.tree import PromptTree
-from slotkeeper.core.types import ClientId, EngineId, Reason, RequestId
-from slotkeeper.core.warming import coldest
+from slotkeeper.api import layouts
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.routes import Api
+from slotkeeper.api.sse import SseSplitter
+from slotkeeper.conversation import naming
+from slotkeeper.conversation.agents import Agents
+from slotkeeper.conversation.book import REPLIES, Conversations
+from slotkeeper.conversation.naming import Naming
+from slotkeeper.conversation.record import Who
+from slotkeeper.conversation.requests import facts, loose
 from slotkeeper.engine.process import trim
 from slotkeeper.observe.clients import MOST as CLIENTS
 from slotkeeper.observe.clients import Clients
@@ -49,14 +34,29 @@ from slotkeeper.runtime.next_turn import Recent
 from slotkeeper.runtime.remembered import MOST as ENGINES
 from slotkeeper.runtime.remembered import learnt
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler import outcomes
+from slotkeeper.scheduler.ahead import MOST as AHEAD
+from slotkeeper.scheduler.ahead import Ahead
+from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.scheduler.events import SnapshotsChanged
+from slotkeeper.scheduler.figures import Usage
+from slotkeeper.scheduler.queue import FairQueue
+from slotkeeper.scheduler.ram_cache import RAM_ENTRIES, publish
+from slotkeeper.scheduler.rates import REMEMBERED as TIMES
+from slotkeeper.scheduler.rates import FileTimes
+from slotkeeper.scheduler.shadow import EngineShadow
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.tree import PromptTree
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
+from slotkeeper.scheduler.warming import coldest
 from slotkeeper.store.lanes import Lane
 from slotkeeper.vocab.segments import SegmentCache
 from slotkeeper.web.connections import Connections
-from slotkeeper.wire import layouts
-from slotkeeper.wire.layout import lay_out
-from slotkeeper.wire.routes import Api
-from slotkeeper.wire.sse import SseSplitter
-from unit.conversations.talks import chat, reply, system, user
+from unit.conversation.talks import chat, reply, system, user
 from unit.observe.why.watched import record
 from unit.store.saving import keep, names_in, opened
 
@@ -398,8 +398,8 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
 
 @pytest.mark.parametrize("fill", FILLED, ids=lambda fill: fill.__name__)
 def test_ten_times_as_much_as_may_be_kept(fill, monkeypatch):
-    monkeypatch.setattr("slotkeeper.core.conversations.naming.KEPT", 10)
-    monkeypatch.setattr("slotkeeper.core.keeping.MOST", 8)
+    monkeypatch.setattr("slotkeeper.conversation.naming.KEPT", 10)
+    monkeypatch.setattr("slotkeeper.scheduler.keeping.MOST", 8)
     if fill is large_digests:
         monkeypatch.setattr(loose, "LARGEST", 1000)
     kept, bound = fill()

@@ -14,8 +14,8 @@ from rich.console import Console
 from slotkeeper.app import running as sidecar
 from slotkeeper.asking import AskedError, refusal
 from slotkeeper.config import UsageError
-from slotkeeper.core.snapshots import SnapshotId
 from slotkeeper.inventory import folder, running
+from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.settings import Settings
 from slotkeeper.snapshots import chosen, snapshots
 from slotkeeper.store.kept import Kept

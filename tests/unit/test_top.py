@@ -10,9 +10,9 @@ from rich.console import Console
 
 from patience import PATIENCE
 from slotkeeper.cli import main
-from slotkeeper.core.figures import Sums
 from slotkeeper.observe.why.shown import summary
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.figures import Sums
 from slotkeeper.terminal.screen import HISTORY, Seen, history, screen
 from slotkeeper.top import top
 from unit.looking import CAME, ENGINE, Document, admin, ended, lost, rewritten, state

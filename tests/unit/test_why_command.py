@@ -10,10 +10,10 @@ from rich.console import Console
 
 from slotkeeper.cli import main
 from slotkeeper.config import UsageError
-from slotkeeper.core.canonical.rules import Mode
-from slotkeeper.core.types import Reason
+from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.observe.why.record import Decision, Option
 from slotkeeper.observe.why.shown import detail, summary
+from slotkeeper.scheduler.types import Reason
 from slotkeeper.terminal.account import NO_TEXT
 from slotkeeper.terminal.listed import COLUMNS
 from slotkeeper.why import why

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from slotkeeper.api.document import Doc
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import Script, Turn, edited, result, system, title
-from slotkeeper.wire.document import Doc
 
 RULES: Final = """\
 You are a careful programmer in a team. Read before you write, change as little as you can, and run the

@@ -12,13 +12,13 @@ from typing import Any, Final
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.counter import counted
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.core.table import SlotState
-from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineBinary, Kind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.engine.recommend import CONTEXT_TOKENS, recommended
+from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 
 LOOK_SECONDS: Final = 0.02

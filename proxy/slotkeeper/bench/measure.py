@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slotkeeper.core.figures import Sums, Usage
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.tree import PromptTree
+from slotkeeper.scheduler.figures import Sums, Usage
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.tree import PromptTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

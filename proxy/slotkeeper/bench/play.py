@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.api.document import Doc
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.sessions import Script, Turn
 from slotkeeper.bench.target import Shot, Target
-from slotkeeper.wire.document import Doc
 
 CHAT: Final = "/v1/chat/completions"
 SILENCE: Final[Doc] = {"role": "assistant", "content": "x"}  # so that a script can go on after a failure

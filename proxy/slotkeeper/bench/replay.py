@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from slotkeeper.api.document import Doc, integer
+from slotkeeper.api.headers import forwardable
+from slotkeeper.api.routes import Api, classify
 from slotkeeper.bench.measure import Sample, impossible
 from slotkeeper.bench.report import comparison, notes, wide_console
 from slotkeeper.bench.target import Shot, Target
 from slotkeeper.bench.trace import Entry, Trace, TraceError, merged, read
 from slotkeeper.config import UsageError
 from slotkeeper.engine.client import EngineError, EngineGoneError
-from slotkeeper.wire.document import Doc, integer
-from slotkeeper.wire.headers import forwardable
-from slotkeeper.wire.routes import Api, classify
 
 # How each API names the cap of a reply; the first is added where none is there.
 CAPS: Final[dict[Api, tuple[str, ...]]] = {

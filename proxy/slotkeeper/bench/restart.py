@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from slotkeeper.api.document import Doc
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN, THINKING, Script, Turn, edited, system, user
-from slotkeeper.wire.document import Doc
 
 TURNS: Final = 2  # before the restart
 SYSTEM: Final = 3000  # characters

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from slotkeeper.api.document import Doc
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN, Script, Turn, result
-from slotkeeper.core.canonical.rules import RuleName
-from slotkeeper.core.conversations.reasons import Cause
-from slotkeeper.wire.document import Doc
+from slotkeeper.conversation.reasons import Cause
+from slotkeeper.conversation.rules.base import RuleName
 
 TASKS: Final = 2
 CALLS: Final = 2  # in each

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from slotkeeper.api.document import Doc
 from slotkeeper.bench.prose import prose
-from slotkeeper.wire.document import Doc
 
 # The tiny models' template with no thinking at all: what was sampled comes back as it was.
 PLAIN: Final[Mapping[str, Any]] = MappingProxyType({"chat_template_kwargs": {"plain": True}})

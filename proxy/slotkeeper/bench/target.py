@@ -16,16 +16,16 @@ from typing import Any, Final, Self
 import httpx
 import orjson
 
+from slotkeeper.api.answer import Answer, AnswerReader
+from slotkeeper.api.document import Doc, rows, table
+from slotkeeper.api.headers import PLANTED, REWRITTEN
+from slotkeeper.api.request import Ask, NotOurs, parse
+from slotkeeper.api.routes import Api, classify
 from slotkeeper.bench.counter import Counter
 from slotkeeper.bench.measure import Oracle, Sample
-from slotkeeper.core.figures import Usage, usage_of
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, message_in
-from slotkeeper.wire.answer import Answer, AnswerReader
-from slotkeeper.wire.document import Doc, rows, table
-from slotkeeper.wire.headers import PLANTED, REWRITTEN
-from slotkeeper.wire.request import Ask, NotOurs, parse
-from slotkeeper.wire.routes import Api, classify
+from slotkeeper.scheduler.figures import Usage, usage_of
+from slotkeeper.scheduler.tokens import Tokens
 
 PATIENT: Final = httpx.Timeout(None, connect=5.0)  # a prefill takes as long as it takes
 TEXT_ID: Final = b'"id":'  # in the body of an answer with token probabilities

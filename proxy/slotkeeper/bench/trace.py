@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from slotkeeper.wire.document import Doc, table, text
+from slotkeeper.api.document import Doc, table, text
 
 
 class TraceError(Exception):

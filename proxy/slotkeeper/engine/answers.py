@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from slotkeeper.core.observed import SlotView
-from slotkeeper.core.types import SlotId
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.types import SlotId
 
 Odds = tuple[tuple[int, float], ...]  # tokens and their logprobs, the likeliest first
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.core.observed import SlotView
-from slotkeeper.core.traits import EngineTraits
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.slotfile import Damage, SlotFile, read
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.scheduler.types import SlotId
 
 ANY: Final = SlotId(-1)  # the engine's choice (engine.md T8)
 CANARY_TOKENS: Final = 16  # 5 leave a checkpoint, whatever the batch; a large model on a CPU is slow

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from slotkeeper.core.traits import EngineTraits, Known, Memory
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
+from slotkeeper.scheduler.traits import EngineTraits, Known, Memory
 
 SMALL_CONTEXT: Final = 16384  # an agent's system prompt and tools alone are 10,000 to 25,000 tokens
 FEW_CHECKPOINTS: Final = 16  # a turn of an agent makes up to four

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.core.traits import EngineTraits
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.scheduler.traits import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader
 
 DIGEST_BYTES: Final = 8

@@ -23,13 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from slotkeeper.core.checkpoints import TAIL, Checkpoint, after_prefill, checkpoints_last, newest_usable
-from slotkeeper.core.traits import EngineTraits, Known, Memory
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.answers import PrefillResult
 from slotkeeper.engine.canary import ANY, swept, unused
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.logprob_fingerprint import TEXT
+from slotkeeper.scheduler.checkpoints import TAIL, Checkpoint, after_prefill, checkpoints_last, newest_usable
+from slotkeeper.scheduler.traits import EngineTraits, Known, Memory
+from slotkeeper.scheduler.types import SlotId
 
 STEP: Final = 10  # tokens by which a prompt is longer than the one before
 PROMPTS: Final = 4

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
-from slotkeeper.core.traits import EngineTraits, Known
+from slotkeeper.scheduler.traits import EngineTraits, Known
 
 AUTO_SLOTS: Final = 4  # without -np: four slots over one shared KV buffer (engine.md 6, T6)
 ON: Final = frozenset({"1", "true", "on", "enabled"})  # what llama-server takes for yes in the environment

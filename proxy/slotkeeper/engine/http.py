@@ -18,8 +18,8 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
+from slotkeeper.api.headers import AUTH
 from slotkeeper.engine.errors import EngineError, EngineFrozenError, EngineGoneError, EngineSilentError
-from slotkeeper.wire.headers import AUTH
 
 CONNECT_SECONDS: Final = 5.0
 BRIEF_SECONDS: Final = 5.0

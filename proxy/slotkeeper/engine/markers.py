@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.families import CHAT, Family
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
+from slotkeeper.scheduler.tokens import Tokens
 
 Chat = dict[str, Any]
 

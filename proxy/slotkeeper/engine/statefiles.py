@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.engine.doctor import Finding, Severity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import Reading
+from slotkeeper.scheduler.traits import EngineTraits, Memory
 
 
 def about_files(reading: Reading, flags: EngineFlags | None) -> Iterator[Finding]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from slotkeeper.core.traits import EngineTraits
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine import builds
 from slotkeeper.engine.canary import ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
@@ -25,6 +23,8 @@ from slotkeeper.engine.logprob_fingerprint import voice_of
 from slotkeeper.engine.markers import learn_markers
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.state_size import token_bytes
+from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.scheduler.types import SlotId
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
 

@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from slotkeeper.core.figures import Sums, of_request
 from slotkeeper.observe.why.record import Record
+from slotkeeper.scheduler.figures import Sums, of_request
 
 MOST: Final = 20  # clients with sums of their own; all that come later are one
 OTHER: Final = "other"

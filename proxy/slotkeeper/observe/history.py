@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from slotkeeper.core.figures import Sums
+from slotkeeper.scheduler.figures import Sums
 
 BUCKET: Final = 10.0  # seconds
 BUCKETS: Final = 180  # half an hour, if each has something

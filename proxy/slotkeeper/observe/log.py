@@ -15,9 +15,9 @@ from structlog.dev import ConsoleRenderer
 from structlog.processors import ExceptionRenderer, JSONRenderer
 from structlog.typing import ExcInfo, Processor
 
-from slotkeeper.core.types import RequestId
 from slotkeeper.engine.errors import EngineError, EngineGoneError
 from slotkeeper.observe.standard_error import StandardError
+from slotkeeper.scheduler.types import RequestId
 
 SELDOM_SECONDS: Final = 60.0
 # The text of other errors may quote what they were given: that of a ValueError, that of the HTTP parser, and

@@ -17,24 +17,24 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from slotkeeper import __version__
-from slotkeeper.core.canonical.rules import RuleName
-from slotkeeper.core.conversations.causes import Cause
-from slotkeeper.core.effects import Poison, Purpose, Report
-from slotkeeper.core.events import Loading
-from slotkeeper.core.figures import of_request
-from slotkeeper.core.losses import Loss
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.snapshots import Tier
-from slotkeeper.core.table import SlotState
-from slotkeeper.core.traits import FLAGS, Known
-from slotkeeper.core.types import Crowded, EngineId, Reason
+from slotkeeper.api.claim import Doubt
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.causes import Cause
+from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.clients import Client, ClientFigures
 from slotkeeper.observe.history import History
 from slotkeeper.observe.log import id_of
 from slotkeeper.observe.standard_error import DROPPED
+from slotkeeper.scheduler.effects import Poison, Purpose, Report
+from slotkeeper.scheduler.events import Loading
+from slotkeeper.scheduler.figures import of_request
+from slotkeeper.scheduler.losses import Loss
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.traits import FLAGS, Known
+from slotkeeper.scheduler.types import Crowded, EngineId, Reason
 from slotkeeper.store.trouble import Trouble
-from slotkeeper.wire.claim import Doubt
-from slotkeeper.wire.routes import Api
 
 Fallback = Literal[
     "effect",

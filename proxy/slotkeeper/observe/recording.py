@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.api import identity
+from slotkeeper.api.secrets import Secrets, tells_secret
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 from slotkeeper.observe.rotating import RotatingFiles, moment
-from slotkeeper.wire import identity
-from slotkeeper.wire.secrets import Secrets, tells_secret
 
 PREFIX: Final = "requests"
 WAITING_BYTES: Final = 64 << 20  # of requests that may wait for a slow disk; what comes then is not recorded

@@ -9,9 +9,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from slotkeeper.api.routes import Api
 from slotkeeper.config import UsageError
 from slotkeeper.observe.why.record import Record, Span
-from slotkeeper.wire.routes import Api
 
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from slotkeeper.core.canonical.apply import Outcome
-from slotkeeper.core.canonical.rules import Mode
-from slotkeeper.core.conversations.causes import Cause, Explained, by_our_rule, explain, of_template
-from slotkeeper.core.conversations.divergence import length, parted
-from slotkeeper.core.conversations.echo import Echo, echo
-from slotkeeper.core.conversations.reasons import CAUSES
-from slotkeeper.core.conversations.record import Match
-from slotkeeper.core.requests.layout import Layout
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.answer_builder import Figures
+from slotkeeper.conversation.causes import Cause, Explained, by_our_rule, explain, of_template
+from slotkeeper.conversation.divergence import length, parted
+from slotkeeper.conversation.echo import Echo, echo
+from slotkeeper.conversation.reasons import CAUSES
+from slotkeeper.conversation.record import Match
+from slotkeeper.conversation.requests.layout import Layout
+from slotkeeper.conversation.rules.apply import Outcome
+from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.why.record import Decision, PromptDivergence
-from slotkeeper.wire.answer_builder import Figures
+from slotkeeper.scheduler.tokens import Tokens
 
 OPENING: Final = 16  # tokens, at most, that a template puts behind the messages to open a reply
 OF_TEMPLATE: Final = frozenset({Cause.TEMPLATE_STRIPS_REASONING, Cause.TEMPLATE_RERENDERS})

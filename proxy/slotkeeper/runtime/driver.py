@@ -14,21 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, ParamSpec
 
-from slotkeeper.core.effects import Effect, Forward, Learned, Poisoned, Report
-from slotkeeper.core.events import (
-    Arrived,
-    Closing,
-    EngineLost,
-    EngineUp,
-    Event,
-    FilesFound,
-    Gone,
-    SnapshotsChanged,
-)
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.traits import FLAGS
-from slotkeeper.core.types import EngineId, Reason, RequestId
 from slotkeeper.engine.client import EngineError, Health
 from slotkeeper.engine.errors import EngineGoneError
 from slotkeeper.observe.log import Seldom, get_logger, id_of
@@ -40,6 +25,21 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.next_turn import NextTurns
 from slotkeeper.runtime.snapshots import Snapshots
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.effects import Effect, Forward, Learned, Poisoned, Report
+from slotkeeper.scheduler.events import (
+    Arrived,
+    Closing,
+    EngineLost,
+    EngineUp,
+    Event,
+    FilesFound,
+    Gone,
+    SnapshotsChanged,
+)
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.traits import FLAGS
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Final
 
-from slotkeeper.core.state import user_starts
-from slotkeeper.core.traits import EngineTraits, Memory
 from slotkeeper.engine.slotfile import Donor, Patch, Record, SlotFile, graft, patched, repair_window
+from slotkeeper.scheduler.state import user_starts
+from slotkeeper.scheduler.traits import EngineTraits, Memory
 from slotkeeper.store.intake import Edit
 
 LARGE: Final = 64 << 20  # bytes of checkpoints, from which on they are chosen

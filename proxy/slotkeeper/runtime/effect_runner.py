@@ -6,7 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from slotkeeper.core.effects import (
+from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.observe.log import get_logger, id_of, sayable
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.snapshots import Snapshots
+from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
     Erase,
@@ -22,7 +28,7 @@ from slotkeeper.core.effects import (
     SetTimer,
     Stop,
 )
-from slotkeeper.core.events import (
+from slotkeeper.scheduler.events import (
     Erased,
     Event,
     Loading,
@@ -33,13 +39,7 @@ from slotkeeper.core.events import (
     Saved,
     TimerFired,
 )
-from slotkeeper.core.types import EngineId, RequestId
-from slotkeeper.engine.client import EngineGoneError
-from slotkeeper.observe.log import get_logger, id_of, sayable
-from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.snapshots import Snapshots
-from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.types import EngineId, RequestId
 
 log = get_logger(__name__)
 

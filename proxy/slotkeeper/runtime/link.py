@@ -11,10 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.core.effects import Learned
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits
-from slotkeeper.core.types import EngineId, SlotId
+from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, Pulse
@@ -24,8 +21,11 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.remembered import completed
 from slotkeeper.runtime.remembered_flags import keep_flags, with_flags
 from slotkeeper.runtime.tokenizers import Tokenizers
+from slotkeeper.scheduler.effects import Learned
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.scheduler.types import EngineId, SlotId
 from slotkeeper.vocab.tokenizer import Tokenizer
-from slotkeeper.wire.document import Doc, Prompt
 
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
 EAGER: Final = 0.1  # seconds, while the engine is not there

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.document import Doc, rows, text
+from slotkeeper.api.echo import Arguments, Habit, guesses, next_turns, returnable, thoughts, words
+from slotkeeper.api.habits import gleaned, learnt, trail, usual
+from slotkeeper.api.request import Ask
+from slotkeeper.api.routes import Api
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.wire.document import Doc, rows, text
-from slotkeeper.wire.echo import Arguments, Habit, guesses, next_turns, returnable, thoughts, words
-from slotkeeper.wire.habits import gleaned, learnt, trail, usual
-from slotkeeper.wire.request import Ask
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.tokens import Tokens
 
 CLIENTS: Final = 256
 REPLIES: Final = 256

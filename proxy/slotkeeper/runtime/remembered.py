@@ -19,7 +19,7 @@ from typing import Final
 
 import orjson
 
-from slotkeeper.core.traits import EngineTraits
+from slotkeeper.scheduler.traits import EngineTraits
 from slotkeeper.store import files, names
 
 FILE: Final = "slotkeeper-engines.json"

@@ -15,7 +15,7 @@ from typing import Final
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from slotkeeper.core.traits import FLAGS, EngineTraits, Known
+from slotkeeper.scheduler.traits import FLAGS, EngineTraits, Known
 from slotkeeper.store import files, names
 
 FILE: Final = "slotkeeper-flags.json"

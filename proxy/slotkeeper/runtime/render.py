@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.document import Doc
+from slotkeeper.api.request import Ask
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.vocab.remote import TokenizeError
-from slotkeeper.wire.document import Doc
-from slotkeeper.wire.request import Ask
 
 # ValueError and TokenizeError: a prompt that the tokenizer refuses (ids that are none, several prompts).
 FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueError)

@@ -1,6 +1,6 @@
 """Requests on their way in: whose conversation each goes on, what its client changed, what is put right.
 
-All decisions are made in `core.conversations`, `core.canonical` and `core.forms`; here figures are counted.
+All decisions are made in `conversation`, its `rules` and `scheduler.forms`; here figures are counted.
 Before a request goes out only its forms are made. What is said of it waits until the engine is at work.
 """
 
@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slotkeeper.core.canonical.apply import Outcome, canonical
-from slotkeeper.core.canonical.modes import Choice, Modes
-from slotkeeper.core.canonical.registry import RULES
-from slotkeeper.core.canonical.rules import Mode
-from slotkeeper.core.canonical.shown import Change, changes
-from slotkeeper.core.conversations.book import Conversations, goes_on
-from slotkeeper.core.conversations.likeness import keys_of
-from slotkeeper.core.conversations.record import Conversation, Keys, Match, Near, Who
-from slotkeeper.core.requests.layout import Layout
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.document import Doc
+from slotkeeper.api.identity import named
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.layouts import Recent, Seen, most_like, seen
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.book import Conversations, goes_on
+from slotkeeper.conversation.likeness import keys_of
+from slotkeeper.conversation.record import Conversation, Keys, Match, Near, Who
+from slotkeeper.conversation.requests.layout import Layout
+from slotkeeper.conversation.rules.apply import Outcome, canonical
+from slotkeeper.conversation.rules.base import Mode
+from slotkeeper.conversation.rules.modes import Choice, Modes
+from slotkeeper.conversation.rules.registry import RULES
+from slotkeeper.conversation.rules.shown import Change, changes
 from slotkeeper.observe.metrics import Action, Metrics
 from slotkeeper.observe.why.record import Decision, PromptDivergence
 from slotkeeper.runtime.aside import Runner, here
@@ -30,12 +35,7 @@ from slotkeeper.runtime.divergence_report import (
     reply_parted,
     report,
 )
-from slotkeeper.wire.answer_builder import Figures
-from slotkeeper.wire.document import Doc
-from slotkeeper.wire.identity import named
-from slotkeeper.wire.layout import lay_out
-from slotkeeper.wire.layouts import Recent, Seen, most_like, seen
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.tokens import Tokens
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

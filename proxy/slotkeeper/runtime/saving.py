@@ -7,15 +7,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from slotkeeper.core.effects import Moment, Save
-from slotkeeper.core.events import Event, Filed, Saved
-from slotkeeper.core.snapshots import Snapshot
-from slotkeeper.core.traits import EngineTraits
 from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
 from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.editing import Editing
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.effects import Moment, Save
+from slotkeeper.scheduler.events import Event, Filed, Saved
+from slotkeeper.scheduler.snapshots import Snapshot
+from slotkeeper.scheduler.traits import EngineTraits
 from slotkeeper.store import intake
 from slotkeeper.store.kept import Kept, snapshot
 from slotkeeper.store.store import Store

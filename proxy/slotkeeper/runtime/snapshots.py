@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.core.effects import Drop, Erase, Poison, Prove, Restore, Save
-from slotkeeper.core.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
-from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.saving import Later, Saver, known
+from slotkeeper.scheduler.effects import Drop, Erase, Poison, Prove, Restore, Save
+from slotkeeper.scheduler.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
+from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
 

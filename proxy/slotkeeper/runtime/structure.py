@@ -11,16 +11,16 @@ from asyncio import gather
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final
 
-from slotkeeper.core.checkpoints import checkpoints_last
-from slotkeeper.core.endings import begins, endings, last_message
-from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.document import Doc, text
+from slotkeeper.api.echo import words
+from slotkeeper.api.request import Ask
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import FAILURES
-from slotkeeper.wire.document import Doc, text
-from slotkeeper.wire.echo import words
-from slotkeeper.wire.request import Ask
+from slotkeeper.scheduler.checkpoints import checkpoints_last
+from slotkeeper.scheduler.endings import begins, endings, last_message
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
+from slotkeeper.scheduler.tokens import Tokens
 
 SHORTEST: Final = 512  # tokens: computing a shorter prompt takes no longer than rendering it again is worth
 LEADING: Final = frozenset({"system", "developer"})

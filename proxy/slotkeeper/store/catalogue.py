@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from slotkeeper.core.snapshots import SnapshotId, Tier
+from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.store.health import INDEX, Health
 from slotkeeper.store.index import Index
 from slotkeeper.store.kept import Kept

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from slotkeeper.core.snapshots import Tier
+from slotkeeper.scheduler.snapshots import Tier
 from slotkeeper.store.trouble import StoreError, Trouble, troubles
 
 RETRY_SECONDS: Final = 30.0  # a user who frees a disk does not want to wait for minutes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.scheduler.snapshots import SnapshotId
 
 VERSION: Final = 1
 BUSY_SECONDS: Final = 2.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import Damage, Recipe, SlotFile, Span, read
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, names
 from slotkeeper.store.files import Halt, Passed, Stamp
 from slotkeeper.store.manifest import Manifest, chain

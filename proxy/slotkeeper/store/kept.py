@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.index import Use
 from slotkeeper.store.manifest import Manifest
 

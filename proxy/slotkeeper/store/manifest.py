@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.core.tokens import WIDTH, Tokens
+from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 from slotkeeper.store.names import MANIFEST, ours
 
 FORMAT: Final = 2

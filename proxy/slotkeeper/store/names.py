@@ -6,7 +6,7 @@ import re
 import secrets
 from typing import Final
 
-from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.scheduler.snapshots import SnapshotId
 
 LOCK: Final = "slotkeeper.lock"
 INDEX: Final = "slotkeeper.sqlite"

@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.core.snapshots import SnapshotId, Tier
+from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.store import files, names
 from slotkeeper.store.files import Halt, Stamp
 from slotkeeper.store.manifest import LARGEST, Flaw, Manifest, decode, encode

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slotkeeper.core.snapshots import SnapshotId, Tier
+from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.store import names
 from slotkeeper.store.catalogue import Catalogue
 from slotkeeper.store.health import Health

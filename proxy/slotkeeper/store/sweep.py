@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import Damage, read
+from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, names
 from slotkeeper.store.manifest import Flaw, Manifest
 from slotkeeper.store.snapshot_folder import SnapshotFolder

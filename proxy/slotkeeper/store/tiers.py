@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.core.snapshots import SnapshotId, Tier
+from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.store.files import Halt
 from slotkeeper.store.health import ROOM, Health
 from slotkeeper.store.intake import Intake, Saved, Taken, transfer

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from slotkeeper.core.canonical.rules import Mode
+from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.terminal.called import called
 from slotkeeper.terminal.columns import Column, Row, fitted
 from slotkeeper.terminal.figures import (

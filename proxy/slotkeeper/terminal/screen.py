@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slotkeeper.core.figures import hit_rate
+from slotkeeper.scheduler.figures import hit_rate
 from slotkeeper.terminal.called import called, doing, fitting
 from slotkeeper.terminal.columns import Column, Row, fitted
 from slotkeeper.terminal.figures import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import tiktoken
 
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.vocab.special import SpecialSplitter
 
 if TYPE_CHECKING:

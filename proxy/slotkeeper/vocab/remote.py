@@ -11,7 +11,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING, Final, Protocol
 
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.vocab.special import independent
 
 if TYPE_CHECKING:

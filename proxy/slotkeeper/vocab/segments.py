@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

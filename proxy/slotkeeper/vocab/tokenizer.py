@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
-from slotkeeper.core.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
 from slotkeeper.vocab.bpe import LocalVocab, UnsupportedError
 from slotkeeper.vocab.gguf import GgufError, read_vocabulary
 from slotkeeper.vocab.remote import (

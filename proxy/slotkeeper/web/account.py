@@ -13,13 +13,16 @@ from typing import Final
 
 import orjson
 
-from slotkeeper.core.conversations.naming import Naming
-from slotkeeper.core.effects import Forward
-from slotkeeper.core.events import Finished, Gone, Rendered
-from slotkeeper.core.figures import usage_of
-from slotkeeper.core.structure import Boundary
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import RequestId
+from slotkeeper.api.answer import Answer, Figures
+from slotkeeper.api.claim import UNNAMED, Claim, claim, load
+from slotkeeper.api.document import Doc
+from slotkeeper.api.errors import Fault
+from slotkeeper.api.progress import ProgressFilter
+from slotkeeper.api.request import Ask, NotOurs, model_of, read
+from slotkeeper.api.routes import Api
+from slotkeeper.api.secrets import Secrets
+from slotkeeper.api.weight import check_depth, check_lists, check_values
+from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.errors import EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.why.record import Record, Stage
@@ -29,18 +32,15 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.structure import boundaries_of
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.events import Finished, Gone, Rendered
+from slotkeeper.scheduler.figures import usage_of
+from slotkeeper.scheduler.structure import Boundary
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId
 from slotkeeper.web.explaining import Explaining, NameKeeper
 from slotkeeper.web.learning import Heard, learn
 from slotkeeper.web.listener import Listener
-from slotkeeper.wire.answer import Answer, Figures
-from slotkeeper.wire.claim import UNNAMED, Claim, claim, load
-from slotkeeper.wire.document import Doc
-from slotkeeper.wire.errors import Fault
-from slotkeeper.wire.progress import ProgressFilter
-from slotkeeper.wire.request import Ask, NotOurs, model_of, read
-from slotkeeper.wire.routes import Api
-from slotkeeper.wire.secrets import Secrets
-from slotkeeper.wire.weight import check_depth, check_lists, check_values
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})

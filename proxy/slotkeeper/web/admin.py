@@ -8,11 +8,11 @@ from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from slotkeeper.address import Address
-from slotkeeper.core.limits import Limits
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.limits import Limits
 from slotkeeper.web.dashboard import routes as dashboard
 from slotkeeper.web.guard import PROBES, Guard, private
 from slotkeeper.web.requests import RequestRoutes

@@ -8,6 +8,13 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from slotkeeper.api import errors
+from slotkeeper.api import headers as names
+from slotkeeper.api.claim import NotPlain, plain
+from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
+from slotkeeper.api.headers import request_id
+from slotkeeper.api.routes import Api, classify, takes_form
+from slotkeeper.api.secrets import Secrets
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.web.connections import Connections
@@ -16,13 +23,6 @@ from slotkeeper.web.exchange import Exchange, Gate
 from slotkeeper.web.intake import Body, Intake
 from slotkeeper.web.outlet import Outlet
 from slotkeeper.web.upstream import GONE, abort, answering, copy, prepared, target
-from slotkeeper.wire import errors
-from slotkeeper.wire import headers as names
-from slotkeeper.wire.claim import NotPlain, plain
-from slotkeeper.wire.errors import ClientFault, Fault, OurFault, UpstreamFault
-from slotkeeper.wire.headers import request_id
-from slotkeeper.wire.routes import Api, classify, takes_form
-from slotkeeper.wire.secrets import Secrets
 
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # nothing in the engine begins by one of these
 BODY_LEFT: Final = frozenset({408, 413, 429})  # there may be more of the body on its way

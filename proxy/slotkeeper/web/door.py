@@ -20,16 +20,16 @@ from typing import Final, TypeVar
 from aiohttp import web
 from multidict import CIMultiDict
 
-from slotkeeper.core.types import ClientId, EngineId
+from slotkeeper.api.errors import ClientFault, UpstreamFault
+from slotkeeper.api.headers import AUTH
+from slotkeeper.api.routes import Api, is_for_clients, is_open
 from slotkeeper.engine.client import Health
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.types import ClientId, EngineId
 from slotkeeper.web.connections import Network, asker
 from slotkeeper.web.keys import Key, OwnKeys
 from slotkeeper.web.upstream import Answer, Upstream
-from slotkeeper.wire.errors import ClientFault, UpstreamFault
-from slotkeeper.wire.headers import AUTH
-from slotkeeper.wire.routes import Api, is_for_clients, is_open
 
 SHOWN: Final = (*AUTH, "Cookie")  # and what a gateway in front of it may
 OURS_SHOWN: Final = ("Cookie",)  # where the key is ours, the same for all

@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from slotkeeper.core.conversations.naming import Naming
-from slotkeeper.core.effects import Forward
-from slotkeeper.core.events import Arrived, Started
-from slotkeeper.core.types import Crowded, EngineId, Reason
+from slotkeeper.api import errors
+from slotkeeper.api import headers as names
+from slotkeeper.api.claim import NotPlain, placed, uncached
+from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
+from slotkeeper.api.headers import request_id as safe_id
+from slotkeeper.api.progress import ProgressFilter, ask_for, can_ask
+from slotkeeper.api.routes import Api
+from slotkeeper.api.secrets import Secrets
+from slotkeeper.api.weight import is_large
+from slotkeeper.conversation.naming import Naming
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.runtime.aside import Aside, here
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.events import Arrived, Started
+from slotkeeper.scheduler.types import Crowded, EngineId, Reason
 from slotkeeper.web.account import Account
 from slotkeeper.web.connections import Network, asker
 from slotkeeper.web.door import Caller, Door, Refusal, Verdict, credentials, digest_of
@@ -28,15 +37,6 @@ from slotkeeper.web.relay import Relay
 from slotkeeper.web.slot_actions import SlotActions
 from slotkeeper.web.upstream import GONE, NotSent, Upstream, answering
 from slotkeeper.web.waiting import Waiting
-from slotkeeper.wire import errors
-from slotkeeper.wire import headers as names
-from slotkeeper.wire.claim import NotPlain, placed, uncached
-from slotkeeper.wire.errors import ClientFault, Fault, UpstreamFault
-from slotkeeper.wire.headers import request_id as safe_id
-from slotkeeper.wire.progress import ProgressFilter, ask_for, can_ask
-from slotkeeper.wire.routes import Api
-from slotkeeper.wire.secrets import Secrets
-from slotkeeper.wire.weight import is_large
 
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans  # of an extra

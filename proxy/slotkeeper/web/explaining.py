@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slotkeeper.core.conversations.naming import Naming
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.answer import Answer
+from slotkeeper.api.document import Doc
+from slotkeeper.api.headers import request_id
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.naming import Naming
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.record import Record
 from slotkeeper.runtime.aside import Runner, here
 from slotkeeper.runtime.rewriting import Rewriting, Taken
-from slotkeeper.wire.answer import Answer
-from slotkeeper.wire.document import Doc
-from slotkeeper.wire.headers import request_id
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.tokens import Tokens
 
 log = get_logger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Final, Self
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from slotkeeper.api.errors import ClientFault
 from slotkeeper.observe.metrics import Cut, Metrics
-from slotkeeper.wire.errors import ClientFault
 
 RETRY_AFTER: Final = 5  # seconds
 SLOWEST: Final = 16 * 1024  # bytes a second of a body that takes longer than that

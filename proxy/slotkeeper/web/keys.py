@@ -23,9 +23,9 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from slotkeeper.core.types import Crowded
+from slotkeeper.api.errors import ClientFault
 from slotkeeper.observe.log import get_logger
-from slotkeeper.wire.errors import ClientFault
+from slotkeeper.scheduler.types import Crowded
 
 LARGEST: Final = 2**20  # bytes of the file
 SHORTEST: Final = 16  # characters of a key, so that it cannot be found by trying

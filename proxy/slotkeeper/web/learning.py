@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slotkeeper.core.events import NextKnown, ReplyKnown
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import RequestId
+from slotkeeper.api.document import Doc
+from slotkeeper.api.request import Ask, NotOurs
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.wire.document import Doc
-from slotkeeper.wire.request import Ask, NotOurs
+from slotkeeper.scheduler.events import NextKnown, ReplyKnown
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId
 
 log = get_logger(__name__)
 

@@ -7,12 +7,12 @@ from typing import Final
 
 import aiohttp
 
+from slotkeeper.api.answer import Answer, AnswerReader, Figures
+from slotkeeper.api.progress import ProgressFilter
+from slotkeeper.api.routes import Api
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.record import Record
-from slotkeeper.wire.answer import Answer, AnswerReader, Figures
-from slotkeeper.wire.progress import ProgressFilter
-from slotkeeper.wire.routes import Api
 
 UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
 

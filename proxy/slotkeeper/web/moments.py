@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from slotkeeper.core.pending import Pending, Stage
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.steps import Prefill
 from slotkeeper.observe.why.moment import Doing, Moment, prefilling
 from slotkeeper.observe.why.record import RUNNING, Record
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.steps import Prefill
 
 
 def moment_of(driver: Driver, record: Record) -> Moment | None:

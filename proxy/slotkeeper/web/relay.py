@@ -9,18 +9,18 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from slotkeeper.core.effects import Forward
+from slotkeeper.api import errors
+from slotkeeper.api.errors import UpstreamFault
+from slotkeeper.api.progress import ProgressFilter
+from slotkeeper.api.routes import Api
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.effects import Forward
 from slotkeeper.web.account import Account
 from slotkeeper.web.outlet import Outlet, ReadAhead
 from slotkeeper.web.upstream import abort, answering, copy, flows, whole
 from slotkeeper.web.waiting import Waiting
-from slotkeeper.wire import errors
-from slotkeeper.wire.errors import UpstreamFault
-from slotkeeper.wire.progress import ProgressFilter
-from slotkeeper.wire.routes import Api
 
 PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
 

@@ -9,13 +9,13 @@ from typing import Final
 
 from aiohttp import web
 
-from slotkeeper.core.effects import Forward
-from slotkeeper.core.events import Acted, Arrived, Gone
-from slotkeeper.core.types import ClientId, EngineId, RequestId
+from slotkeeper.api.errors import ClientFault, UpstreamFault
+from slotkeeper.api.slot_actions import Act, SlotAction, left_by, read_action
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.events import Acted, Arrived, Gone
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
 from slotkeeper.web.upstream import Answer, Upstream, answering
-from slotkeeper.wire.errors import ClientFault, UpstreamFault
-from slotkeeper.wire.slot_actions import Act, SlotAction, left_by, read_action
 
 OFF: Final = "slot actions are off here; the operator of the sidecar can allow them (--slot-actions on)"
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from slotkeeper.core.events import SnapshotsChanged
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.snapshots import SnapshotId, Tier
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.snapshots import Snapshots
+from slotkeeper.scheduler.events import SnapshotsChanged
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.store import names
 from slotkeeper.store.kept import Kept, snapshot
 from slotkeeper.store.store import Store

@@ -11,16 +11,16 @@ from aiohttp import web
 
 from slotkeeper import __version__
 from slotkeeper.address import Address
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.slot_contents import SlotContents
-from slotkeeper.core.snapshots import Tier
-from slotkeeper.core.table import EngineTable
-from slotkeeper.core.traits import Memory, Told
 from slotkeeper.observe.history import History
 from slotkeeper.observe.why.record import Record
 from slotkeeper.observe.why.shown import asked_by
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.traits import Memory, Told
 from slotkeeper.web.documents import answer, number
 from slotkeeper.web.moments import moment_of
 

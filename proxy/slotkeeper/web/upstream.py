@@ -17,12 +17,12 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from slotkeeper.api import headers as names
+from slotkeeper.api.errors import ClientFault, UpstreamFault
+from slotkeeper.api.headers import forwardable
 from slotkeeper.engine.errors import EngineFrozenError
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.web.early_answers import Connector
-from slotkeeper.wire import headers as names
-from slotkeeper.wire.errors import ClientFault, UpstreamFault
-from slotkeeper.wire.headers import forwardable
 
 CONNECT_SECONDS: Final = 5.0
 RETRY_AFTER: Final = 2  # seconds: a llama-server that is starting or restarting

@@ -14,10 +14,10 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
+from slotkeeper.api import headers as names
+from slotkeeper.api.sse import comment
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.web.upstream import EVENT_STREAM, GONE, flows, prepared
-from slotkeeper.wire import headers as names
-from slotkeeper.wire.sse import comment
 
 WAITING: Final = comment("waiting")
 

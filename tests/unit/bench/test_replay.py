@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slotkeeper.api.routes import Api
 from slotkeeper.bench.replay import capped, generates, shot
 from slotkeeper.bench.trace import Entry
-from slotkeeper.wire.routes import Api
 
 
 def entry(path="/v1/chat/completions", method="POST", body=None, headers=None):

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from slotkeeper.api.headers import PLANTED, REWRITTEN
 from slotkeeper.bench.counter import EVALUATED, Counter, counted
 from slotkeeper.bench.target import Shot, Target, _said
-from slotkeeper.wire.headers import PLANTED, REWRITTEN
 
 ANSWER = {"choices": [], "timings": {"prompt_n": 4, "cache_n": 96, "predicted_n": 1}}
 SHOT = Shot(session="s", label="x", path="/completion", body={"prompt": "hello"}, headers={})

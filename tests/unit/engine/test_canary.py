@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.core.observed import SlotView
-from slotkeeper.core.types import SlotId
 from slotkeeper.engine.canary import (
     inspected,
     quietest,
@@ -16,6 +14,8 @@ from slotkeeper.engine.canary import (
     temporary,
 )
 from slotkeeper.engine.obstacles import SAID, NoFilesError, Why
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.types import SlotId
 from slotkeeper.store import names
 
 EMPTY = struct.pack("<7I", 0x67677371, 4, 4, 0xFFFFFFFF, 1, 0, 0) + struct.pack(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.client import EngineError
 from slotkeeper.engine.families import FAMILIES, Family, family_in, family_of, user_openers
 from slotkeeper.engine.markers import agrees, learn_markers
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers
+from slotkeeper.scheduler.tokens import Tokens
 
 PLAIN = Family("<U>", "<A>", ("<T>",))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.core.traits import EngineTraits
 from slotkeeper.engine.flags import BY_NAME, OPTIONS, EngineFlags, FlagError
 from slotkeeper.engine.recommend import private_folder, recommended
+from slotkeeper.scheduler.traits import EngineTraits
 
 ALL = frozenset(BY_NAME) | {"--no-webui"}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from slotkeeper.core.conversations.naming import Name
-from slotkeeper.core.figures import Sums, Usage
+from slotkeeper.conversation.naming import Name
 from slotkeeper.observe.clients import OTHER, ClientFigures, Clients
 from slotkeeper.observe.why.record import Record
+from slotkeeper.scheduler.figures import Sums, Usage
 from unit.observe.why.watched import record
 
 ANNA, BERT = "a" * 16 + "/1", "b" * 16 + "/1"

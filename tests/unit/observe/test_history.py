@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from slotkeeper.core.figures import Sums
 from slotkeeper.observe.history import BUCKET, BUCKETS, History
+from slotkeeper.scheduler.figures import Sums
 
 START = 1_700_000_000.0
 

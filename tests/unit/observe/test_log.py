@@ -13,14 +13,14 @@ from aiohttp.http_exceptions import BadHttpMessage, InvalidURLError
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import FakeEngine, Fault
+from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.routes import Api
 from slotkeeper.app import running
-from slotkeeper.core.types import RequestId
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import SELDOM_SECONDS, Seldom, configure, get_logger, id_of, sayable
 from slotkeeper.runtime import render
+from slotkeeper.scheduler.types import RequestId
 from slotkeeper.store.trouble import UnfitError
-from slotkeeper.wire.answer import AnswerReader
-from slotkeeper.wire.routes import Api
 
 WORD = "Xylophonkonzert"  # stands in every prompt below, and in no code
 STYLES = pytest.mark.parametrize("style", ["json", "console"])

@@ -13,15 +13,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper import __version__
-from slotkeeper.core.effects import Purpose, Report
-from slotkeeper.core.figures import Usage
-from slotkeeper.core.losses import Loss, Lost
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.table import SlotState
-from slotkeeper.core.types import EngineId, Reason, RequestId
+from slotkeeper.api.routes import Api
 from slotkeeper.observe.clients import Clients
 from slotkeeper.observe.metrics import OPERATIONS, OUTCOMES, Fallback, Metrics
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.effects import Purpose, Report
+from slotkeeper.scheduler.figures import Usage
+from slotkeeper.scheduler.losses import Loss, Lost
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from unit.observe.why.watched import record
 
 # What was promised: name -> labels. A dashboard breaks when one of these changes.

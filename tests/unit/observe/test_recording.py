@@ -8,10 +8,10 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
+from slotkeeper.api import identity
+from slotkeeper.api.secrets import Secrets
 from slotkeeper.bench.trace import read
 from slotkeeper.observe.recording import harmless, product
-from slotkeeper.wire import identity
-from slotkeeper.wire.secrets import Secrets
 from unit.observe.room import BODY, recorded, write
 
 SECRETS = {

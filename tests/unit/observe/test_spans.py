@@ -16,12 +16,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector import Collector, collecting, values
 from slotkeeper.config import UsageError
-from slotkeeper.core.conversations.kinds import Kind
-from slotkeeper.core.types import Reason
+from slotkeeper.conversation.kinds import Kind
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.otel import Spans
 from slotkeeper.observe.spans import REQUEST, attributes, failed, spans_to
 from slotkeeper.observe.why.record import Decision, Option, Record, Stage
+from slotkeeper.scheduler.types import Reason
 from unit.looking import counted
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

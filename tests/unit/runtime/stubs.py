@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from patience import PATIENCE
-from slotkeeper.core.effects import Forward
-from slotkeeper.core.events import Arrived, Finished, Rendered
-from slotkeeper.core.observed import SlotView
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import EngineTraits, Memory
-from slotkeeper.core.types import ClientId, EngineId, RequestId, SlotId
 from slotkeeper.engine.client import EngineError, EngineGoneError, Health, PrefillResult
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.events import Arrived, Finished, Rendered
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId
 
 ENGINE = EngineId("http://engine")
 TRAITS = EngineTraits(n_slots=2, n_ctx=4096, memory=Memory.DENSE, eager_thinning=False)

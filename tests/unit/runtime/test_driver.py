@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from slotkeeper.core.effects import Forward, Report
-from slotkeeper.core.events import Gone
-from slotkeeper.core.figures import Usage
-from slotkeeper.core.observed import SlotView
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason, RequestId, SlotId
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import MOMENT, Driver
+from slotkeeper.scheduler.effects import Forward, Report
+from slotkeeper.scheduler.events import Gone
+from slotkeeper.scheduler.figures import Usage
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, PROMPT, admit, fallbacks, finish, granted, settled
 
 # -- the usual way -------------------------------------------------------------------------------------

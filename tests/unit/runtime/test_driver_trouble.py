@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.core.effects import Observe, Report
-from slotkeeper.core.events import Arrived, EngineLost, EngineUp, Finished, Rendered
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.observed import SlotView
-from slotkeeper.core.placement import Placement
-from slotkeeper.core.types import EngineId, Reason, SlotId
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.effects import Observe, Report
+from slotkeeper.scheduler.events import Arrived, EngineLost, EngineUp, Finished, Rendered
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.types import EngineId, Reason, SlotId
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
 
 

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.core.effects import Erase, Moment, Plant, Purpose, Restore, Save, SetTimer, Stop
-from slotkeeper.core.events import Erased, Event, Loading, Planted, Restored, Saved, TimerFired
-from slotkeeper.core.snapshots import Snapshot, SnapshotId
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Place, RequestId, SlotId
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.effects import Erase, Moment, Plant, Purpose, Restore, Save, SetTimer, Stop
+from slotkeeper.scheduler.events import Erased, Event, Loading, Planted, Restored, Saved, TimerFired
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Place, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, StubLink, settled
 
 OWNER, PLACE = RequestId("r"), Place(ENGINE, SlotId(0))

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.core.types import EngineId
 from slotkeeper.engine.client import Health
 from slotkeeper.engine.errors import EngineFrozenError
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.types import EngineId
 
 NOBODY = EngineId("http://127.0.0.1:9")
 

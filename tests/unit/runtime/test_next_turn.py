@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.claim import UNNAMED
+from slotkeeper.api.request import Ask
+from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError
 from slotkeeper.runtime.next_turn import LARGEST, NextTurns, Recent
-from slotkeeper.wire.claim import UNNAMED
-from slotkeeper.wire.request import Ask
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.tokens import Tokens
 from unit.runtime.stubs import StubLink
 
 Message = dict[str, Any]

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.core.effects import Restore
-from slotkeeper.core.events import Loading
-from slotkeeper.core.snapshots import Snapshot, SnapshotId
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Place, RequestId, SlotId
 from slotkeeper.engine.answers import PrefillResult, RestoreResult
 from slotkeeper.engine.errors import EngineError, EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.snapshots import CANARY, Snapshots
+from slotkeeper.scheduler.effects import Restore
+from slotkeeper.scheduler.events import Loading
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Place, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, StubLink
 
 SIZE = len(CANARY)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from slotkeeper.core.traits import EngineTraits
 from slotkeeper.runtime.remembered import FILE, LARGEST, MOST, completed, decode, encode, learnt
+from slotkeeper.scheduler.traits import EngineTraits
 from slotkeeper.store import names
 from unit.store.saving import mode
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.core.traits import EngineTraits, Known
 from slotkeeper.runtime.remembered_flags import FILE, MOST, keep_flags, recalled, with_flags
+from slotkeeper.scheduler.traits import EngineTraits, Known
 
 STOCK = EngineTraits()
 FOUND = STOCK.learned(Known.CANARY, checkpoint_min_step=0, ram_cache=False).learned(

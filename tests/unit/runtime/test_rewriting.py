@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from at_once import at_once
-from slotkeeper.core.canonical.modes import Choice
-from slotkeeper.core.canonical.registry import DEFAULTS
-from slotkeeper.core.canonical.rules import RuleName
-from slotkeeper.core.conversations.kinds import Kind
-from slotkeeper.core.conversations.reasons import Cause
-from slotkeeper.core.requests.layout import Section
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.reasons import Cause
+from slotkeeper.conversation.requests.layout import Section
+from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.conversation.rules.modes import Choice
+from slotkeeper.conversation.rules.registry import DEFAULTS
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.divergence_report import judge
 from slotkeeper.runtime.rewriting import Rewriting, Taken
-from slotkeeper.wire.answer_builder import Figures
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.tokens import Tokens
 
 SYSTEM = "You are an agent. " * 200 + "\n\nCurrent date: 2026-11-2{day}\n\n" + "Keep lines short. " * 200
 ASKED, SAID = {"role": "user", "content": "Which bolts are low?"}, {"role": "assistant", "content": "M4."}

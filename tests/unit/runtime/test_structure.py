@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.core.structure import UNKNOWN, Boundary, Kind, Markers
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.traits import Memory
+from slotkeeper.api.claim import UNNAMED
+from slotkeeper.api.request import Ask
+from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.runtime.structure import boundaries_of
-from slotkeeper.wire.claim import UNNAMED
-from slotkeeper.wire.request import Ask
-from slotkeeper.wire.routes import Api
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import Memory
 from unit.runtime.stubs import TRAITS, StubLink
 
 OPENER = "<U>"

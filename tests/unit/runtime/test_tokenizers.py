@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.core.traits import EngineTraits
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.engine.traits import Reading
 from slotkeeper.runtime.tokenizers import Tokenizers
+from slotkeeper.scheduler.traits import EngineTraits
 from slotkeeper.vocab.gguf import read_header
 
 

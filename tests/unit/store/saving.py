@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.intake import Saved
 from slotkeeper.store.kept import Kept
 from slotkeeper.store.store import Store

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import pytest
 
-from slotkeeper.core.snapshots import Tier
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, health, snapshot_folder
 from slotkeeper.store.intake import Edit, Saved
 from slotkeeper.store.store import Store

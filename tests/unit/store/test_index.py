@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.store.index import Index, Use
 from slotkeeper.store.names import INDEX
 from unit.store.saving import keep, offered, opened

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import SlotFile, patched, repair_window, whole, with_last_token
 from slotkeeper.engine.slotfile import keep as keep_records
 from slotkeeper.engine.slotfile.recipes import Donor, graft
+from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.intake import Edit, Saved
 from slotkeeper.store.trouble import StoreError, TornError, Trouble
 from unit.engine.slotfile.built import IDS, WINDOW, slot_file

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slotkeeper.core.snapshots import SnapshotId
+from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.store import names
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import ENGINE, keep, mode, offered, opened

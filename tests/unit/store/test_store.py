@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.core.snapshots import Tier
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import SlotFile
+from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.kept import snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, MissingError, UnfitError

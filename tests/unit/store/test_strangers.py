@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import whole
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import snapshot_folder
 from slotkeeper.store.intake import Edit, Saved
 from slotkeeper.store.store import Store

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.vocab.bpe import (
     MAX_BLANKS,
     PATTERNS,

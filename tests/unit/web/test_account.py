@@ -5,12 +5,12 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from slotkeeper.core.conversations.naming import Name, Naming
-from slotkeeper.core.tokens import Tokens
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.naming import Name, Naming
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.why.record import Stage
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.web.account import Account
-from slotkeeper.wire.routes import Api
 from unit.runtime.conftest import driver, link
 from unit.runtime.stubs import fallbacks, settled
 

@@ -9,14 +9,14 @@ from typing import Any, Self
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from slotkeeper.core.types import EngineId
+from slotkeeper.api.errors import ClientFault, UpstreamFault
+from slotkeeper.api.routes import Api, classify
 from slotkeeper.engine.client import Health, Pulse
+from slotkeeper.scheduler.types import EngineId
 from slotkeeper.web import door as door_module
 from slotkeeper.web.door import LASTS, REFUSAL_LASTS, Caller, Door, Refusal, Verdict, key_in
 from slotkeeper.web.keys import OwnKeys
 from slotkeeper.web.upstream import outgoing
-from slotkeeper.wire.errors import ClientFault, UpstreamFault
-from slotkeeper.wire.routes import Api, classify
 
 ENGINE = EngineId("http://engine")
 CAME = 5.0

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from slotkeeper.core.limits import Limits
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.limits import Limits
 from slotkeeper.web.admin import AdminPort
 from unit.runtime.stubs import ENGINE, StubLink
 

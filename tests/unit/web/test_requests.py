@@ -10,17 +10,17 @@ from urllib.parse import quote
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from slotkeeper.core.conversations.naming import Name
-from slotkeeper.core.conversations.reasons import Cause
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.losses import Loss, Lost
-from slotkeeper.core.requests.layout import Section
+from slotkeeper.conversation.naming import Name
+from slotkeeper.conversation.reasons import Cause
+from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.observe.why.record import PromptDivergence, Record
 from slotkeeper.observe.why.words import FEW
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.losses import Loss, Lost
 from slotkeeper.web.admin import AdminPort
 from slotkeeper.web.requests import LIMIT, MOST
 from unit.observe.why.watched import record

@@ -12,10 +12,10 @@ import orjson
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.snapshots import Tier
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.snapshots import Tier
 from slotkeeper.store.kept import Kept
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort

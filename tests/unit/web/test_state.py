@@ -13,22 +13,22 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from slotkeeper import __version__
 from slotkeeper.address import Address
-from slotkeeper.core.checkpoints import Checkpoint
-from slotkeeper.core.conversations.naming import Name
-from slotkeeper.core.events import EngineLost, SnapshotsChanged
-from slotkeeper.core.limits import Limits
-from slotkeeper.core.slot_contents import SlotContents
-from slotkeeper.core.snapshots import Snapshot, SnapshotId, Tier
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import EngineId, RequestId
+from slotkeeper.api.progress import Progress
+from slotkeeper.conversation.naming import Name
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.observe.why.record import Record
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.checkpoints import Checkpoint
+from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, RequestId
 from slotkeeper.store.store import Store
 from slotkeeper.web.admin import AdminPort
-from slotkeeper.wire.progress import Progress
 from unit.observe.why.watched import record
 from unit.runtime.stubs import ENGINE, PROMPT, TRAITS, StubLink, admit, finish, granted, settled
 

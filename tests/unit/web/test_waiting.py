@@ -11,11 +11,11 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from patience import PATIENCE
+from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault, body, retold, sse
+from slotkeeper.api.routes import Api
+from slotkeeper.api.sse import SseEvent, SseSplitter, comment
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.web.waiting import WAITING, Waiting
-from slotkeeper.wire.errors import ClientFault, Fault, UpstreamFault, body, retold, sse
-from slotkeeper.wire.routes import Api
-from slotkeeper.wire.sse import SseEvent, SseSplitter, comment
 
 SHORT = 0.001
 

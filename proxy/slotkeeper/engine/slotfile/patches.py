@@ -6,9 +6,9 @@ from array import array
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from slotkeeper.core.tokens import WIDTH
 from slotkeeper.engine.slotfile.recipes import Piece, Recipe, Span, size_of
 from slotkeeper.engine.slotfile.values import Cache, SlotFile
+from slotkeeper.scheduler.tokens import WIDTH
 
 PLAIN_CELL: Final = 12  # bytes: i32 position, u32 1, i32 slot
 WORDS: Final = PLAIN_CELL // 4

@@ -6,10 +6,10 @@ import os
 import struct
 from typing import BinaryIO, Final
 
-from slotkeeper.core.tokens import WIDTH, Tokens
 from slotkeeper.engine.slotfile import appendix, payload
 from slotkeeper.engine.slotfile.values import BEFORE_IDS, HEADER, Cache, Damage, Record, SlotFile, Verdict
 from slotkeeper.engine.slotfile.view import BeyondError, StrangeError, View
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 MAGIC: Final = 0x67677371
 VERSIONS: Final = (2, 4)  # b10434, b11549; neither reads the other's (engine.md 2.2)

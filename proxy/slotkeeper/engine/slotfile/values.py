@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from slotkeeper.core.tokens import WIDTH, Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 HEADER: Final = 12  # bytes: magic, version, count of the words that follow
 BEFORE_IDS: Final = 3  # words: -1, 1, the number of tokens

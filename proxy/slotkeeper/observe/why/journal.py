@@ -11,9 +11,13 @@ from dataclasses import replace
 from itertools import dropwhile, islice
 from typing import Final
 
-from slotkeeper.core.choice import Plan
-from slotkeeper.core.effects import Effect, Erase, Forward, Moment, Plant, Report, Restore, Save
-from slotkeeper.core.events import (
+from slotkeeper.observe.clients import Clients
+from slotkeeper.observe.why.owners import Owners
+from slotkeeper.observe.why.record import NOBODY, RUNNING, Decision, Option, Record, Stage, Work
+from slotkeeper.observe.why.steps import Effort, option, told
+from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.effects import Effect, Erase, Forward, Moment, Plant, Report, Restore, Save
+from slotkeeper.scheduler.events import (
     Arrived,
     Erased,
     Event,
@@ -26,13 +30,9 @@ from slotkeeper.core.events import (
     Saved,
     Started,
 )
-from slotkeeper.core.pending import Pending
-from slotkeeper.core.slot_contents import SlotContents
-from slotkeeper.core.types import Place, RequestId
-from slotkeeper.observe.clients import Clients
-from slotkeeper.observe.why.owners import Owners
-from slotkeeper.observe.why.record import NOBODY, RUNNING, Decision, Option, Record, Stage, Work
-from slotkeeper.observe.why.steps import Effort, option, told
+from slotkeeper.scheduler.pending import Pending
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.types import Place, RequestId
 
 FOLLOWED: Final = 4096  # requests under way, at most; whatever would be more was lost by a bug
 SHORTEST: Final = 4  # characters of an id's end that may stand for it

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from slotkeeper.core.conversations.naming import Name
-from slotkeeper.core.snapshots import SnapshotId
-from slotkeeper.core.types import RequestId
+from slotkeeper.conversation.naming import Name
 from slotkeeper.observe.why.record import Record
+from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.types import RequestId
 
 MOST: Final = 4096  # snapshots
 UNDER_WAY: Final = 256  # saves

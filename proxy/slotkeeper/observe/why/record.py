@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from slotkeeper.core.canonical.rules import RuleName
-from slotkeeper.core.canonical.shown import Change
-from slotkeeper.core.conversations.agents import UNKNOWN
-from slotkeeper.core.conversations.causes import Cause
-from slotkeeper.core.conversations.kinds import Kind
-from slotkeeper.core.conversations.naming import Name
-from slotkeeper.core.figures import Usage
-from slotkeeper.core.forms import Weighed
-from slotkeeper.core.losses import Lost
-from slotkeeper.core.requests.layout import Section
-from slotkeeper.core.types import Reason, RequestId
-from slotkeeper.wire.progress import Progress
+from slotkeeper.api.progress import Progress
+from slotkeeper.conversation.agents import UNKNOWN
+from slotkeeper.conversation.causes import Cause
+from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.naming import Name
+from slotkeeper.conversation.requests.layout import Section
+from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.conversation.rules.shown import Change
+from slotkeeper.scheduler.figures import Usage
+from slotkeeper.scheduler.forms import Weighed
+from slotkeeper.scheduler.losses import Lost
+from slotkeeper.scheduler.types import Reason, RequestId
 
 NOBODY: Final = RequestId("")
 RUNNING: Final = "running"  # the outcome of what has not ended

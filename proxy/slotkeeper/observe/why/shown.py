@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from slotkeeper.core.canonical.shown import Change
-from slotkeeper.core.forms import Weighed
+from slotkeeper.conversation.rules.shown import Change
 from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Span
 from slotkeeper.observe.why.words import place, sentences, verdict
+from slotkeeper.scheduler.forms import Weighed
 
 Document = dict[str, Any]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slotkeeper.core.choice import Plan
-from slotkeeper.core.effects import Erase, Plant, Restore, Save
-from slotkeeper.core.steps import Keep, Load, Prefill, Step, Wipe
 from slotkeeper.observe.why.record import Option, Stage
+from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.effects import Erase, Plant, Restore, Save
+from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe
 
 Effort = Plant | Save | Restore | Erase  # a step that is being taken
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from slotkeeper.core.canonical.rules import Mode
-from slotkeeper.core.conversations.causes import Cause
-from slotkeeper.core.conversations.reasons import CAUSES, NEW_SESSION
-from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.losses import Loss
-from slotkeeper.core.requests.layout import Section
-from slotkeeper.core.types import Reason
+from slotkeeper.conversation.causes import Cause
+from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION
+from slotkeeper.conversation.requests.layout import Section
+from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.observe.why.record import RUNNING, Decision, Option, PromptDivergence, Record, Stage
+from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.losses import Loss
+from slotkeeper.scheduler.types import Reason
 
 FEW: Final = 16  # tokens that need no explanation: what opens a reply, or the last one of a prompt
 

@@ -8,8 +8,8 @@ from io import BytesIO
 
 import pytest
 
-from slotkeeper.core.tokens import Tokens
 from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, read
+from slotkeeper.scheduler.tokens import Tokens
 from unit.engine.slotfile.built import (
     IDS,
     KINDS,

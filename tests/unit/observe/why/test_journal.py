@@ -24,13 +24,13 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.events import Loading
-from slotkeeper.core.losses import Loss, Lost
-from slotkeeper.core.structure import Boundary, Kind
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import Reason
 from slotkeeper.observe.why.record import Stage
+from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.events import Loading
+from slotkeeper.scheduler.losses import Loss, Lost
+from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 from unit.observe.why.watched import WatchedPlay, stages, without_gaps
 
 HEAD = Tokens(range(10_000, 11_000))

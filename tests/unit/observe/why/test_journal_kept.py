@@ -13,11 +13,11 @@ from playbooks.playbook import (
     sees,
     starts,
 )
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import RequestId
 from slotkeeper.observe.why import journal as journals
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.observe.why.record import Record
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId
 from unit.observe.why.watched import WatchedPlay, record
 
 A = Tokens(range(10_000, 12_000))

@@ -19,11 +19,11 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.core.effects import Forward
-from slotkeeper.core.table import LINGER
-from slotkeeper.core.tokens import Tokens
-from slotkeeper.core.types import EngineId, Reason, RequestId
 from slotkeeper.observe.why.record import Stage
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.table import LINGER
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from unit.observe.why.watched import WatchedPlay, stages, without_gaps
 
 A, X = (Tokens(range(n, n + 2000)) for n in (10_000, 70_000))

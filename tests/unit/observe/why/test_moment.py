@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.core.types import Reason
+from slotkeeper.api.progress import Progress
 from slotkeeper.observe.why.moment import MOST, Doing, prefilling
 from slotkeeper.observe.why.record import Decision, Option, Record, Work
-from slotkeeper.wire.progress import Progress
+from slotkeeper.scheduler.types import Reason
 
 
 def record(reuse: int | None = 1000, rate: float = 100.0) -> Record:

@@ -5,17 +5,17 @@ from datetime import UTC, datetime
 import orjson
 import pytest
 
-from slotkeeper.core.canonical.rules import Mode, RuleName
-from slotkeeper.core.canonical.shown import Change
-from slotkeeper.core.conversations.kinds import Kind
-from slotkeeper.core.conversations.naming import Name
-from slotkeeper.core.conversations.reasons import Cause
-from slotkeeper.core.losses import Loss, Lost
-from slotkeeper.core.requests.layout import Section
-from slotkeeper.core.types import Reason
+from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.naming import Name
+from slotkeeper.conversation.reasons import Cause
+from slotkeeper.conversation.requests.layout import Section
+from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.conversation.rules.shown import Change
 from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Stage
 from slotkeeper.observe.why.shown import detail, summary
 from slotkeeper.observe.why.words import sentences, verdict
+from slotkeeper.scheduler.losses import Loss, Lost
+from slotkeeper.scheduler.types import Reason
 from unit.observe.why.watched import record
 
 CHOSEN = Option(

@@ -5,15 +5,15 @@ from itertools import product
 
 import pytest
 
-from slotkeeper.core.canonical.rules import Mode, RuleName
-from slotkeeper.core.canonical.shown import Change
-from slotkeeper.core.conversations.reasons import CAUSES, NEW_SESSION, Cause
-from slotkeeper.core.effects import Moment, Purpose
-from slotkeeper.core.losses import Loss, Lost
-from slotkeeper.core.requests.layout import Section
-from slotkeeper.core.types import Reason
+from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION, Cause
+from slotkeeper.conversation.requests.layout import Section
+from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.conversation.rules.shown import Change
 from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record
 from slotkeeper.observe.why.words import FEW, LOST, PLACES, STEPS, WENT, place, sentences, verdict
+from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.losses import Loss, Lost
+from slotkeeper.scheduler.types import Reason
 from unit.observe.why.watched import record
 
 PRIVATE = "xyzzy"

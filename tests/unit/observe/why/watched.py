@@ -6,11 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 from playbooks.playbook import Outcome, Play, Sees, arrives
-from slotkeeper.core.effects import Effect
-from slotkeeper.core.events import Event
-from slotkeeper.core.types import RequestId
 from slotkeeper.observe.why.journal import Journal
 from slotkeeper.observe.why.record import Record, Stage
+from slotkeeper.scheduler.effects import Effect
+from slotkeeper.scheduler.events import Event
+from slotkeeper.scheduler.types import RequestId
 from unit.looking import counted
 
 THOUGHT = 0.001  # seconds that a decision takes

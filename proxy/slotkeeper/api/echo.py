@@ -1,0 +1,215 @@
+"""How a client sends replies back, and doing it in its place.
+
+Messages are those of a chat body, as our conversions make them of every API. Content that is `""`, null,
+missing or `[]`, and text that is a string or one part, come to the same prompt on both builds, so they
+are no habits. What is known of a client is learnt in wire/habits.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from slotkeeper.api.document import Doc, compact, rows, table, text
+
+# Two texts that part in their first token, whatever stands before them: letters are joined to a space
+# or a bracket before them, line ends to a line end.
+OPENINGS: Final = ("x", "\n\n7")
+
+_Way = TypeVar("_Way", bound=StrEnum)
+
+
+class Reasoning(StrEnum):
+    """What becomes of the reasoning of a reply."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    INLINE = "inline"  # moved into the content, as <think> or as plain text
+    PART = "part"  # a text part of its own before the content
+
+
+class Trim(StrEnum):
+    """What becomes of the white space around a text."""
+
+    NONE = "none"
+    END = "end"
+    BOTH = "both"
+
+    def of(self, said: str) -> str:
+        return said.strip() if self is Trim.BOTH else said.rstrip() if self is Trim.END else said
+
+
+class Arguments(StrEnum):
+    """How the arguments of a call are written. Most templates get them parsed: then only order counts."""
+
+    SAMPLED = "sampled"
+    COMPACT = "compact"  # as JavaScript writes JSON
+    SPACED = "spaced"  # as Python does, in ASCII
+    SORTED = "sorted"  # as Go does
+
+    def of(self, call: Doc) -> str:
+        given, parsed = table(call, "function").get("arguments"), arguments(call)
+        match self:
+            case Arguments.COMPACT if parsed is not None:
+                return compact(parsed)
+            case Arguments.SPACED if parsed is not None:
+                return json.dumps(parsed)
+            case Arguments.SORTED if parsed is not None:
+                return compact(dict(sorted(parsed.items())))
+            case _:
+                return given if isinstance(given, str) else compact(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habit:
+    """How one client sends replies back; None is not known yet, and of several ways each is possible."""
+
+    calling: Reasoning | None = None  # in a reply that calls tools
+    answering: Reasoning | None = None  # in one that does not
+    forgets: bool | None = None  # at a user's message the reasoning in all earlier replies is left out
+    wrap: tuple[str, str] | None = None  # what stands around reasoning that was moved into the content
+    wrap_alone: tuple[str, str] | None = None  # the same, where nothing else was said
+    content: tuple[Trim, ...] = tuple(Trim)
+    thought: tuple[Trim, ...] = tuple(Trim)
+    arguments: tuple[Arguments, ...] = tuple(Arguments)
+    same_ids: bool = True  # of the calls
+    asks_before: bool = False  # sometimes a user's text stands before the results of tools
+    asks_after: bool = False  # or behind them
+    puzzling: bool = False  # the last reply did not come back in any way that we know
+
+    def way(self, message: Doc) -> Reasoning | None:
+        """What becomes of the reasoning in `message`."""
+        return self.calling if message.get("tool_calls") else self.answering
+
+    def wrapping(self, message: Doc) -> tuple[str, str] | None:
+        return self.wrap if words(message).strip() else self.wrap_alone
+
+    def having(self, message: Doc, way: Reasoning) -> Habit:
+        """The same habit, with another way for such messages."""
+        return replace(self, calling=way) if message.get("tool_calls") else replace(self, answering=way)
+
+
+def returnable(reply: Doc) -> bool:
+    """Whether any client would send it back: something was said or called, and no call was cut in two."""
+    calls = rows(reply.get("tool_calls"))
+    return bool(words(reply).strip() or calls) and all(arguments(call) is not None for call in calls)
+
+
+def guesses(habit: Habit, reply: Doc, messages: Sequence[Doc]) -> tuple[Habit, ...]:
+    """The habit if all that matters here of it is known, else the two that differ most, or none."""
+    way, thought, calls = habit.way(reply), text(reply, "reasoning_content"), rows(reply.get("tool_calls"))
+    if habit.puzzling or (thought and way is Reasoning.INLINE and habit.wrapping(reply) is None):
+        return ()
+    content = _extremes(habit.content, lambda trim: trim.of(words(reply)))
+    thoughtful = _extremes(habit.thought, lambda trim: trim.of(thought))
+    written = _extremes(habit.arguments, lambda style: [style.of(call) for call in calls])
+    faithful, careless = (
+        replace(
+            habit.having(reply, way or unknown),
+            forgets=forgets if habit.forgets is None else habit.forgets,
+            content=(content[at],),
+            thought=(thoughtful[at],),
+            arguments=(written[at],),
+        )
+        for at, unknown, forgets in ((0, Reasoning.KEPT, False), (1, Reasoning.DROPPED, True))
+    )
+    forgetting = not calls and faithful.forgets is not careless.forgets and thoughts(messages) > 0
+    differ = forgetting or echoed(faithful, reply) != echoed(careless, reply)
+    return (faithful, careless) if differ else (faithful,)
+
+
+def _extremes(ways: Sequence[_Way], write: Callable[[_Way], object]) -> tuple[_Way, _Way]:
+    """The first of the possible ways, and the last of them that comes to something else, if any does."""
+    first = ways[0]
+    others = [way for way in ways if write(way) != write(first)]
+    return first, others[-1] if others else first
+
+
+def next_turns(habit: Habit, messages: Sequence[Doc], reply: Doc) -> Iterator[list[Doc]]:
+    """The messages of the next turn, in versions that share no more of their prompts than is certain."""
+    forgotten = habit.forgets and not reply.get("tool_calls")
+    history = thoughtless(messages) if forgotten else messages
+    for opening in OPENINGS:
+        yield [*history, *_turn(habit, messages, reply, opening)]
+    if reply.get("tool_calls"):
+        said, *results = _turn(habit, messages, reply, OPENINGS[0])
+        asked = {"role": "user", "content": OPENINGS[0]}
+        if habit.asks_before:
+            yield [*messages, said, asked, *results]
+        if habit.asks_after:
+            yield [*messages, said, *results, asked]
+
+
+def _turn(habit: Habit, messages: Sequence[Doc], reply: Doc, opening: str) -> list[Doc]:
+    """The reply as this client sends it back, and what it will say to it."""
+    said = echoed(habit, reply)
+    calls = rows(said.get("tool_calls"))
+    if not calls:
+        return [said, {"role": "user", "content": opening}]
+    named = any(message.get("role") == "tool" and "name" in message for message in messages)
+    results: list[Doc] = []
+    for number, call in enumerate(calls):
+        if not habit.same_ids:
+            call["id"] = f"{opening.strip()}{number}"
+        name = {"name": table(call, "function").get("name")} if named else {}
+        results.append({"role": "tool", "tool_call_id": call["id"], "content": opening, **name})
+    return [said, *results]
+
+
+def echoed(habit: Habit, reply: Doc) -> Doc:
+    """The reply as this client sends it back, but for new ids of its calls."""
+    content, thought = words(reply), text(reply, "reasoning_content")
+    said: Doc = {"role": "assistant", "content": habit.content[0].of(content)}
+    match habit.way(reply):
+        case Reasoning.INLINE if thought and (wrap := habit.wrapping(reply)):
+            opening, closing = wrap
+            said["content"] = opening + thought.strip() + closing + content.strip()
+        case Reasoning.PART if thought:
+            said["content"] = [{"type": "text", "text": part} for part in (thought, content) if part]
+        case Reasoning.KEPT if thought:
+            said["reasoning_content"] = habit.thought[0].of(thought)
+        case _:
+            pass
+    if calls := rows(reply.get("tool_calls")):
+        written = habit.arguments[0]
+        said["tool_calls"] = [
+            {**call, "function": {**table(call, "function"), "arguments": written.of(call)}} for call in calls
+        ]
+    return said
+
+
+# -- parts of messages ---------------------------------------------------------------------------------
+
+
+def words(message: Doc) -> str:
+    """The content as one text."""
+    return "\n".join(texts(message))
+
+
+def texts(message: Doc) -> list[str]:
+    """The texts of the content. Whether line ends join several depends on the template."""
+    content = message.get("content")
+    found = [content] if isinstance(content, str) else [text(part, "text") for part in rows(content)]
+    return [part for part in found if part]
+
+
+def arguments(call: Doc) -> Doc | None:
+    """The arguments of a call, or None where they are no whole object."""
+    given = table(call, "function").get("arguments")
+    try:
+        value = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def thoughts(messages: Sequence[Doc]) -> int:
+    """How many of the messages carry reasoning."""
+    return sum(1 for message in messages if text(message, "reasoning_content"))
+
+
+def thoughtless(messages: Sequence[Doc]) -> list[Doc]:
+    return [{key: value for key, value in m.items() if key != "reasoning_content"} for m in messages]

@@ -1,0 +1,140 @@
+"""Our errors, in three families, and the one place that says what each looks like in each API."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from slotkeeper.api.document import Doc, table
+from slotkeeper.api.routes import Api
+
+TEXT_LIMIT: Final = 2000  # characters of an error page that stand in a message
+
+# llama-server's names (engine.md 7). It has none for 429, so that one is OpenAI's.
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    502: "unavailable_error",
+    503: "unavailable_error",
+    504: "unavailable_error",
+}
+
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class Fault(Exception):  # noqa: N818 (a family, not one error)
+    """Something went wrong that we have to answer for. Raise one of the families."""
+
+    default_status = 500
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        type: str | None = None,  # noqa: A002 (its name in every API)
+        retry_after: int | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = self.default_status if status is None else status
+        fallback = "invalid_request_error" if self.status < 500 else "server_error"
+        self.type = type or _TYPES.get(self.status, fallback)
+        self.retry_after = retry_after  # seconds
+        self.more = more or {}  # fields of the engine's own error that are not ours
+
+    def __repr__(self) -> str:
+        return f"<{self.__class__.__name__} {self.status} {self.type}: {self.message}>"
+
+
+class ClientFault(Fault):
+    """The request is wrong: 4xx."""
+
+    default_status = 400
+
+
+class UpstreamFault(Fault):
+    """The engine is gone, broken, loading or too slow: 502, 503, 504."""
+
+    default_status = 502
+
+
+class OurFault(Fault):
+    """We are wrong: 500."""
+
+
+def retold(status: int, body: bytes) -> Fault:
+    """The engine's own error answer as a fault that says the same, where it must become an event."""
+    family = ClientFault if status < 500 else UpstreamFault
+    error = _error_in(body)
+    message, kind = error.pop("message", None), error.pop("type", None)
+    return family(
+        message if isinstance(message, str) else _text(body) or f"the engine answered {status}",
+        status=status,
+        type=kind if isinstance(kind, str) else None,
+        more=error,
+    )
+
+
+def _error_in(body: bytes) -> Doc:
+    try:
+        return dict(table(orjson.loads(body), "error"))
+    except (orjson.JSONDecodeError, AttributeError):  # no JSON, or no object
+        return {}
+
+
+def _text(body: bytes) -> str:
+    """What is no JSON, as far as a message should go: no page for browsers, and nothing compressed."""
+    try:
+        text = body.decode()[:TEXT_LIMIT]
+    except UnicodeDecodeError:
+        return ""
+    return "" if text.lstrip().startswith("<") else text
+
+
+def body(fault: Fault, api: Api) -> bytes:
+    """The JSON body of an error answer, in the shape that clients of this route read."""
+    return orjson.dumps(_anthropic(fault) if api is Api.MESSAGES else {"error": _inner(fault)})
+
+
+def sse(fault: Fault, api: Api) -> bytes:
+    """The event that ends a stream which can no longer be finished."""
+    match api:
+        case Api.MESSAGES:
+            return _event("error", _anthropic(fault))
+        case Api.RESPONSES:
+            # Both readings in one: the event of the API, and the `error` key that its SDKs raise on.
+            inner = _inner(fault)
+            return _event("error", {**inner, "type": "error", "sequence_number": 0, "error": inner})
+        case _:
+            return b"data: " + orjson.dumps({"error": _inner(fault)}) + b"\n\n"
+
+
+def _event(name: str, value: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(value) + b"\n\n"
+
+
+def _inner(fault: Fault) -> dict[str, Any]:
+    return {"code": fault.status, "message": fault.message, "type": fault.type, "param": None, **fault.more}
+
+
+def _anthropic(fault: Fault) -> dict[str, Any]:
+    fallback = "invalid_request_error" if fault.status < 500 else "api_error"
+    kind = _ANTHROPIC_TYPES.get(fault.status, fallback)
+    return {"type": "error", "error": {"type": kind, "message": fault.message}}

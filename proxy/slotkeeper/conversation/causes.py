@@ -1,0 +1,264 @@
+"""A request explained: its kind, where it parts from the one before it, why, and the rule for that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from slotkeeper.conversation.divergence import (
+    Divergence,
+    Piece,
+    Rests,
+    common_start,
+    json_text,
+    parted,
+    rests,
+    same_text,
+)
+from slotkeeper.conversation.kinds import Kind, asks_for_summary, kind_at
+from slotkeeper.conversation.likeness import another_agent, tool_name
+from slotkeeper.conversation.phrases import FILES, PRUNED, says
+from slotkeeper.conversation.reasons import CAUSES, OF_FACT, Cause
+from slotkeeper.conversation.record import Match
+from slotkeeper.conversation.requests.layout import NOWHERE, Layout, Message, Role, Section
+from slotkeeper.conversation.requests.loose import digest
+from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.conversation.values import covering, value_cause
+
+__all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
+
+NEAR: Final = 8  # messages: how far one may have been moved
+_VALUES: Final = frozenset(OF_FACT.values()) - {Cause.REMINDER_MOVED}
+_OTHER_TOOLS: Final = frozenset({Cause.TOOL_ADDED, Cause.TOOL_REMOVED, Cause.TOOL_EDITED})
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    kind: Kind
+    divergence: Divergence | None = None  # None: nothing parts, or nothing was there before
+    cause: Cause | None = None
+    rule: RuleName | None = None  # that puts it right; none can between two conversations
+
+
+def explain(match: Match, layout: Layout) -> Explained:
+    """A new session is held against the latest of the same agent."""
+    before = match.before or match.sibling or match.beside
+    if before is None:
+        return Explained(kind_at(layout, match, None))
+    old = before.received
+    divergence = parted(old, layout)
+    kind = kind_at(layout, match, divergence)
+    if divergence is None:
+        return Explained(kind)
+    if match.before is None or (not match.same_agent and another_agent(old, layout)):
+        return Explained(kind, divergence, _between_sessions(old, layout, divergence, kind))
+    cause = _cause(old, layout, divergence, kind)
+    return Explained(kind, divergence, cause, _rule(cause, divergence, rests(old, layout)))
+
+
+def by_our_rule(match: Match, received: Layout, sent: Layout, fixed: Sequence[str]) -> Explained | None:
+    """Where what goes out parts from what went out before, and its client's words go on, or part only later.
+
+    `fixed` are the rules that have changed this request.
+    """
+    before, rules = match.remembered, (*fixed, *(match.before.rules if match.before else ()))
+    if before is None or not rules:
+        return None
+    place, theirs = parted(before.sent, sent), parted(before.received, received)
+    if place is None or (theirs is not None and _order(theirs) <= _order(place)):
+        return None
+    kind = kind_at(received, match, theirs)
+    likely = CAUSES[_cause(before.sent, sent, place, kind)].rule
+    return Explained(kind, place, Cause.OUR_RULE, likely if likely in rules else RuleName(rules[0]))
+
+
+def _order(place: Divergence) -> tuple[int, int, int]:
+    """By which that comes first which stands first in a prompt."""
+    if place.message is not None:
+        return place.message, 0, place.offset
+    tool = place.path[-1] if place.path and place.section is Section.TOOLS else 0
+    return -1, tool if isinstance(tool, int) else 0, place.offset
+
+
+def _rule(cause: Cause, divergence: Divergence, found: Rests | None) -> RuleName | None:
+    """Rules know values by the words around them, in messages only; and of white space that at ends."""
+    was, now = (_head(side) for side in found or ((), ()))
+    if was is None or now is None or was.section is not now.section:
+        return CAUSES[cause].rule
+    if cause is Cause.WHITESPACE and was.text.rstrip() != now.text.rstrip():
+        return None
+    if cause in _VALUES:
+        fact = covering(was.text, now.text, divergence.offset, was.section)
+        return CAUSES[cause].rule if fact and was.section is not Section.TOOLS else None
+    return CAUSES[cause].rule
+
+
+def of_template(before: Layout) -> Cause:
+    """Why prompts part whose texts go on: `before` is the earlier request."""
+    reasons = any(m.reasoning and m.reasoning.text for m in before.messages)
+    return Cause.TEMPLATE_STRIPS_REASONING if reasons else Cause.TEMPLATE_RERENDERS
+
+
+def _between_sessions(old: Layout, new: Layout, divergence: Divergence, kind: Kind) -> Cause:
+    """What parts two sessions: a value in what they share, else another task, or another agent.
+
+    Where most of the piece is the same, it is the same agent, and the piece was edited.
+    """
+    cause, found = _cause(old, new, divergence, kind), rests(old, new)
+    if found is None or (kind is Kind.COMPACTION and cause is Cause.HISTORY_REPLACED):
+        return cause
+    piece = found[0][0].text if found[0] else ""
+    mostly_same = divergence.offset * 2 > len(piece)
+    if divergence.section is Section.TOOLS:
+        return Cause.OTHER_CONVERSATION if cause in _OTHER_TOOLS else cause
+    if divergence.section is Section.SYSTEM:
+        return Cause.OTHER_CONVERSATION if cause is Cause.SYSTEM_EDITED and not mostly_same else cause
+    goes_on = any(message.role is Role.ASSISTANT for message in new.messages)
+    return cause if goes_on and mostly_same else Cause.ANOTHER_TASK
+
+
+def _cause(old: Layout, new: Layout, divergence: Divergence, kind: Kind) -> Cause:
+    at = divergence.message
+    if divergence.section is Section.OPTIONS:
+        return Cause.OPTIONS
+    found = rests(old, new)
+    if found is None:
+        return Cause.CALL_IDS
+    if divergence.section is Section.TOOLS or at is None:
+        return _of_tools(old, new, found)
+    if at < max(old.lead, new.lead):
+        return _of_value(found) or Cause.SYSTEM_EDITED
+    if kind is Kind.COMPACTION and not asks_for_summary(new):
+        return Cause.HISTORY_REPLACED
+    return _of_messages(old.messages, new.messages, at, found)
+
+
+# -- tools ---------------------------------------------------------------------------------------------
+
+
+def _of_tools(old: Layout, new: Layout, found: Rests) -> Cause:
+    was, now = ([tool_name(tool) for tool in layout.tools] for layout in (old, new))
+    if sorted(was) != sorted(now):
+        gone = bool(set(was) - set(now))
+        if gone and set(now) - set(was):
+            return Cause.TOOL_EDITED
+        return Cause.TOOL_REMOVED if gone else Cause.TOOL_ADDED
+    if was != now:
+        return Cause.TOOL_ORDER
+    one, other = next(
+        (a, b) for a, b in zip(old.tools, new.tools, strict=True) if json_text(a) != json_text(b)
+    )
+    if _unordered(one) == _unordered(other):
+        return Cause.KEY_ORDER
+    return _of_value(found) or Cause.TOOL_EDITED
+
+
+def _unordered(value: Any) -> Any:
+    """Equal for schemas that differ in order only, `required` among it."""
+    if isinstance(value, dict):
+        return {
+            key: sorted(map(json_text, inner))
+            if key == "required" and isinstance(inner, list)
+            else _unordered(inner)
+            for key, inner in value.items()
+        }
+    return [_unordered(inner) for inner in value] if isinstance(value, list) else value
+
+
+# -- messages ------------------------------------------------------------------------------------------
+
+
+def _of_messages(old: tuple[Message, ...], new: tuple[Message, ...], at: int, found: Rests) -> Cause:
+    was, now = old[at], new[at]
+    if says(was, FILES) or says(now, FILES):
+        return Cause.FILE_REFRESHED
+    if moved := _came_or_went(old[at : at + NEAR], new[at : at + NEAR]):
+        return moved
+    if was.role is not now.role:
+        return Cause.MESSAGE_EDITED
+    if reasoned := _of_reasoning(was, now):
+        return reasoned
+    if any(text.text.startswith(PRUNED) for text in now.texts if text.section is Section.RESULT):
+        return Cause.RESULT_PRUNED
+    if [text.text for text in was.texts] == [text.text for text in now.texts]:
+        return _of_calls(was, now)
+    return _of_value(found) or _otherwise(was, now)
+
+
+def _came_or_went(old: tuple[Message, ...], new: tuple[Message, ...]) -> Cause | None:
+    """Whether the first of either stands a few messages further on in the other."""
+    was, now = digest(old[0]), digest(new[0])  # of each once: texts may be long
+    if was == now:
+        return None
+    put_in = next((n for n, message in enumerate(new) if digest(message) == was), None)
+    taken_out = next((n for n, message in enumerate(old) if digest(message) == now), None)
+    if put_in and (not taken_out or put_in <= taken_out):
+        return _named(new[:put_in], Cause.MESSAGE_INSERTED, Cause.REASONING_ADDED)
+    if taken_out:
+        return _named(old[:taken_out], Cause.MESSAGE_REMOVED, Cause.REASONING_DROPPED)
+    return None
+
+
+def _named(messages: tuple[Message, ...], whole: Cause, reasoned: Cause) -> Cause:
+    """Messages of nothing but reminders, or of nothing but reasoning, have names of their own."""
+    if all(_only_reasons(message) for message in messages):
+        return reasoned
+    if all(_silent(message) for message in messages):
+        return Cause.REMINDER_MOVED
+    return whole
+
+
+def _silent(message: Message) -> bool:
+    return digest(message) == digest(Message(message.role, NOWHERE))
+
+
+def _only_reasons(message: Message) -> bool:
+    reasons = bool(message.reasoning and message.reasoning.text)
+    return message.role is Role.ASSISTANT and reasons and not message.said.strip() and not message.calls
+
+
+def _of_reasoning(was: Message, now: Message) -> Cause | None:
+    before, after = (m.reasoning.text if m.reasoning else "" for m in (was, now))
+    if before == after:
+        return None
+    if before.strip() == after.strip():
+        return Cause.WHITESPACE
+    if not (before and after):
+        return Cause.REASONING_DROPPED if before else Cause.REASONING_ADDED
+    return Cause.REASONING_EDITED
+
+
+def _of_calls(was: Message, now: Message) -> Cause:
+    if same_text(was, now):
+        return Cause.CALL_IDS
+    names = [call.name for call in was.calls] == [call.name for call in now.calls]
+    values = [_value(call.arguments) for call in was.calls] == [_value(call.arguments) for call in now.calls]
+    return Cause.CALL_RERENDERED if names and values else Cause.MESSAGE_EDITED
+
+
+def _value(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments.strip()
+
+
+def _of_value(found: Rests) -> Cause | None:
+    was, now = (_head(side) for side in found)
+    if was is None or now is None:
+        only = was or now
+        return None if only is None else value_cause(only.text, "", 0, only.section)
+    return value_cause(was.text, now.text, common_start(was.text, now.text), was.section)
+
+
+def _head(pieces: Sequence[Piece]) -> Piece | None:
+    return pieces[0] if pieces else None
+
+
+def _otherwise(was: Message, now: Message) -> Cause:
+    """What loose comparison calls the same differs in a program's words; all else is an edit."""
+    return Cause.REMINDER_MOVED if digest(was) == digest(now) else Cause.MESSAGE_EDITED

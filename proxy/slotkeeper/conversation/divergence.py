@@ -1,0 +1,245 @@
+"""Where a request parts from the one before it: the first piece of its prompt that is another one.
+
+Pieces are looked at in the order in which templates put them: tools, system text, messages, and in each
+message the reasoning, what it says, and its calls. What is merely added at the end parts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from slotkeeper.conversation.again import found_again
+from slotkeeper.conversation.requests.layout import NOWHERE, Layout, Message, Path, Section
+
+EXCERPT: Final = 80  # characters shown of each side
+LEAD_IN: Final = 24  # of them, before the place
+TOOL_CHOICE: Final = "tool_choice"
+_ORDER: Final = tuple(Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of the prompt: one tool, one text, one call."""
+
+    section: Section
+    message: int | None  # its index in the layout; None for tools and options
+    path: Path
+    text: str
+
+
+Rests = tuple[list[Piece], list[Piece]]  # the pieces from the divergence on, of the old and the new request
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The place. Lengths are in characters of the request's own text, not of the rendered prompt."""
+
+    section: Section
+    message: int | None  # index in the layout; None for tools and options
+    path: Path  # in the new body
+    offset: int  # in that piece
+    before: str  # excerpts around the place
+    after: str
+    lost: int  # of the old request, from here on, what the new one still has: computed again unchanged
+
+
+def parted(old: Layout, new: Layout) -> Divergence | None:
+    """The first place where `new` is not `old` with something behind it, nor a beginning of it."""
+    if old is new:
+        return None
+    found = rests(old, new)
+    if found is None:
+        return _ids(old, new) or _options(old, new)
+    was, now = found
+    same = bool(was and now) and was[0].section is now[0].section
+    offset = common_start(was[0].text, now[0].text) if same else 0
+    place = _earlier(was, now)
+    return Divergence(
+        section=place.section,
+        message=None if place.message is None else first_difference(old, new),
+        path=now[0].path if now else NOWHERE,
+        offset=offset,
+        before=_excerpt(was[0].text, offset) if same or (was and was[0] is place) else "",
+        after=_excerpt(now[0].text, offset) if same or (now and now[0] is place) else "",
+        lost=found_again(_texts_of(was, offset), _texts_of(now, offset)),
+    )
+
+
+def rests(old: Layout, new: Layout) -> Rests | None:
+    """What either has from the divergence on; None where the text of none is another."""
+    return _tools(old, new) or _messages(old, new)
+
+
+def message_pieces(message: Message, at: int) -> Iterator[Piece]:
+    """Its pieces, in the order of templates."""
+    for text in message.pieces():
+        if text.text:
+            yield Piece(text.section, at, text.path, text.text)
+    for call in message.calls:
+        yield Piece(Section.CALL, at, call.arguments_path, called(call.name, call.arguments))
+
+
+def called(name: str, arguments: Any) -> str:
+    """A call as one text."""
+    return f"{name} {arguments if isinstance(arguments, str) else json_text(arguments)}"
+
+
+def json_text(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # nested deeper than it will write
+        return repr(value)
+
+
+def same_text(old: Message, new: Message) -> bool:
+    """Whether nothing differs that every template shows. How a text is cut into parts is not looked at."""
+    return old is new or (
+        old.role is new.role
+        and (_texts(old) == _texts(new) or old.said == new.said)
+        and _reasoned(old) == _reasoned(new)
+        and _calls(old) == _calls(new)
+        and old.media == new.media
+    )
+
+
+def common_start(one: str, other: str) -> int:
+    """How many characters are the same, from the first on."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:  # one[:low] == other[:low], and one[:high] != other[:high]
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def length(layout: Layout) -> int:
+    """Characters of everything that it says, about."""
+    return sum(len(piece.text) for piece in (*tool_pieces(layout), *_said_from(layout, 0)))
+
+
+def first_difference(old: Layout, new: Layout) -> int | None:
+    """The index of the first message that differs; the length of the shorter where one ends."""
+    for at, (was, now) in enumerate(zip(old.messages, new.messages, strict=False)):
+        if not same_text(was, now):
+            return at
+    return None if len(old.messages) <= len(new.messages) else len(new.messages)
+
+
+def _tools(old: Layout, new: Layout) -> Rests | None:
+    if old.tools is new.tools or json_text(old.tools) == json_text(new.tools):
+        return None
+    was, now = list(tool_pieces(old)), list(tool_pieces(new))
+    at = _first_other(was, now)
+    return [*was[at:], *_said_from(old, 0)], [*now[at:], *_said_from(new, 0)]
+
+
+def _messages(old: Layout, new: Layout) -> Rests | None:
+    at = first_difference(old, new)
+    if at is None or at == len(new.messages):  # that it ends earlier parts nothing
+        return None
+    was, now = list(message_pieces(old.messages[at], at)), list(message_pieces(new.messages[at], at))
+    same_role = old.messages[at].role is new.messages[at].role
+    same = _first_other(was, now) if same_role else 0
+    return [*was[same:], *_said_from(old, at + 1)], [*now[same:], *_said_from(new, at + 1)]
+
+
+def _first_other(was: list[Piece], now: list[Piece]) -> int:
+    for at, (one, other) in enumerate(zip(was, now, strict=False)):
+        if one.section is not other.section or one.text != other.text:
+            return at
+    return min(len(was), len(now))
+
+
+def _ids(old: Layout, new: Layout) -> Divergence | None:
+    """Ids of calls: only some templates show them, so they are looked at last."""
+    for at, (was, now) in enumerate(zip(old.messages, new.messages, strict=False)):
+        if _all_ids(was) == _all_ids(now):
+            continue
+        before, after = _named(was), _named(now)
+        for n, (one, other) in enumerate(zip(before, after, strict=False)):
+            if one.text != other.text:
+                rest = (
+                    [*before[n + 1 :], *_said_from(old, at + 1)],
+                    [*after[n + 1 :], *_said_from(new, at + 1)],
+                )
+                offset = common_start(one.text, other.text)
+                lost = found_again(*map(_texts_of, rest))
+                return Divergence(Section.CALL, at, other.path, offset, one.text, other.text, lost)
+    return None
+
+
+def _all_ids(message: Message) -> list[str]:
+    return [call.id for call in message.calls] + [answer.text for answer in message.answers]
+
+
+def _named(message: Message) -> list[Piece]:
+    calls = [Piece(Section.CALL, None, call.id_path, call.id) for call in message.calls]
+    return calls + [Piece(Section.CALL, None, answer.path, answer.text) for answer in message.answers]
+
+
+def _options(old: Layout, new: Layout) -> Divergence | None:
+    """What decides how the template renders.
+
+    Where that shows is the template's: only tools that may not be called are surely gone, from the start on.
+    """
+    names = [n for n in {**old.options, **new.options} if old.options.get(n) != new.options.get(n)]
+    if not names:
+        return None
+    before, after = ({n: side.options[n] for n in names if n in side.options} for side in (old, new))
+    return Divergence(
+        section=Section.OPTIONS,
+        message=None,
+        path=(names[0],),
+        offset=0,
+        before=json_text(before)[:EXCERPT],
+        after=json_text(after)[:EXCERPT],
+        lost=min(length(old), length(new)) if TOOL_CHOICE in names and old.tools else 0,
+    )
+
+
+def tool_pieces(layout: Layout) -> Iterator[Piece]:
+    for at, tool in enumerate(layout.tools):
+        yield Piece(Section.TOOLS, None, (*layout.tools_path, at), json_text(tool))
+
+
+def _said_from(layout: Layout, first: int) -> Iterator[Piece]:
+    for at in range(first, len(layout.messages)):
+        yield from message_pieces(layout.messages[at], at)
+
+
+def _earlier(was: list[Piece], now: list[Piece]) -> Piece:
+    """Which of two pieces that stand at one place names it: the one that comes first in a prompt."""
+    if not was or not now:
+        return (was or now)[0]
+    return was[0] if _ORDER.index(was[0].section) < _ORDER.index(now[0].section) else now[0]
+
+
+def _texts_of(pieces: list[Piece], offset: int = 0) -> list[str]:
+    texts = [piece.text for piece in pieces]
+    return [texts[0][offset:], *texts[1:]] if texts else []
+
+
+def _excerpt(text: str, offset: int) -> str:
+    start = max(0, offset - LEAD_IN)
+    return text[start : start + EXCERPT]
+
+
+def _texts(message: Message) -> list[str]:
+    return [text.text for text in message.texts]
+
+
+def _reasoned(message: Message) -> str:
+    return message.reasoning.text if message.reasoning else ""
+
+
+def _calls(message: Message) -> list[str]:
+    """As texts: to Python, objects with their keys in another order are equal."""
+    return [called(call.name, call.arguments) for call in message.calls]

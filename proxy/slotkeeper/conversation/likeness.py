@@ -1,0 +1,242 @@
+"""Whether a request goes on from a conversation: by what stands in it, and how sure that is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from slotkeeper.conversation.divergence import common_start, first_difference, json_text, parted
+from slotkeeper.conversation.phrases import SUMMARIZED, user_says
+from slotkeeper.conversation.record import Conversation, Keys, Who
+from slotkeeper.conversation.requests.layout import NOWHERE, Layout, Message, Role, Section, Text
+from slotkeeper.conversation.requests.loose import common, digest, same
+
+DIGEST_BYTES: Final = 16
+SAID: Final = "said:"  # before the keys of replies without calls
+PART: Final = 300  # characters that a message, a text or a call weighs beside its own: about so many bytes
+FIRST_WORDS: Final = 512  # characters of a system text that tell which agent it is of
+_SILENT: Final = digest(Message(Role.USER, NOWHERE))  # of a message that says nothing but facts
+
+Doc = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How a request compares with a conversation's last one. The highest `rank` is it."""
+
+    conversation: Conversation
+    common: int
+    appended: bool  # it is the old one as it was, with something behind it
+
+    @property
+    def rank(self) -> tuple[bool, int, float, int]:
+        """An exact continuation first: two runs of one task say much the same, up to their tools' results."""
+        return self.appended, self.common, self.conversation.at, self.conversation.line
+
+
+def opening(layout: Layout) -> int:
+    """How many messages behind the system text there are up to the first thing that a user says.
+
+    A client's own context (a date, a folder) may stand in a message of its own before it. 0: there is none.
+    """
+    for at in range(layout.lead, len(layout.messages)):
+        message = layout.messages[at]
+        if message.role is Role.USER and digest(message) != _SILENT:
+            return at - layout.lead + 1
+    return 0
+
+
+def keys_of(who: Who, layout: Layout) -> Keys:
+    """All that a request's conversation is looked up by, but for its name."""
+    return Keys(_first(who, layout), _kin(who, layout))
+
+
+def _first(who: Who, layout: Layout) -> tuple[bytes, ...]:
+    at = layout.lead + opening(layout) - 1
+    return (_key("first", who.client, digest(layout.messages[at])),) if at >= layout.lead else ()
+
+
+def _kin(who: Who, layout: Layout) -> tuple[bytes, ...]:
+    """What conversations of one agent share: system text but for facts, names of tools, the first words."""
+    found = []
+    if layout.lead:
+        found.append(_key("system", who.client, *(digest(m) for m in layout.messages[: layout.lead])))
+        words = Text(NOWHERE, layout.messages[0].said[:FIRST_WORDS], Section.SYSTEM)
+        found.append(_key("words", who.client, digest(Message(Role.SYSTEM, NOWHERE, (words,)))))
+    if layout.tools:
+        found.append(_key("tools", who.client, "\0".join(sorted(map(tool_name, layout.tools)))))
+    return tuple(found)
+
+
+def same_agent(old: Layout, new: Layout) -> bool:
+    """Whether two requests are of one agent: the same tools, in any order, and one family of system texts.
+
+    A session id or a cache key says nothing of that: sub-agents, titles and memory requests share them.
+    """
+    return _tool_names(old) == _tool_names(new) and same_family(old, new)
+
+
+def same_family(old: Layout, new: Layout) -> bool:
+    """Whether system texts are the same but for facts, or something in their middle; or neither has one."""
+    if not (old.lead and new.lead):
+        return old.lead == new.lead
+    if _same_system(old, new):
+        return True
+    one, other = ("\n".join(m.said for m in layout.messages[: layout.lead]) for layout in (old, new))
+    start = common_start(one, other)
+    end = common_start(one[start:][::-1], other[start:][::-1])
+    return 2 * (start + end) >= max(len(one), len(other))
+
+
+def more_tools(old: Layout, new: Layout) -> bool:
+    """Whether tools were only added."""
+    return _tool_names(old) < _tool_names(new) and same_family(old, new)
+
+
+def another_agent(old: Layout, new: Layout) -> bool:
+    """Whether it cannot be one agent whose tools were edited: half of them are gone, or stand otherwise."""
+    if not same_family(old, new):
+        return True
+    was, now = _tool_names(old), _tool_names(new)
+    left, still = ([name for name in names if name in others] for names, others in ((was, now), (now, was)))
+    return bool(now) and (left != still or 2 * len(left) < max(len(was), len(now)))
+
+
+def _tool_names(layout: Layout) -> Counter[str]:
+    return Counter(map(tool_name, layout.tools))
+
+
+def tool_name(tool: Doc) -> str:
+    """What a tool is called; what kind it is where it has no name."""
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else tool.get("name")
+    return str(name or tool.get("type") or "")
+
+
+def named_key(who: Who) -> tuple[bytes, ...]:
+    return (_key("name", who.client, who.name),) if who.name else ()
+
+
+def tools_key(who: Who) -> bytes:
+    """Under which the conversations of a client are found that have tools."""
+    return _key("any tools", who.client)
+
+
+def likeness(conversation: Conversation, who: Who, layout: Layout) -> Likeness | None:
+    """None where the request does not go on from this conversation."""
+    known = conversation.who.name
+    if who.client != conversation.who.client or (known and who.name and known != who.name):
+        return None
+    old = conversation.received
+    count = common(old, layout)
+    whole = count == len(old.messages) - old.lead
+    appended = (
+        whole and first_difference(old, layout) is None and json_text(old.tools) == json_text(layout.tools)
+    )
+    found = Likeness(conversation, count, appended)
+    if conversation.aside and not whole:
+        return None  # nothing goes on from a title or a suggestion but its own next request
+    if known and known == who.name:
+        return found if count >= max(1, opening(layout)) or _replaced(old, layout) else None
+    return found if _by_content(found, layout, whole=whole) else None
+
+
+def _by_content(found: Likeness, layout: Layout, *, whole: bool) -> bool:
+    """The first user message and one reply in common; or its very next request; or the same one again."""
+    old = found.conversation.received
+    if found.common < max(1, opening(layout)):
+        return False
+    if any(message.role is Role.ASSISTANT for message in layout.messages[layout.lead :][: found.common]):
+        return True
+    if not whole:
+        return False
+    if len(layout.messages) - layout.lead == found.common:  # the same words once more
+        return found.appended and parted(old, layout) is None
+    return _same_system(old, layout)
+
+
+def _replaced(old: Layout, new: Layout) -> bool:
+    """Whether a conversation of this name has another history now: a summary stands where it stood."""
+    if any(user_says(message, SUMMARIZED) for message in new.messages[new.lead :]):
+        return True
+    replied = any(message.role is Role.ASSISTANT for message in new.messages)
+    return replied and _same_system(old, new) and bool(old.lead or old.tools)
+
+
+def _same_system(old: Layout, new: Layout) -> bool:
+    return old.lead == new.lead and all(map(same, old.messages[: old.lead], new.messages[: new.lead]))
+
+
+def standing(conversation: Conversation, count: int) -> tuple[dict[int, tuple[str, ...]], dict[str, str]]:
+    """The notes behind its first `count` messages, and what those have told.
+
+    What a note told that no longer stands in the history must be told again.
+    """
+    end = conversation.sent.lead + count
+    notes = {at: texts for at, texts in conversation.notes.items() if at < end}
+    words = "\n".join(text for texts in notes.values() for text in texts)
+    return notes, {place: text for place, text in conversation.told.items() if text in words}
+
+
+def repeated(replies: Mapping[str, Doc], layout: Layout) -> dict[str, Doc]:
+    """Those that a request sends back."""
+    calls = {call.id for message in layout.messages for call in message.calls}
+    said = {m.said.strip() for m in layout.messages if m.role is Role.ASSISTANT}
+    return {
+        key: reply
+        for key, reply in replies.items()
+        if key in calls or (key.startswith(SAID) and str(reply.get("content")).strip() in said)
+    }
+
+
+def size(conversation: Conversation) -> int:
+    """Characters that it keeps."""
+    layouts = {id(layout): layout for layout in (conversation.received, conversation.sent)}.values()
+    return sum(_size(layout) for layout in layouts) + sum(map(len, _kept(conversation)))
+
+
+def reply_key(reply: Doc) -> str:
+    """Under which a reply without calls is kept: equal for equal texts."""
+    return SAID + _key(json_text(reply.get("content"))).hex()
+
+
+def reply_size(reply: Doc) -> int:
+    return len(orjson.dumps(reply, default=repr))
+
+
+def _size(layout: Layout) -> int:
+    said = sum(len(text.text) for message in layout.messages for text in message.pieces())
+    calls = sum(
+        len(call.arguments) if isinstance(call.arguments, str) else len(json_text(call.arguments))
+        for message in layout.messages
+        for call in message.calls
+    )
+    parts = sum(1 + len(message.texts) + len(message.calls) for message in layout.messages)
+    return said + calls + len(json_text(layout.tools)) + len(json_text(layout.options)) + PART * parts
+
+
+def _kept(conversation: Conversation) -> Iterator[str]:
+    for texts in conversation.notes.values():
+        yield from texts
+    yield from conversation.told.values()
+
+
+def calls_of(reply: Mapping[str, Any]) -> Iterator[str]:
+    """The ids of a reply's tool calls."""
+    calls = reply.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict) and isinstance(call.get("id"), str):
+            yield call["id"]
+
+
+def _key(*parts: str | bytes | None) -> bytes:
+    hashed = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        data = part if isinstance(part, bytes) else (part or "").encode(errors="surrogatepass")
+        hashed.update(b"%d:" % len(data) + data)
+    return hashed.digest()

@@ -1,0 +1,387 @@
+"""Giving slots to requests: the decision tree of `placement`, in code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from slotkeeper.scheduler import apart, chores, en_route
+from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
+from slotkeeper.scheduler.effects import Effect, Forward, Observe
+from slotkeeper.scheduler.events import Arrived, Rendered
+from slotkeeper.scheduler.forms import Form, Weighed, changed_by_messages, computed
+from slotkeeper.scheduler.pending import Pending, Scene, Stage
+from slotkeeper.scheduler.shadow import ReusePlan, Source
+from slotkeeper.scheduler.slot_contents import SlotContents, reuse
+from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.steps import effect
+from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.types import Reason, SlotId
+
+# Decisions on long prompts take milliseconds: so many in a row that want a slot which is not free yet,
+# and the requests behind them wait too.
+LOOKAHEAD: Final = 16
+
+# So many may overtake a request that needs more than a free slot: several at once, or others' tasks to end.
+PASSES: Final = 16
+
+
+def arrived(state: State, event: Arrived) -> None:
+    event = apart.confined(event)
+    priced = event.rewritten is not None and not event.uncached  # equal hash chains may be of unequal prompts
+    pending = Pending(
+        arrived=event,
+        rendered=not event.rendered,
+        plain=event.uncached,
+        other=Form(event.rewritten) if event.rewritten is not None and priced else None,
+    )
+    state.requests[event.request] = pending
+    if event.bypass:
+        state.bypassing.append(event.request)
+    else:
+        state.queue.add(event.request, event.client)
+
+
+def rendered(state: State, event: Rendered) -> None:
+    pending = state.requests.get(event.request)
+    if pending is None or pending.rendered:
+        return
+    event = apart.rendered_within(event, pending.arrived.namespace)
+    pending.rendered = True
+    pending.waits_in = None
+    own = Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
+    if pending.other is not None:
+        pending.other = replace(pending.other, prompt=event.rewritten, boundaries=event.rewritten_boundaries)
+    elif pending.weighed is not None:  # messages have decided it: the prices follow
+        own = _priced_late(pending, event)
+    _takes(state, pending, own)
+    pending.predict()
+
+
+def _takes(state: State, pending: Pending, form: Form) -> None:
+    """The request is this from now on."""
+    pending.arrived = replace(pending.arrived, hash_chain=form.hash_chain)
+    pending.prompt = form.prompt
+    if form.prompt is not None:
+        pending.structure = en_route.structured(state, form.prompt, form.boundaries)
+
+
+def _priced_late(pending: Pending, event: Rendered) -> Form:
+    """The form that went out, or is about to. Both are priced at the state that its slot held."""
+    plan, taken = pending.plan, pending.weighed is not None and pending.weighed.taken
+    base = pending.base or (plan.table.shadow.slots[plan.slot] if plan and plan.slot is not None else None)
+    if plan is not None:
+        own, changed = (
+            None if prompt is None else len(prompt) - reuse(base, prompt, plan.table.traits)
+            for prompt in (event.prompt, event.rewritten)
+        )
+        pending.weighed = Weighed(own, changed, taken)
+    if taken:
+        return Form(pending.arrived.hash_chain, event.rewritten, event.rewritten_boundaries)
+    return Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
+
+
+def settle(state: State, now: float) -> Iterator[Effect]:
+    """Serve all that can be served now, then look at the engines on which something depends."""
+    chores.release(state, now)
+    for table in state.tables.values():
+        table.awaited = False
+    yield from _bypass(state, now)
+    yield from _send_steered(state, now)
+    if state.queue and not state.up and state.back_by(now) is None:
+        yield from _fail_open(state, now)
+    yield from _serve(state, now)
+    yield from chores.settle(state, now)
+    for table in state.tables.values():
+        delay = table.watch(waiting=state.waiting, now=now)
+        if delay is not None:
+            table.observing = True
+            yield Observe(engine=table.engine, delay=delay)
+
+
+def _serve(state: State, now: float) -> Iterator[Effect]:
+    """Give slots to queued requests, in their order, as far as there are any."""
+    left_waiting = 0
+    scene: Scene | None = None  # it is drawn where it is compared: most requests are the only one
+    for request in () if state.bypassing or not _any_free(state) else tuple(state.queue):
+        pending = state.requests[request]
+        if pending.waits_in is None or pending.waits_in != (scene := scene or state.scene(now)):
+            if left_waiting == LOOKAHEAD:
+                break
+            plan = _decide(state, pending, now)
+            if plan and not plan.wait:
+                plan = en_route.planted(state, pending, plan, now)
+                state.queue.served(request)
+                yield _begin(state, pending, plan, now)
+                plan.table.awaited |= plan.clearing and _overtaken(state, pending)
+                scene = None
+                if not _any_free(state):
+                    break
+                continue
+            pending.waits_in = scene or state.scene(now)
+            pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
+            left_waiting += pending.rendered
+        if pending.holds:
+            for table in pending.holds:
+                table.awaited = True
+            scene = None
+            if not _any_free(state):
+                break
+
+
+def _any_free(state: State) -> bool:
+    return any(table.idle and not table.awaited for table in state.up)
+
+
+def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Sequence[EngineTable]:
+    """Engines of which no slot is given to any that came later.
+
+    Tasks on their way keep it from a free slot for milliseconds. If later ones went meanwhile, the next
+    moment would be like this one: where pins never pause it would never begin.
+    """
+    request = pending.arrived
+    pinned = request.copies == 1 and (request.pinnable or request.id_slot is not None)
+    if plan is not None:  # it waits for the best place
+        return () if pinned or plan.table.open_for_unpinned(now) else (plan.table,)
+    room = [table for table in state.up if len(table.idle) >= min(request.copies, len(table.states))]
+    if room and not any(t.open_for_pins(now) if pinned else t.open_for_unpinned(now) for t in room):
+        return state.up
+    ours = [table for table in state.up if table.own >= min(request.copies, len(table.states))]
+    waits_for_others = not room or (request.namespace and not pinned)
+    return ours if waits_for_others and ours and _overtaken(state, pending) else ()
+
+
+def _overtaken(state: State, pending: Pending) -> bool:
+    """Whether so many have begun since it was first to begin that it is their turn to wait."""
+    if pending.could_begin is None:
+        pending.could_begin = state.begun
+    return state.begun - pending.could_begin >= PASSES
+
+
+def _decide(state: State, pending: Pending, now: float) -> Plan | None:
+    """Which form it takes, if rules would change it, and where that goes. None: it waits."""
+    other, request = pending.other, pending.arrived
+    if other is None:
+        return _place(state, pending, now)
+    if not pending.rendered:
+        choosable = request.pinnable and request.id_slot is None and request.copies == 1
+        plan = changed_by_messages(state.up, request.hash_chain, other.hash_chain, now) if choosable else None
+        if plan is not None:
+            _weighed(state, pending, Weighed(None, None, taken=True))
+        return plan
+    own = _place(state, pending, now)
+    as_changed = replace(pending, arrived=replace(request, hash_chain=other.hash_chain), prompt=other.prompt)
+    changed = _place(state, as_changed, now)
+    prices = computed(own, pending.prompt), computed(changed, other.prompt)
+    weighed = Weighed.of(*prices, moved=request.moved)
+    plan = changed if weighed.taken else own
+    if plan and not plan.wait:
+        _weighed(state, pending, weighed)
+    return plan
+
+
+def _weighed(state: State, pending: Pending, weighed: Weighed) -> None:
+    """It is decided. Tokens that are not known yet follow in `rendered`."""
+    other, pending.other, pending.weighed = pending.other, None, weighed
+    if other is not None and weighed.taken:
+        _takes(state, pending, other)
+
+
+def _place(state: State, pending: Pending, now: float) -> Plan | None:
+    """Numbers as in `placement`. None: it waits (7)."""
+    request = pending.arrived
+    if request.copies > 1:
+        tables = [t for t in state.up if len(t.idle) >= min(request.copies, len(t.states))]
+        return _named(blind(tables, pinnable=False, now=now, catalog=state.catalog), Reason.UNPINNABLE)  # 1
+    if request.id_slot is not None:
+        tables = state.up[:1] if request.action else sorted(state.up, key=lambda t: t.load)
+        return _clients_own(tables, request.id_slot, now)  # 2
+    space = request.namespace
+    if space and request.generates and not request.pinnable:
+        return apart.steered(state, pending, now)
+    sure = [table for table in state.up if not (space and table.shadow.may_load)]
+    if request.pinnable and (plan := continuing(sure, request.hash_chain, now)):
+        return plan  # 3
+    if request.pinnable and request.brief:
+        plan = blind(state.up, pinnable=True, now=now, catalog=state.catalog, space=space)
+        return _named(plan, Reason.BRIEF)  # 4
+    if not pending.rendered:
+        return None
+    if pending.prompt is not None and len(pending.prompt) > 0:
+        plan = cheapest(  # 5
+            state.up,
+            pending.prompt,
+            hash_chain=request.hash_chain,
+            pinnable=request.pinnable,
+            now=now,
+            catalog=state.catalog,
+            plain=pending.plain,
+        )
+        return en_route.behind(state, pending, plan)
+    reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
+    plan = blind(state.up, pinnable=request.pinnable, now=now, catalog=state.catalog, space=space)
+    return _named(plan, reason)  # 6
+
+
+def _named(plan: Plan | None, reason: Reason) -> Plan | None:
+    return replace(plan, reason=reason) if plan else None
+
+
+def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Plan | None:
+    """Any integer is a slot, wrapped modulo their number: an unsigned one of 64 bits (engine.md T8)."""
+    for table in tables:
+        slot = SlotId(id_slot % 2**64 % len(table.states))
+        if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
+            return Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE)
+    return None
+
+
+def requeue(state: State, pending: Pending) -> None:
+    """Back into the line: its slot was lost on the way, with the engine or by a step that failed."""
+    pending.stage = Stage.QUEUED
+    pending.plan = pending.slot = None
+    pending.steps_left = 0
+    state.queue.put_back(pending.arrived.request, pending.arrived.client)
+
+
+def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
+    state.begun += 1
+    pending.plan = plan
+    pending.steps_left = len(plan.steps)
+    found = _found(plan)
+    pending.ahead_from = state.ahead.begins(found.tokens) if found else None
+    if plan.slot is not None and not pending.arrived.action:
+        plan.table.crowd(plan.slot, pending.arrived.hash_chain, now)
+    if not plan.steps:
+        return forward(pending, now)
+    if plan.slot is None:
+        raise AssertionError("a step needs a slot")
+    pending.stage = Stage.PREPARING
+    pending.slot = plan.slot
+    return next_step(state, pending, now)
+
+
+def _found(plan: Plan) -> SlotContents | None:
+    """The state that it goes on from, as earlier work had left it."""
+    if plan.reuse_plan:
+        return plan.reuse_plan.base
+    return plan.table.shadow.slots[plan.slot] if plan.slot is not None else None
+
+
+def next_step(state: State, pending: Pending, now: float) -> Effect:
+    plan, owner = pending.plan, pending.arrived.request
+    if plan is None or plan.slot is None:
+        raise AssertionError("only a planned request takes steps")
+    plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
+    pending.step_began = now
+    return effect(pending.step, owner, plan.table, plan.slot, catalog=state.catalog, tree=state.tree)
+
+
+def forward(pending: Pending, now: float) -> Forward:
+    """The request goes out: the shadow makes the same move as the engine will."""
+    plan, request = pending.plan, pending.arrived.request
+    if plan is None:
+        raise AssertionError("only a planned request is forwarded")
+    table = plan.table
+    slot = plan.slot
+    if slot is not None and not pending.arrived.action:  # which begins no task: no other slot is copied
+        others = [s for s in table.idle if s != slot]
+        reuse_plan = _plan_reuse_now(table, slot, pending)
+        table.shadow.launch(reuse_plan, others)
+        pending.base = reuse_plan.base
+        if plan.reason is Reason.BRIEF:
+            pending.predicted = reuse_plan.reuse  # its tokens will come too late to say better
+    pending.stage = Stage.RUNNING
+    if plan.pinned and slot is not None:
+        pending.slot = slot
+        table.move(slot, SlotState.LAUNCHED, request, now)
+    else:
+        pending.slot = None
+        if slot is not None and table.owners[slot] == request:
+            table.move(slot, SlotState.IDLE, None, now)
+        table.send(request, pending.arrived.copies, now)
+    pending.predict()
+    return Forward(
+        request=request,
+        engine=table.engine,
+        slot=slot if plan.pinned else None,
+        reason=plan.reason,
+        changed=_is_changed(pending),
+        apart=plan.apart,
+    )
+
+
+def _plan_reuse_now(table: EngineTable, slot: SlotId, pending: Pending) -> ReusePlan:
+    """What the plan saw, or, once a step has changed the slot, what is there now."""
+    plan = pending.plan
+    if plan and plan.reuse_plan and not plan.steps:
+        return plan.reuse_plan
+    if pending.prompt is not None:
+        return table.shadow.plan_reuse(slot, pending.prompt)
+    if plan and plan.reason in {Reason.BRIEF, Reason.UNRENDERED}:
+        return table.shadow.plan_reuse_blind(slot)
+    contents = table.shadow.slots[slot]
+    return ReusePlan(slot=slot, reuse=0, source=Source.SLOT, base=contents, parked=False)
+
+
+def _bypass(state: State, now: float) -> Iterator[Effect]:
+    """0: unpinned, but never while a pinned task is on its way: the engine could give away its slot."""
+    for request in tuple(state.bypassing):
+        tables = state.up
+        ready = [table for table in tables if table.open_for_bypass(now)]
+        if (tables or state.back_by(now) is not None) and not ready:
+            continue
+        state.bypassing.remove(request)
+        yield from _unplanned(state, state.requests[request], ready, Reason.BYPASS, now)
+
+
+def _fail_open(state: State, now: float) -> Iterator[Effect]:
+    """No engine is up, and none is expected back: let the first one speak for itself."""
+    for request in tuple(state.queue):
+        state.queue.served(request)
+        yield from _unplanned(state, state.requests[request], [], Reason.FAIL_OPEN, now)
+
+
+def _unplanned(
+    state: State, pending: Pending, ready: list[EngineTable], reason: Reason, now: float
+) -> Iterator[Effect]:
+    request = pending.arrived.request
+    pending.stage = Stage.RUNNING
+    table = min(ready, key=lambda t: t.load, default=None)
+    if table:
+        pending.plan = Plan(table=table, reason=reason, pinned=False)
+        table.send(request, pending.arrived.copies, now)
+    engine = table.engine if table else state.engines[0]
+    changed = _is_changed(pending)
+    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=changed)
+
+
+def _is_changed(pending: Pending) -> bool:
+    return pending.weighed is not None and pending.weighed.taken
+
+
+def _send_steered(state: State, now: float) -> Iterator[Effect]:
+    """Steered requests whose prompts are in place, once no pin is on its way; no other begins before."""
+    closed = [p.plan.table for p in apart.clearing(state) if p.plan and _overtaken(state, p)]
+    for request in tuple(state.steered):
+        pending = state.requests[request]
+        owned = state.slot_of(pending)
+        if owned is None:
+            state.steered.remove(request)
+            requeue(state, pending)
+        elif not owned[0].open_for_unpinned(now):
+            closed.append(owned[0])
+        else:
+            idle, busy = apart.rivals(state, owned[0], pending)
+            if idle:
+                state.steered.remove(request)
+                owned[0].move(owned[1], SlotState.IDLE, None, now)
+                requeue(state, pending)
+            elif not busy:
+                state.steered.remove(request)
+                yield forward(pending, now)
+            elif _overtaken(state, pending):
+                closed.append(owned[0])
+    for table in closed:
+        table.awaited = True

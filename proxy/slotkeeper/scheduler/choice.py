@@ -1,0 +1,315 @@
+"""Where a prompt goes: every possible place is looked at, priced in tokens, and the cheapest taken.
+
+A price is what the engine must compute now, the time that files take, and what overwriting a slot
+will probably cost later. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from typing import Final
+
+from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.scheduler.checkpoints import checkpoints_last
+from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.limits import WORTH_A_FILE
+from slotkeeper.scheduler.pricing import Want, blind_price, loss, parked_price, price_of, restore_price
+from slotkeeper.scheduler.ram_cache import contains
+from slotkeeper.scheduler.shadow import ReusePlan, Source
+from slotkeeper.scheduler.slot_contents import SlotContents, continues, goes_on_from, shared_messages
+from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe
+from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.scheduler.types import Reason, SlotId
+
+# Prices of a round trip, in tokens of prefill: small beside any real prompt, so that they only
+# decide between places that are otherwise alike.
+TOUCH_PRICE: Final = 16.0
+STEER_PRICE: Final = 32.0
+UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known
+BEATEN: Final = 5  # plans kept beside the best, for `why`
+TURN: Final = 2  # messages: a reply, and what is said to that
+STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How one request will be served."""
+
+    table: EngineTable
+    reason: Reason
+    slot: SlotId | None = None  # expected; certain when pinned
+    pinned: bool = True
+    reuse_plan: ReusePlan | None = None
+    steps: tuple[Step, ...] = ()  # to be done in the slot first
+    price: float = 0.0
+    wait: bool = False  # the best place will be free in a moment
+    beaten: tuple[Plan, ...] = ()  # the next best, cheapest first
+    clears: bool = False  # it only empties the slot: then its request is placed again
+    cleared: bool = False  # it goes unpinned, and no other namespace's state can look as good to the engine
+
+    @property
+    def clearing(self) -> bool:
+        """Whether it depends on no other namespace's state looking as good to the engine."""
+        return self.clears or self.cleared
+
+    @property
+    def apart(self) -> bool:
+        """Whether the slot holds nothing of another namespace by the time that the request goes there."""
+        foreign = self.reuse_plan is not None and self.reuse_plan.foreign
+        emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
+        return emptied if self.pinned else self.cleared
+
+
+def continuing(tables: Iterable[EngineTable], hash_chain: Sequence[bytes], now: float) -> Plan | None:
+    """A free slot whose messages are the beginning of these: no tokens needed to see it.
+
+    None where another slot has more of these messages, if only behind other tools: then tokens decide.
+    """
+    best: Plan | None = None
+    most = 0
+    for table in tables:
+        ready = table.open_for_pins(now)
+        for slot, contents in enumerate(table.shadow.slots):
+            shared = shared_messages(hash_chain, contents)
+            if shared > most:
+                best, most = None, shared
+                free = ready and table.states[slot] is SlotState.IDLE
+                if (
+                    free
+                    and contents
+                    and continues(hash_chain, contents)
+                    and _goes_on(contents, hash_chain, table.traits)
+                ):
+                    best = Plan(table=table, slot=SlotId(slot), reason=Reason.CONTINUES)
+    return best
+
+
+def _goes_on(contents: SlotContents, hash_chain: Sequence[bytes], traits: EngineTraits) -> bool:
+    """Whether it loses little there, even if it parts from the last reply; else tokens decide.
+
+    Where more than one turn has gone by since, a file may have them.
+    """
+    if traits.snapshots and len(hash_chain) - len(contents.hash_chain) > TURN:
+        return False
+    if traits.cuttable:
+        return contents.floor == 0  # T9
+    if len(hash_chain) == len(
+        contents.hash_chain
+    ):  # asked again: it must be cut at the end of the last prompt
+        return bool(contents.checkpoints) and not contents.sure
+    # Where checkpoints are thinned out, or a file brought none, another file may have more; so it may where
+    # much was given up for a turn that was expected and is not what comes.
+    others = traits.snapshots and (contents.from_file or not checkpoints_last(traits))
+    risked = traits.n_ubatch if traits.snapshots else traits.n_batch
+    return bool(contents.checkpoints) and not others and contents.given_up <= risked
+
+
+def cheapest(
+    tables: Collection[EngineTable],
+    prompt: Tokens,
+    *,
+    hash_chain: Sequence[bytes] = (),
+    pinnable: bool,
+    now: float,
+    catalog: Catalog,
+    plain: bool = False,
+) -> Plan | None:
+    """The best place for an exact prompt; None when no slot can be had. `plain`: without any step before."""
+    if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
+        return None
+    offers = _pinned if pinnable else _unpinnable
+    want = Want(prompt, hash_chain, now, catalog, plain=plain)
+    plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
+    best = nsmallest(1 + BEATEN, plans, key=lambda plan: _order(plan, now))
+    return replace(best[0], beaten=tuple(best[1:])) if best else None
+
+
+def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
+    """The cheapest first, then what need not wait. An engine that is at a file begins nothing in any slot."""
+    held_up = plan.table.stalled(now) * plan.table.rates.prefill
+    return plan.price + held_up, plan.wait, plan.table.load, plan.slot
+
+
+def blind(
+    tables: Iterable[EngineTable], *, pinnable: bool, now: float, catalog: Catalog, space: str = ""
+) -> Plan | None:
+    """The slot that loses least, for a prompt whose tokens are unknown."""
+    plans = []
+    for table in tables:
+        ready = table.open_for_pins(now) if pinnable else table.open_for_anything(now)
+        for slot in table.idle if ready else ():
+            contents = table.shadow.slots[slot]
+            price = blind_price(table, contents, catalog, now)
+            reuse_plan = table.shadow.plan_reuse_apart(slot, space) if space and pinnable else None
+            plans.append(
+                Plan(
+                    table=table,
+                    slot=slot if pinnable else None,
+                    pinned=pinnable,
+                    reason=Reason.UNRENDERED,
+                    price=price,
+                    reuse_plan=reuse_plan,
+                    steps=(Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else (),
+                )
+            )
+    return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
+
+
+def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
+    shadow, idle, prompt, now = table.shadow, table.idle, want.prompt, want.now
+    wait = not table.open_for_pins(now)  # for milliseconds: not worth being computed again elsewhere
+    for plan in (*_as_it_is(table, want), *_touched(table, want), *_restored(table, want)):
+        yield replace(plan, wait=wait)
+        if not wait and (parked := _parking(plan, want)):
+            yield parked
+    for slot in table.in_state(SlotState.DRAINING):
+        reuse_plan = shadow.plan_reuse(slot, prompt)
+        price = shadow.traits.n_ubatch + price_of(table, reuse_plan, want)
+        yield _plan(table, reuse_plan, price, wait=True)
+    yield from _tended(table, want)
+    if (
+        not prompt.space  # by then another slot may be free, and look better to the engine
+        and table.open_for_unpinned(now)
+        and (natural := shadow.engine_choice(prompt, idle))
+        and not natural.unsafe
+    ):
+        price = UNPINNED_PRICE + price_of(table, natural, want)
+        yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False)
+
+
+def _tended(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """Every slot that is tended, once its step has ended: for the time until then, unless all wait."""
+    for slot in table.in_state(SlotState.MAINTENANCE):
+        tended, reuse_plan = table.tended[slot], table.shadow.plan_reuse(slot, want.prompt)
+        if (becomes := tended.becomes) is not None:
+            common = becomes.lcp(want.prompt)
+            goes_on = common == len(becomes) < len(want.prompt)
+            reuse_plan = replace(reuse_plan, reuse=common if goes_on else min(reuse_plan.reuse, common))
+        seconds = 0.0 if tended.stalls else tended.left(want.now)
+        price = seconds * table.rates.prefill + price_of(table, reuse_plan, want)
+        yield _plan(table, reuse_plan, price, wait=True)
+
+
+def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:
+    for slot in table.idle:
+        reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
+        wiped = reuse_plan.unsafe or (reuse_plan.foreign and table.may_wipe(want.now) and not want.plain)
+        steps = (Wipe(),) if wiped else ()
+        yield _plan(table, reuse_plan, price_of(table, reuse_plan, want), steps=steps)
+
+
+def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """Every slot after a touch, where the engine has more in its RAM cache than in the slot.
+
+    Not where it would load what the touch itself has put there: that is no more than the slot as it is.
+    """
+    shadow, idle, prompt = table.shadow, table.idle, want.prompt
+    loads = shadow.traits.ram_cache and not prompt.space  # it would load another namespace's as well
+    reachable = shadow.longest_common(prompt, idle) if loads else 0
+    for slot in idle:
+        if reachable - shadow.plan_reuse(slot, prompt).reuse <= TOUCH_PRICE:
+            continue
+        touched, own = shadow.look_touched(slot, prompt, idle), shadow.slots[slot]
+        back = own is not None and touched.base is not None and contains(own, touched.base)
+        if touched.source is Source.RAM and not touched.unsafe and not back:
+            steps = (Prefill(_foreign_token(prompt), Purpose.TOUCH),)
+            yield _plan(table, touched, TOUCH_PRICE + price_of(table, touched, want), steps=steps)
+
+
+def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """Every slot after the file that saves most was restored there."""
+    found = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
+    if found is None:
+        return
+    snapshot, idle = found[0], table.idle
+    reuse_plan = table.shadow.plan_reuse_restored(idle[0], want.prompt, snapshot) if idle else None
+    if reuse_plan and reuse_plan.source is Source.SNAPSHOT and reuse_plan.reuse:
+        for slot in idle:
+            here = replace(reuse_plan, slot=slot)  # whatever lies there is gone by then
+            price = restore_price(table, snapshot) + price_of(table, here, want)
+            yield _plan(table, here, price, steps=(Load(snapshot),))
+
+
+def _parking(plan: Plan, want: Want) -> Plan | None:
+    """The same plan, but the slot is saved before it is overwritten; None where that would not pay."""
+    table, reuse_plan = plan.table, plan.reuse_plan
+    victim = table.shadow.slots[reuse_plan.slot] if reuse_plan else None
+    if reuse_plan is None or victim is None or not table.may_save(want.now):
+        return None
+    if victim.adapted or victim.total < WORTH_A_FILE:
+        return None
+    lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
+    saving: tuple[Step, ...] = (Keep(Moment.PARK),)
+    if (end := goes_on_from(victim, table.traits)) < victim.total:
+        saving, cost = (Prefill(victim.tokens.cut(0, end), Purpose.BACK), *saving), cost + TOUCH_PRICE
+    if cost >= lost:
+        return None
+    return replace(plan, steps=(*saving, *plan.steps), price=plan.price - lost + cost)
+
+
+def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """A route without id_slot: leave it to the engine, or first put the prompt where we want it (T5)."""
+    prompt, now = want.prompt, want.now
+    wait = not table.open_for_unpinned(now)
+    natural = table.shadow.engine_choice(prompt, table.idle) if not prompt.space else None
+    if natural and not natural.unsafe:
+        price = price_of(table, natural, want)
+        yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
+    for plan in _pinned(table, want):
+        if plan.wait:
+            yield plan
+        elif (
+            plan.pinned and plan.reuse_plan and len(prompt) > STEER_TAIL and (plan.apart or not prompt.space)
+        ):
+            yield _plan(
+                table,
+                plan.reuse_plan,
+                STEER_PRICE + plan.price,
+                reason=Reason.STEERED,
+                pinned=False,
+                steps=(*plan.steps, steer(prompt)),
+                wait=wait,
+            )
+
+
+def steer(prompt: Tokens) -> Prefill:
+    """Put the prompt where the engine will then look for it (T5). It must be longer than `STEER_TAIL`."""
+    return Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
+
+
+def _plan(
+    table: EngineTable,
+    reuse_plan: ReusePlan,
+    price: float,
+    *,
+    reason: Reason | None = None,
+    pinned: bool = True,
+    steps: tuple[Step, ...] = (),
+    wait: bool = False,
+) -> Plan:
+    kind = {
+        Source.SLOT: Reason.PREFIX,
+        Source.RAM: Reason.RAM_CACHE,
+        Source.SNAPSHOT: Reason.SNAPSHOT,
+        Source.NOTHING: Reason.COLD,
+    }
+    return Plan(
+        table=table,
+        slot=reuse_plan.slot,
+        pinned=pinned,
+        reason=reason or kind[reuse_plan.source],
+        reuse_plan=reuse_plan,
+        steps=steps,
+        price=price,
+        wait=wait,
+    )
+
+
+def _foreign_token(prompt: Tokens) -> Tokens:
+    """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
+    first = prompt[0]
+    return Tokens([next((token for token in prompt if token != first), first)])

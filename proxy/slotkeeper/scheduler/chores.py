@@ -1,0 +1,291 @@
+"""Idle work: slots whose conversations have paused are saved, empty ones warmed.
+
+A chore owns its slot (TENDED) and takes one step at a time; when a request waits it ends after that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import Final
+
+from slotkeeper.scheduler.checkpoints import TAIL
+from slotkeeper.scheduler.chore import Chore
+from slotkeeper.scheduler.effects import Effect, Purpose, SetTimer, Stop
+from slotkeeper.scheduler.idle_work import (
+    first_step,
+    next_step,
+    prefetch_plan,
+    restore_step,
+    unsaved,
+    way_back,
+)
+from slotkeeper.scheduler.keeping import drop
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe, effect
+from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.warming import coldest, needs_warming
+from slotkeeper.scheduler.warming import first_step as warming_step
+
+SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
+CROWD_SHARE: Final = 2.0  # the same where another conversation will have the slot soon: it is saved anyway
+LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
+CUTS: Final = 8.0  # times as long a pause, before a slot is cut back so that its boundaries can be saved
+LOOKS: Final = 1.0  # seconds between looks at an engine that others use as well
+EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
+
+
+def settle(state: State, now: float) -> Iterator[Effect]:
+    """Make way for clients, begin what is due, and ask to be woken for what will be."""
+    yield from _make_way(state)
+    due_at = inf
+    for table in state.up:
+        if any(chore.table is table for chore in state.chores.values()):
+            continue
+        table.take_up(now)
+        for slot, contents in _unsettled(state, table):
+            known = contents.following is not None and not state.closing
+            ahead = known and table.quiet and not state.waiting
+            due = (
+                contents.used + _patience(state, table, contents, now)
+                if ahead
+                else _due(state, table, contents, now)
+            )
+            if due > now:
+                due_at = min(due, due_at)
+            elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:
+                if ahead or not known:
+                    table.settled[slot] = contents
+            elif state.closing or (table.open_for_pins(now) and not state.waiting):
+                yield _begin(state, chore, now)
+                break
+            elif table.shared_until > now:  # others use it: it must be looked at just before
+                due_at = min(_look_before(table, now), due_at)
+        else:
+            yield from _warm(state, table, now)
+        due_at = min(table.put_off_until, due_at)
+    due_at = min(due_at, _decides_anew(state, now), _gives_up(state, now))
+    if due_at < (inf if state.wakes_at is None else state.wakes_at):
+        state.wakes_at = due_at
+        yield SetTimer(delay=max(EARLIEST, due_at - now))
+
+
+def _decides_anew(state: State, now: float) -> float:
+    """When queued requests stop waiting for a tended slot; infinite if none waits."""
+    return min((table.overdue_at(now) for table in state.up), default=inf) if state.waiting else inf
+
+
+def _gives_up(state: State, now: float) -> float:
+    """When requests stop waiting for an engine to come back; infinite if none waits."""
+    until = state.back_by(now) if state.waiting else None
+    return inf if until is None else until
+
+
+def release(state: State, now: float) -> None:
+    """Where a request waits, a slot is free once the engine has saved it: the file is checked beside."""
+    for chore in tuple(state.chores.values()) if state.waiting else ():
+        if chore.written and chore.owns and chore.contents:
+            if chore.leaves:
+                chore.left_back()
+            state.coming[chore.id] = chore.contents
+            del state.chores[chore.id]
+            chore.leave(now)
+
+
+def _make_way(state: State) -> Iterator[Effect]:
+    """Stop what computes ahead, where a client would otherwise wait for more than one batch of it."""
+    for chore in state.chores.values():
+        needed = state.waiting or chore.table.serving
+        long = chore.ahead and chore.step == chore.goal and chore.computes > chore.table.traits.n_batch
+        if needed and long and not chore.stopped:
+            chore.stopped = True
+            yield Stop(request=chore.id)
+
+
+def _chore(
+    state: State, table: EngineTable, slot: SlotId, contents: SlotContents, *, ahead: bool, now: float
+) -> Chore | None:
+    """What is due in a slot: to go ahead of the next turn if the budget allows it, then to save."""
+    if ahead and (way := prefetch_plan(contents, table, state.catalog)):
+        file, goal, computes = way
+        given_up = contents.total - contents.tokens.lcp(goal.tokens)
+        if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
+            # Others need the engine, and who has the slot next is not sure: only a reply is put right.
+            table.put_off.add(slot)
+        elif state.idle.wait(computes, now) == 0:
+            return Chore(_name(state, now), table, slot, file or goal, contents, goal, computes)
+    if table.rates.size_of(contents.total) > state.limits.hot_bytes:  # it has no room
+        return None
+    if table.crowded(now) and not state.closing and (back := way_back(contents, table, state.catalog)):
+        return Chore(_name(state, now), table, slot, back, contents, leaves=True)
+    saving = first_step(contents, table, state.catalog, rested=True)
+    return Chore(_name(state, now), table, slot, saving, contents) if saving else None
+
+
+def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
+    """A step of it has ended."""
+    if isinstance(chore.step, Wipe):
+        del state.chores[chore.id]
+        chore.leave(now)
+        return
+    if chore.ahead and (not ok or chore.step == chore.goal):  # what follows from it is decided again
+        if ok:
+            chore.arrived()
+        del state.chores[chore.id]
+        chore.leave(now)
+        return
+    if ok and isinstance(chore.step, Keep):
+        yield from _outdone(state, chore)
+    if ok and chore.leaves:
+        chore.left_back()
+    rested = state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
+    step = _next(state, chore, ok=ok, rested=rested, now=now)
+    contents, done = chore.contents, rested or not ok or not chore.table.traits.files_only_extend
+    if step is None and done and contents and contents.following is None:
+        chore.table.settled[chore.slot] = contents  # also if it failed: not again until something is new
+    if step is None or state.waiting:
+        del state.chores[chore.id]
+        chore.leave(now)
+        return
+    chore.step = step
+    yield _bound(state, chore, now)
+
+
+def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> Step | None:
+    if chore.goal is not None:
+        return chore.goal if ok and isinstance(chore.step, Load) else None
+    step = next_step(chore, state.catalog, rested=rested) if ok else None
+    failed = not ok and isinstance(chore.step, Keep)
+    dear = isinstance(step, Keep) and not state.waiting and not _pay(state, chore, now)
+    return restore_step(chore, state.catalog) if failed or dear else step
+
+
+def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
+    """Drop the file that told us what the slot holds, now that there is one that brings drafts back too."""
+    table, contents = chore.table, chore.contents
+    if contents is None or not (table.traits.speculative and table.traits.files_carry):
+        return
+    cuts = {checkpoint.at for checkpoint in contents.checkpoints if checkpoint.at >= contents.total - TAIL}
+    for snapshot in [s for s in state.catalog if len(s.tokens) in cuts and len(s.tokens) < contents.total]:
+        same_kind = snapshot.fingerprint == table.traits.fingerprint
+        if same_kind and contents.tokens.begins_with(snapshot.tokens):
+            yield from drop(state, snapshot)
+
+
+def left(state: State, now: float) -> bool:
+    """Whether anything is still to be computed ahead, or to be saved before we go."""
+    return bool(state.chores or state.coming) or any(
+        (not state.closing and prefetch_plan(contents, table, state.catalog))
+        or (table.may_save(now) and first_step(contents, table, state.catalog, rested=True))
+        for table in state.up
+        for _, contents in _unsettled(state, table)
+    )
+
+
+def _unsettled(state: State, table: EngineTable) -> Iterator[tuple[SlotId, SlotContents]]:
+    """Free slots of which it was not yet decided that nothing has to be done, nor is a file on its way."""
+    coming = {written.tokens for written in state.coming.values()}
+    for slot in table.idle:
+        contents = table.shadow.slots[slot]
+        if contents and table.settled.get(slot) is not contents and contents.tokens not in coming:
+            yield slot, contents
+
+
+def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+    """When it may be saved; `now` or earlier: at once."""
+    if state.closing or not table.traits.snapshots:
+        return table.no_save_until
+    back = table.crowded(now) and way_back(contents, table, state.catalog)
+    if back or unsaved(contents, table.traits, state.catalog):
+        paused = contents.used + _pause(state, table, contents, now)
+    else:
+        paused = _rest(state, table, contents)
+    if not table.quiet or state.waiting:
+        paused = contents.used + LONGEST
+    paid = now + state.writes.wait(table.rates.size_of(contents.total), now)
+    return max(paused, paid, table.no_save_until)
+
+
+def _pause(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+    """How long it has to pause before it is saved.
+
+    In a crowd a pause may not come before the slot is overwritten, so a quick save is not put off. A slow one
+    would hold up all slots for what may be parked anyway.
+    """
+    seconds = table.rates.save_seconds(contents.total)
+    hurried = CROWD_SHARE * seconds
+    if table.crowded(now) and hurried <= state.limits.pause:
+        return hurried
+    return min(LONGEST, max(state.limits.pause, SHARE * seconds))
+
+
+def _patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+    """How long it has to pause before the next turn is computed ahead."""
+    return min(state.limits.pause, _pause(state, table, contents, now))
+
+
+def _rest(state: State, table: EngineTable, contents: SlotContents) -> float:
+    """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted.
+
+    Not in a crowd: the way home could be long, and another conversation would have the slot by then.
+    """
+    usual = max(state.limits.pause, SHARE * table.rates.save_seconds(contents.total))
+    rested = contents.used + min(LONGEST, CUTS * usual)
+    return max(rested, table.rests_at)
+
+
+def _look_before(table: EngineTable, now: float) -> float:
+    """Ask for a look, now and then; returns when to ask again."""
+    if now - table.observed_at >= LOOKS:
+        table.look_again = True
+        return now + LOOKS
+    return table.observed_at + LOOKS
+
+
+def _pay(state: State, chore: Chore, now: float) -> bool:
+    """Whether what the slot holds may be written now."""
+    size = chore.table.rates.size_of(chore.contents.total if chore.contents else 0)
+    return state.closing or state.writes.spend(size, now)
+
+
+def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
+    """Begin to warm an empty slot, where that is needed; in a crowd others would have it at once."""
+    empty = [slot for slot in table.idle if table.shadow.slots[slot] is None]
+    if not empty or state.closing or state.waiting or not table.may_save(now):
+        return
+    if not (needs_warming(table) and table.open_for_pins(now)) or table.crowded(now):
+        return
+    if (end := coldest(table, state.catalog, now)) is None:
+        return
+    table.warmed.add(end.id)
+    if step := warming_step(end, state.catalog, table):
+        goal = Prefill(end.tokens, Purpose.DRAFT)
+        yield _begin(state, Chore(_name(state, now), table, empty[0], step, None, goal), now)
+
+
+def _name(state: State, now: float) -> RequestId:
+    """With the time: an answer to one of a core that failed must not be taken for one to its successor's."""
+    state.chores_begun += 1
+    return RequestId(f"chore:{state.chores_begun}@{now:.3f}")
+
+
+def wipe(state: State, table: EngineTable, slot: SlotId, now: float) -> Effect:
+    """Empty a free slot, before it is given out again."""
+    return _begin(state, Chore(_name(state, now), table, slot, Wipe(), None), now)
+
+
+def _begin(state: State, chore: Chore, now: float) -> Effect:
+    if isinstance(chore.step, Keep):
+        _pay(state, chore, now)
+    elif chore.ahead:
+        state.idle.spend(chore.computes, now)
+    state.chores[chore.id] = chore
+    chore.table.move(chore.slot, SlotState.MAINTENANCE, chore.id, now)
+    return _bound(state, chore, now)
+
+
+def _bound(state: State, chore: Chore, now: float) -> Effect:
+    chore.began(now)
+    return effect(chore.step, chore.id, chore.table, chore.slot, catalog=state.catalog, tree=state.tree)

@@ -1,0 +1,192 @@
+"""What the core wants done. The driver does it and reports the outcome as an event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slotkeeper.scheduler.figures import Usage
+from slotkeeper.scheduler.losses import Lost
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import Known
+from slotkeeper.scheduler.types import EngineId, Place, Reason, RequestId
+
+
+class Purpose(StrEnum):
+    """Why we prefill something ourselves."""
+
+    TOUCH = "touch"  # one token, so that the engine loads from its RAM cache (T6)
+    STEER = "steer"  # the prompt itself, where the engine will then look for it (T5)
+    PLANT = "plant"  # up to a boundary, so that the engine makes a checkpoint there, or a file can be had
+    NEXT = "next"  # what the next turn will begin with
+    CUT = "cut"  # back to a checkpoint, so that the state there can be saved
+    BACK = "back"  # to where the next turn will go on, since the slot is overwritten once that is saved
+    HOME = "home"  # forward again to where the slot was before its states were saved
+    DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is idle work, not work for one request."""
+        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT}
+
+
+class Poison(StrEnum):
+    """What shows that an engine does not hold what it says. In logs, metrics and tests alike."""
+
+    UNHEARD = "unheard"  # it reused more than any prompt before had in common with this one
+    FOREIGN = "foreign"  # it reused more than its slot had in common with this one, and could load nothing
+    UNSOUND = "unsound"  # it refused a file, and then did not compute a few tokens from the first one on
+
+
+class Moment(StrEnum):
+    """When a slot is saved."""
+
+    PARK = "park"  # before a request overwrites it
+    BOUNDARY = "boundary"  # on the way: others will begin with it
+    PAUSE = "pause"  # its conversation has paused
+    CLOSE = "close"  # we are being stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plant:
+    """Prefill `tokens` in a slot; answered by `Planted`. `request` is whose step it is, also of a chore's."""
+
+    request: RequestId
+    place: Place
+    tokens: Tokens
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Cancel a `Plant`: a request needs the engine. Answered by `Planted`."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Save a slot to a file and keep it if it is whole; answered by `Saved`."""
+
+    request: RequestId
+    place: Place
+    moment: Moment
+    tokens: Tokens  # that the slot should hold; the file's own list is the truth
+    size: int  # bytes, as far as can be foretold
+    others: tuple[SnapshotId, ...] = ()  # of the same conversation: their checkpoints may be taken over
+    cuts: tuple[int, ...] = ()  # where prompts have parted from it: checkpoints there are worth keeping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Restore a file into a slot; answered by `Restored`."""
+
+    request: RequestId
+    place: Place
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erase:
+    """Empty a slot; answered by `Erased`."""
+
+    request: RequestId
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Delete a snapshot's file, or move it to the cold tier."""
+
+    snapshot: SnapshotId
+    to_cold: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prove:
+    """Whether a restore paid, by the engine's own count."""
+
+    snapshot: SnapshotId
+    paid: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Something will be due in `delay` seconds; answered by `Woke`."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """Send the request on. `slot` is None where it goes unpinned."""
+
+    request: RequestId
+    engine: EngineId
+    slot: int | None  # written into the body; None: any that the body names is taken out
+    reason: Reason
+    changed: bool = False  # whether it goes as rules would have it; else as its client wrote it
+    apart: bool = False  # it can meet nothing that another namespace has left in the engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observe:
+    """Ask GET /slots after `delay` seconds; answered by `Observed` or `ObserveFailed`."""
+
+    engine: EngineId
+    delay: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """One of an engine's flags was learned."""
+
+    engine: EngineId
+    name: str  # the field of its traits
+    value: float | bool
+    how: Known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poisoned:
+    """An engine says that it reused more than is possible: what its slot held is not to be used again."""
+
+    request: RequestId
+    place: Place | None  # None: it could not be seen where it ran
+    why: Poison
+    cached: int  # tokens, as the engine says
+    possible: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one request cost, from the engine's figures, once all of it is known."""
+
+    request: RequestId
+    reason: Reason
+    slot: int | None
+    usage: Usage | None  # None: the engine gave no figures
+    predicted: int | None  # what we said `usage.cached` would be
+    oracle: int | None  # tokens a perfect cache would have computed
+    exact: bool | None  # whether our count of prompt tokens was the engine's; None: no figure to compare
+    lost: Lost | None = None  # computed beyond the oracle
+    reused_seconds: float | None = None  # of prefill that the reused tokens would have taken
+    step_seconds: float = 0.0  # that it waited for restores, touches and steers
+
+
+Effect = (
+    Plant
+    | Stop
+    | Save
+    | Restore
+    | Erase
+    | Drop
+    | Prove
+    | SetTimer
+    | Forward
+    | Observe
+    | Learned
+    | Poisoned
+    | Report
+)

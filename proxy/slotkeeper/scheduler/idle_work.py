@@ -1,0 +1,241 @@
+"""What is to be saved of a slot, and what must be done for it: one step at a time, decided again after each.
+
+Newer builds write checkpoints into slot files: one file at the end can be cut wherever the slot could.
+Older builds do not (engine.md 2.6): there the end, the last prompt's end and every user message get a
+file each. The slot is cut back from one to the next, which costs a few tokens, and is then brought home.
+That must not be interrupted, so it is done in a longer rest. Only where no file has what stands before the
+first user message, which others will begin with too, is it done at once.
+
+A cut takes the checkpoints behind it, and a file brings none back. What lies in files already can be spared,
+but a question about a long document parts at its end, where no file is. So the way home is computed where
+that costs less than the checkpoints are worth, and no cut is made that would give up more than it saves.
+
+With a draft model a file's own end restores without draft state; a checkpoint restores with it. So four
+foreign tokens are put behind the end first: that makes a checkpoint there, and the next prompt parts
+from them and goes back to it (engine.md 2.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from slotkeeper.scheduler.catalog import NEVER, Catalog
+from slotkeeper.scheduler.chore import Chore
+from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.limits import WORTH_A_FILE
+from slotkeeper.scheduler.pricing import restore_price
+from slotkeeper.scheduler.slot_contents import SlotContents, goes_on_from, reuse
+from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.state import user_starts
+from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, is_marked, marked
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.traits import EngineTraits
+
+NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
+BOUNDARIES: Final = 8  # at most, of one slot
+COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the way home
+ASKED: Final = 0.1  # how likely a prompt parts where the last user message begins, in it, or behind it
+EARLIER: Final = 0.02  # the same before that
+
+
+def unsaved(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
+    """Whether enough of its end is in no file."""
+    return contents.total - catalog.covers(contents, traits) >= NEW
+
+
+def prefetch_plan(
+    contents: SlotContents, table: EngineTable, catalog: Catalog
+) -> tuple[Load | None, Prefill, int] | None:
+    """To what the next turn will begin with, and the tokens that it costs; None if the slot is there.
+
+    From a file, where that leaves less to compute than the slot does.
+    """
+    following = contents.following
+    if following is None or contents.rough or contents.adapted or following == contents.tokens:
+        return None
+    here = reuse(contents, following, table.traits)
+    found = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
+    goal = Prefill(following, Purpose.NEXT)
+    if found:
+        return Load(found[0]), goal, len(following) - found[1]
+    return None, goal, len(following) - here
+
+
+def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:
+    """To where its next turn will go on, if that is not its end and no file has it.
+
+    Not while it may yet be learned how that begins.
+    """
+    end = goes_on_from(contents, table.traits)
+    unfit = contents.rough or contents.adapted or not contents.foreseen
+    if unfit or not table.traits.snapshots or not WORTH_A_FILE <= end < contents.total:
+        return None
+    back = contents.tokens.cut(0, end)
+    return Prefill(back, Purpose.CUT) if end - catalog.covered(back, table.traits) >= NEW else None
+
+
+def done(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:
+    """Whether nothing is to be computed ahead, nor to be saved of it."""
+    return not prefetch_plan(contents, table, catalog) and not first_step(
+        contents, table, catalog, rested=True
+    )
+
+
+def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool) -> Step | None:
+    """None where enough of it is in files already, or where it is not worth one."""
+    if not table.traits.snapshots or contents.total < WORTH_A_FILE or contents.rough or contents.adapted:
+        return None
+    if unsaved(contents, table.traits, catalog):
+        return _mark(contents, table.traits) or Keep(Moment.PAUSE)
+    return _next_cut(contents, contents, table, catalog, rested=rested)
+
+
+def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
+    """After a step that went well; None when all is saved and the slot is home again."""
+    contents, home, traits = chore.contents, chore.home, chore.table.traits
+    if contents is None or home is None:
+        return None
+    if contents.total == home.total and home.opaque:  # the file has told the ids that we did not know
+        home = chore.home = contents
+    if isinstance(chore.step, Prefill) and chore.step.purpose is not Purpose.HOME:
+        return Keep(Moment.PAUSE)
+    if chore.leaves:
+        return None
+    if isinstance(chore.step, Keep) and contents is home and (mark := _mark(contents, traits)):
+        return mark
+    if isinstance(chore.step, Keep) and (
+        cut := _next_cut(contents, home, chore.table, catalog, rested=rested)
+    ):
+        return cut
+    return restore_step(chore, catalog)
+
+
+def restore_step(chore: Chore, catalog: Catalog) -> Step | None:
+    """Back to where the slot was; None where it is there, or nothing leads there."""
+    contents, home = chore.contents, chore.home
+    if contents is None or home is None or contents.total >= home.total or chore.leaves:
+        return None
+    return _way_home(contents, home, chore.table, catalog)
+
+
+def _next_cut(
+    contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool
+) -> Step | None:
+    """Back to the next boundary of which there is no file, but never where nothing leads home from."""
+    traits = table.traits
+    cuts = [cut for cut in _unsaved_cuts(home, traits, catalog) if _near(cut, contents, home, traits)]
+    if not cuts or not _way_home(contents, home, table, catalog):
+        return None
+    if not (rested or contents.total < home.total or _opens(cuts[-1], home, traits, catalog)):
+        return None
+    worth_it = (cut for cut in cuts if _worth_it(cut, contents, home, table, catalog, cuts=cuts))
+    cut = next(worth_it, None)
+    return None if cut is None else Prefill(home.tokens.cut(0, cut), Purpose.CUT)
+
+
+def _opens(cut: int, home: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
+    """Whether a user message begins there, and no file has anything of what stands before it."""
+    first = home.tokens.cut(0, cut)
+    return cut - 1 in user_starts(home.tokens, traits) and not catalog.covered(first, traits)
+
+
+def _worth_it(
+    cut: int,
+    contents: SlotContents,
+    home: SlotContents,
+    table: EngineTable,
+    catalog: Catalog,
+    *,
+    cuts: Sequence[int],
+) -> bool:
+    """Whether a file there saves no less than the way home costs, and than lost checkpoints would."""
+    traits = table.traits
+    left = tuple(c for c in contents.checkpoints if c.at < cut)
+    there = replace(contents, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
+    stays = isinstance(_way_home(there, home, table, catalog), Prefill)
+    if stays and home.total - cut > cut - catalog.covered(there.tokens, traits):
+        return False
+    end = home.total - (NEW if home.sure else 0)  # where the next turn is known, it parts nowhere near
+    lost = [c.at for c in contents.checkpoints if c.at < end and not (stays and c in left)]
+    return _worth(lost, home, traits, catalog, cuts) <= _worth([cut - 1], home, traits, catalog)
+
+
+def _worth(
+    checkpoints: Sequence[int],
+    home: SlotContents,
+    traits: EngineTraits,
+    catalog: Catalog,
+    cuts: Sequence[int] = (),
+) -> float:
+    """Tokens that the best of these checkpoints will save, where no file does, nor one made at `cuts`."""
+    asked = max(user_starts(home.tokens, traits), default=0)
+    most = 0.0
+    for at in sorted(checkpoints, reverse=True):
+        chance = ASKED if at >= asked else EARLIER
+        filed = max((cut for cut in cuts if cut <= at + 1), default=0)  # one more than its checkpoint
+        if chance * (at - filed) > most:
+            filed = max(filed, catalog.covered(home.tokens.cut(0, at + 1), traits))
+            most = max(most, chance * (at - filed))
+    return most
+
+
+def _near(cut: int, contents: SlotContents, home: SlotContents, traits: EngineTraits) -> bool:
+    """Whether the slot can be cut there, and brought home again, for few tokens."""
+    if cut >= contents.total or cut - reuse(contents, home.tokens.cut(0, cut), traits) > COMPUTED:
+        return False
+    return not traits.speculative or home.total - cut <= COMPUTED
+
+
+def _mark(contents: SlotContents, traits: EngineTraits) -> Step | None:
+    """Foreign tokens behind the end, so that a file made then carries the draft state there."""
+    if not (traits.speculative and traits.files_carry) or contents.opaque:
+        return None
+    if any(c.at == contents.total for c in contents.checkpoints) or len(contents.tokens) < WORTH_A_FILE:
+        return None
+    return None if is_marked(contents.tokens) else Prefill(marked(contents.tokens), Purpose.DRAFT)
+
+
+def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> Iterator[int]:
+    """Where the slot can be cut and no file is, longest first: tokens, one more than its checkpoint.
+
+    Also where the last user message begins, if its checkpoint has gone: engines that thin theirs out
+    lose it to what was computed ahead, and it is where an edit will part.
+    """
+    if not traits.files_only_extend:
+        return
+    starts = user_starts(contents.tokens, traits)
+    # Where the next turn is known to extend all of it, no prompt needs the end of the last one.
+    last = 0 if contents.sure else max((c.at for c in contents.checkpoints), default=0)
+    end = len(contents.tokens) - (NEW if contents.sure else 0)
+    asked = max((at for at in starts if at < end), default=0)
+    kept = {c.at for c in contents.checkpoints}
+    places = sorted({*kept.intersection({*starts, last}), asked}, reverse=True)
+    for at in places[:BOUNDARIES]:
+        if WORTH_A_FILE <= at < end and at - catalog.covered(contents.tokens.cut(0, at + 1), traits) >= NEW:
+            yield at + 1
+
+
+def _way_home(
+    contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog
+) -> Step | None:
+    """From its own file; with a draft model by computing it, since a file would leave the drafts bad.
+
+    It is computed, too, where that costs less than a file and the checkpoints that are lost with one. The
+    file may end a few tokens before: they were computed ahead since.
+    """
+    if home.opaque:
+        return None
+    if table.traits.speculative:
+        return Prefill(home.tokens, Purpose.HOME)
+    best = catalog.best(home.tokens + NEVER, table.traits, lambda s: float(s.tier is Tier.COLD))
+    if best is None or home.total - best[1] >= NEW:
+        return None
+    if best[1] <= contents.total < home.total:
+        return Prefill(home.tokens, Purpose.HOME)
+    if 0 < (computes := home.total - contents.total) <= COMPUTED:
+        lost = _worth([c.at for c in contents.checkpoints], home, table.traits, catalog)
+        if computes <= restore_price(table, best[0]) + lost:
+            return Prefill(home.tokens, Purpose.HOME)
+    return Load(best[0])

@@ -1,0 +1,323 @@
+"""Taking in what really happened to requests: plants, answers, disconnects, looks at the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from slotkeeper.scheduler import chores, keeping
+from slotkeeper.scheduler.effects import Effect, Poison, Poisoned
+from slotkeeper.scheduler.events import (
+    Acted,
+    Finished,
+    Gone,
+    NextKnown,
+    Observed,
+    ObserveFailed,
+    Rendered,
+    ReplyKnown,
+    Started,
+)
+from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.poison import Claim, impossible
+from slotkeeper.scheduler.reconcile import observe
+from slotkeeper.scheduler.shadow import Source
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.state import State, user_starts
+from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step
+from slotkeeper.scheduler.table import LINGER, EngineTable, Orphan, SlotState
+from slotkeeper.scheduler.types import Place, SlotId
+
+UNSEEN: Final = 64  # requests that ended before GET /slots showed their slots, while it does not answer
+SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
+
+
+def started(state: State, event: Started) -> None:
+    pending = state.requests.get(event.request)
+    owned = state.slot_of(pending) if pending else None
+    if owned and owned[0].states[owned[1]] is SlotState.LAUNCHED:
+        owned[0].move(owned[1], SlotState.RUNNING, event.request, event.at)
+
+
+def finished(state: State, event: Finished) -> Iterator[Effect]:
+    pending = state.requests.get(event.request)
+    if pending is None:
+        return
+    pending.finished, forgotten = event, False
+    pending.stage = Stage.ENDED
+    claim = _claim(state, pending, event)
+    if owned := state.slot_of(pending):
+        pinned = pending.plan is not None and pending.plan.pinned
+        _release(pending, *owned, event, event.at, certain=pinned or event.slot == owned[1])
+    elif pending.plan and event.request in pending.plan.table.unsettled:
+        forgotten = _end_unseen(pending, pending.plan.table, event)
+    if event.prompt_tokens is not None:
+        pending.remember(state.tree, event.at)
+        yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)
+    yield from close(state, pending)
+    if forgotten:
+        yield from close_ended(state)
+
+
+def acted(state: State, event: Acted) -> None:
+    """A client's own slot action is over: the slot is free at once, since no task ran there."""
+    pending = state.requests.pop(event.request, None)
+    if pending is None or pending.plan is None:
+        return
+    table = pending.plan.table
+    if owned := state.slot_of(pending):
+        _, slot = owned
+        table.private = table.private and not event.left  # a file of the client's, with unknown contents
+        if event.left is not None:
+            table.shadow.erase(slot)
+            table.loaded.discard(slot)
+            table.settled.pop(slot, None)
+        if event.left:  # GET /slots shows nothing of a file until a task has run
+            table.shadow.slots[slot] = SlotContents(opaque=event.left, from_file=True, used=event.at)
+            table.loaded.add(slot)
+        table.move(slot, SlotState.IDLE, None, event.at)
+    else:  # it went without a slot
+        table.unsettled.pop(event.request, None)
+        table.look_again = True
+
+
+def close(state: State, pending: Pending) -> Iterator[Effect]:
+    """Report and forget, once the answer is over, its tokens known and its slot seen."""
+    request = pending.arrived.request
+    if pending.stage is not Stage.ENDED or not pending.rendered:
+        return
+    if pending.plan and any(o.request == request for o in pending.plan.table.orphans):
+        return
+    if report := pending.report():
+        yield report
+    del state.requests[request]
+
+
+def close_ended(state: State) -> Iterator[Effect]:
+    for pending in [p for p in state.requests.values() if p.stage is Stage.ENDED]:
+        yield from close(state, pending)
+
+
+def _release(
+    pending: Pending, table: EngineTable, slot: SlotId, event: Finished, now: float, *, certain: bool
+) -> None:
+    """The slot is free again. Where it was not `certain` to be the one, GET /slots must say so."""
+    if event.prompt_tokens is None:  # an error answer: the slot is as it was, but is it free?
+        table.leave(slot, now)
+        return
+    cached = event.cached if event.cached is not None else pending.predicted or 0
+    contents = table.shadow.finish(
+        slot,
+        prompt=pending.prompt,
+        prompt_tokens=event.prompt_tokens,
+        cached=cached,
+        generated=event.generated,
+        user_starts=user_starts(pending.prompt, table.traits),
+        hash_chain=pending.arrived.hash_chain,
+        request=event.request,
+        now=now,
+        space=pending.arrived.namespace,
+    )
+    if pending.arrived.adapted:
+        contents = table.shadow.slots[slot] = replace(contents, adapted=True)
+    table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
+    if table.traits.speculative:  # it may hold more than was said (engine.md 3)
+        table.look_again = True
+    if not table.proven and any(table.shadow.slots[s] for s in table.idle if s != slot):
+        table.look_again = True
+
+
+def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
+    """It was unpinned and is over before GET /slots showed where it ran.
+
+    Returns whether another one will not be looked for any more.
+    """
+    sent = table.unsettled.pop(event.request)
+    if event.slot is not None and event.slot < len(table.states):
+        pending.slot = SlotId(event.slot)
+        table.move(pending.slot, SlotState.RUNNING, event.request, event.at)
+        if sent.slots > 1:
+            table.disown()
+        _release(pending, table, pending.slot, event, event.at, certain=True)
+    else:
+        total = 0
+        if event.prompt_tokens is not None:
+            total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
+        table.orphans.append(Orphan(event.request, total, event.at, sent.slots, sent.at))
+        over = [orphan for orphan in table.orphans if orphan.total is not None][:-UNSEEN]
+        for orphan in over:  # others ran in its slot since: where it was cannot be seen any more
+            table.orphans.remove(orphan)
+        if over:
+            table.disown()
+        return bool(over)
+    return False
+
+
+def _claim(state: State, pending: Pending, event: Finished) -> Claim | None:
+    """Whether it claims more than is possible; and how much it leaves that we do not know."""
+    if pending.plan is None or event.prompt_tokens is None:
+        return None
+    table = pending.plan.table
+    claim = impossible(pending, state.tree, prompt_tokens=event.prompt_tokens, cached=event.cached or 0)
+    left = (event.generated or 0) + (event.prompt_tokens if pending.prompt is None else 0)
+    table.unknown = max(table.unknown, left)
+    return claim
+
+
+def _poisoned(
+    state: State, pending: Pending, event: Finished, why: Poison, possible: int
+) -> Iterator[Effect]:
+    """Nothing of that state may be used again: neither the slot, nor the file that it came from."""
+    if pending.plan is None:
+        return
+    table, slot, request = pending.plan.table, pending.slot, pending.arrived.request
+    place = None if slot is None else Place(table.engine, slot)
+    yield Poisoned(request=request, place=place, why=why, cached=event.cached or 0, possible=possible)
+    for step in pending.plan.steps:
+        if isinstance(step, Load):
+            yield from keeping.drop(state, step.snapshot)
+    if slot is None or table.owners[slot] is not None:
+        return
+    table.shadow.erase(slot)
+    table.look_again = True
+    if table.states[slot] is SlotState.IDLE and table.traits.snapshots:
+        yield chores.wipe(state, table, slot, event.at)
+
+
+def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
+    """Compare with what we predicted; a large difference means that the shadow is wrong."""
+    if event.cached is None or pending.plan is None:
+        return
+    table, reuse_plan = pending.plan.table, pending.plan.reuse_plan
+    table.rates.prefilled((event.prompt_tokens or 0) - event.cached, event.prefill_seconds)
+    if reuse_plan and reuse_plan.source is Source.SNAPSHOT:
+        yield from keeping.proved(state, pending.plan, cached=event.cached, now=event.at)
+    if pending.predicted is None:
+        return
+    if pending.plan.pinned and pending.base and reuse_plan and reuse_plan.source is Source.SLOT:
+        base, predicted = pending.base, pending.predicted
+        table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=event.cached))
+    if reuse_plan and reuse_plan.source is Source.RAM:
+        table.ram_loaded(hit=event.cached * 2 >= pending.predicted)
+        if event.cached < pending.predicted - SURPRISE:  # it took another entry
+            table.shadow.forget_ram()
+    if abs(pending.predicted - event.cached) > SURPRISE:
+        table.look_again = True
+
+
+def gone(state: State, event: Gone) -> Iterator[Effect]:
+    pending = state.requests.pop(event.request, None)
+    if pending is None:
+        return
+    if report := pending.broken_off(event):
+        yield report
+        if pending.prompt is not None and report.usage:  # so far it was computed
+            state.tree.add(pending.prompt.cut(0, report.usage.prompt), event.at)
+    state.queue.discard(event.request)
+    for line in (state.bypassing, state.steered):
+        if event.request in line:
+            line.remove(event.request)
+    if owned := state.slot_of(pending):
+        table, slot = owned
+        if pending.stage is Stage.RUNNING:
+            table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
+            table.shadow.slots[slot] = _broken_off(pending, table)
+        elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
+            table.shadow.slots[slot] = _on_its_way(table, slot, pending.step)
+        # A resumable stream goes on without its client (engine.md 7): not ours to wait for.
+        table.leave(slot, event.at, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
+    elif pending.plan and event.request in pending.plan.table.unsettled:
+        sent = pending.plan.table.unsettled.pop(event.request)
+        left = Orphan(event.request, None, event.at + LINGER, sent.slots, sent.at)
+        pending.plan.table.orphans.append(left)
+
+
+def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> SlotContents | None:
+    """What a slot will hold when it is released in the middle of a step; None if unknown."""
+    if isinstance(step, Prefill) and step.parks:
+        return table.shadow.broken_off(table.shadow.plan_reuse(slot, step.tokens), step.tokens)
+    return None
+
+
+def _broken_off(pending: Pending, table: EngineTable) -> SlotContents | None:
+    """What the slot will hold when released: the engine's count will say how much of the prompt."""
+    if pending.prompt is None:
+        return None
+    base = pending.base
+    checkpoints = table.shadow.checkpoints_after(
+        base,
+        reuse=pending.predicted or 0,
+        end=len(pending.prompt),
+        user_starts=user_starts(pending.prompt, table.traits),
+    )
+    return SlotContents(
+        tokens=pending.prompt,
+        checkpoints=checkpoints,
+        possible=table.shadow.possible_after(
+            base,
+            reuse=pending.predicted or 0,
+            end=len(pending.prompt),
+            user_starts=user_starts(pending.prompt, table.traits),
+        ),
+        hash_chain=pending.arrived.hash_chain,
+        turns=base.turns if base else 1,
+        used=pending.arrived.at,
+        rough=True,
+    )
+
+
+def reply_known(state: State, event: ReplyKnown) -> None:
+    for table in state.tables.values():
+        for slot, contents in enumerate(table.shadow.slots):
+            if contents and contents.request == event.request and table.owners[slot] is None:
+                known = table.shadow.slots[slot] = contents.known_as(event.tokens)
+                state.tree.add(known.tokens, event.at)
+
+
+def next_known(state: State, event: NextKnown) -> None:
+    for table in state.tables.values():
+        for slot, contents in enumerate(table.shadow.slots):
+            if contents and contents.request == event.request:
+                table.shadow.slots[slot] = contents.followed_by(event.tokens)
+    for chore in state.chores.values():
+        if chore.home and chore.home.request == event.request:
+            chore.home = chore.home.followed_by(event.tokens)
+
+
+def observed(state: State, event: Observed) -> Iterator[Effect]:
+    table = state.tables.get(event.engine)
+    if table is None:
+        return
+    for request, slot in observe(table, event).items():
+        pending = state.requests.get(request)
+        if pending is None:
+            continue
+        pending.slot = slot
+        if pending.plan and pending.plan.slot != slot:  # the engine chose another than we expected
+            pending.base = table.shadow.slots[slot]
+            pending.predicted = None
+            pending.predict()
+        if pending.finished:
+            _release(pending, table, slot, pending.finished, event.at, certain=True)
+    yield from close_ended(state)
+
+
+def observe_failed(state: State, event: ObserveFailed) -> None:
+    if table := state.tables.get(event.engine):
+        table.observing = table.unseen = False
+        table.failures += 1
+
+
+def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
+    """The tokens of a request whose answer is already over: the slot learns what it holds."""
+    pending = state.requests.get(event.request)
+    if pending is None or pending.stage is not Stage.ENDED or pending.finished is None:
+        return
+    pending.remember(state.tree, event.at)
+    if pending.plan and pending.prompt is not None:
+        shadow = pending.plan.table.shadow
+        for slot, contents in enumerate(shadow.slots):
+            if contents and contents.request == event.request:
+                shadow.slots[slot] = contents.known_as(pending.prompt)
+    yield from close(state, pending)

@@ -1,0 +1,142 @@
+"""One request on its way through us, and what it cost in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.effects import Report
+from slotkeeper.scheduler.events import Arrived, Finished, Gone
+from slotkeeper.scheduler.figures import Usage, oracle, usage_of
+from slotkeeper.scheduler.forms import Form, Weighed
+from slotkeeper.scheduler.losses import Answered, Lost, lost
+from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
+from slotkeeper.scheduler.slot_contents import SlotContents, reuse
+from slotkeeper.scheduler.steps import Step
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.tree import PromptTree
+from slotkeeper.scheduler.types import Reason, SlotId
+
+Scene = tuple[tuple[int, bool, bool, bool, int], ...]  # all that decides who must wait: see `State.scene`
+
+
+class Stage(StrEnum):
+    QUEUED = "queued"  # in our line, its tokens known or not
+    PREPARING = "preparing"  # steps are taken in its slot
+    RUNNING = "running"
+    ENDED = "ended"  # the answer is over; the report waits for the tokens
+
+
+@dataclass(slots=True)
+class Pending:
+    arrived: Arrived
+    stage: Stage = Stage.QUEUED
+    prompt: Tokens | None = None
+    rendered: bool = False  # whether the renderer has spoken, if only to say that it cannot
+    plan: Plan | None = None
+    slot: SlotId | None = None  # where it runs, once known
+    base: SlotContents | None = None  # what the slot held when it began
+    predicted: int | None = None
+    structure: Structure = NO_STRUCTURE
+    planted: int = 0  # tokens
+    parked: int = 0  # of the planted: computed so that the slot's state could be saved before
+    reached: int = 0  # of its prompt, by prefills of ours
+    ahead_from: int | None = None  # from which token on what it found was computed in idle time
+    step_began: float = 0.0
+    step_seconds: float = 0.0  # of restores, touches and steers
+    steps_left: int = 0
+    waits_in: Scene | None = None  # in which it was decided that it must wait
+    holds: Sequence[EngineTable] = ()  # engines for which those behind it wait as well
+    could_begin: int | None = None  # how many had begun when it was first found to need more than a slot
+    plain: bool = False  # no steps for it: one has failed, or they would be in vain
+    finished: Finished | None = None
+    other: Form | None = None  # as rules would have it, until it is decided which form goes out
+    weighed: Weighed | None = None  # how that was decided
+
+    @property
+    def step(self) -> Step:
+        """The step that is due."""
+        if self.plan is None or not self.steps_left:
+            raise AssertionError("only a planned request takes steps")
+        return self.plan.steps[-self.steps_left]
+
+    def predict(self) -> None:
+        """Say what `cached` will be, once both the prompt and the slot's content are known.
+
+        Of an uncached request it is known at once, so that when a slot was found for it is not told either.
+        """
+        if self.plan is None or self.predicted is not None:
+            return
+        if self.arrived.uncached:
+            self.predicted = 0
+        elif self.prompt is not None and (self.slot is not None or self.plan.slot is not None):
+            self.predicted = reuse(self.base, self.prompt, self.plan.table.traits)
+
+    def report(self) -> Report | None:
+        """The account, from the engine's own figures; None while something is still missing."""
+        done = self.finished
+        if done is None or not self.rendered:
+            return None
+        usage = usage_of(done.prompt_tokens, done.cached, planted=self.planted, ahead_from=self.ahead_from)
+        exact = None
+        if self.prompt is not None and done.prompt_tokens is not None:
+            exact = len(self.prompt) == done.prompt_tokens
+        return self._told(usage, exact)
+
+    def broken_off(self, event: Gone) -> Report | None:
+        """The same of a request whose client has left: of its prompt it counts how far the engine was."""
+        planted = self.planted + event.planted
+        reached, cached = event.reached, event.cached
+        if reached is None:
+            reached = cached = max(self.reached, planted)
+        if reached == 0:
+            return None
+        return self._told(usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from), None)
+
+    def _told(self, usage: Usage | None, exact: bool | None) -> Report:
+        known = usage is not None and self.prompt is not None
+        least = oracle(usage, min(self.structure.known, usage.prompt)) if usage and known else None
+        plan = self.plan
+        unplanned = Reason.BYPASS if self.arrived.bypass else Reason.FAIL_OPEN
+        return Report(
+            request=self.arrived.request,
+            reason=plan.reason if plan else unplanned,
+            slot=self.slot,
+            usage=usage,
+            predicted=self.predicted,
+            oracle=least,
+            exact=exact,
+            lost=self._lost(usage, plan, least) if plan else None,
+            reused_seconds=_seconds(usage, plan) if plan else None,
+            step_seconds=self.step_seconds,
+        )
+
+    def _lost(self, usage: Usage | None, plan: Plan, least: int | None) -> Lost | None:
+        """What was planted for it was computed for it."""
+        if least is None or usage is None or self.prompt is None:
+            return None
+        found, as_expected = self.structure, self.slot == plan.slot
+        answered = Answered(
+            reason=plan.reason,
+            prompt=self.prompt,
+            cached=usage.reused,
+            predicted=None if self.predicted is None else max(0, self.predicted - self.planted),
+            base=plan.reuse_plan.base if plan.reuse_plan and as_expected else self.base,
+            known=found.known,
+            restarted=found.known_at < plan.table.reset_at,
+            uncached=self.arrived.uncached,
+        )
+        return lost(answered, usage.work - least)
+
+    def remember(self, tree: PromptTree, now: float) -> None:
+        if self.prompt is not None:
+            tree.add(self.prompt, now)
+
+
+def _seconds(usage: Usage | None, plan: Plan) -> float | None:
+    """What the reused tokens would have taken, at the rate that the engine has shown so far."""
+    rate = plan.table.rates.shown
+    return usage.reused / rate if usage and rate else None

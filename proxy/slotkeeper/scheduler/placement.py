@@ -1,0 +1,184 @@
+"""Placement: events in, effects out. The one door to all slot state.
+
+A request is served by the first of these that applies (`arrivals` carries the numbers):
+
+0 `X-Slotkeeper-Bypass`: forward it unpinned, ahead of the line.
+1 It takes several slots (`n` > 1, or several prompts): unpinned, once as many are free.
+2 It carries `id_slot`: that slot, when it is free.
+3 A free slot's messages are the beginning of its messages: pin it there, without waiting for tokens.
+4 It is a few words long: the free slot that loses least. Rendering it would cost more than it can save.
+5 Its tokens are known: the cheapest of every free slot as it is, after a one-token touch (so that the
+  engine loads from its RAM cache) or after a restored file, and of the engine's own choice; what is
+  overwritten is saved first where that pays. See `choice`.
+6 Its tokens cannot be known: the free slot that loses least.
+7 Otherwise it waits in our line, never in the engine's. Where only tasks on their way keep it from a free
+  slot, nothing that came later goes first.
+
+One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
+In idle time, slots whose conversations have paused are saved: see `chores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, assert_never
+
+from slotkeeper.scheduler import arrivals, chores, engines, keeping, outcomes, preparing
+from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.scheduler.effects import Effect
+from slotkeeper.scheduler.events import (
+    Acted,
+    Arrived,
+    Closing,
+    EngineLost,
+    EngineUp,
+    Erased,
+    Event,
+    Filed,
+    FilesFound,
+    Finished,
+    Gone,
+    NextKnown,
+    Observed,
+    ObserveFailed,
+    Planted,
+    Rendered,
+    ReplyKnown,
+    Restored,
+    Saved,
+    SnapshotsChanged,
+    Started,
+    TimerFired,
+)
+from slotkeeper.scheduler.limits import Limits
+from slotkeeper.scheduler.pending import Pending
+from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.tree import PromptTree
+from slotkeeper.scheduler.types import ClientId, Crowded, EngineId, RequestId
+
+EARLY: Final = 0.01  # seconds by which a clock may wake us too soon
+
+
+class Placement:
+    """Every decision about every slot of every engine."""
+
+    def __init__(self, *engines: EngineId, limits: Limits | None = None) -> None:
+        self._state = State(engines=engines, limits=limits or Limits())
+
+    def __repr__(self) -> str:
+        state = self._state
+        tables = " ".join(map(repr, state.tables.values()))
+        return f"<Placement {len(state.requests)} requests, {len(state.queue)} queued | {tables}>"
+
+    def on(self, event: Event) -> list[Effect]:
+        """Take one event in; returns what must be done now."""
+        before = {engine: table.traits for engine, table in self._state.tables.items()}
+        effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
+        return [*effects, *engines.learned(self._state, before)]
+
+    # -- for observers ---------------------------------------------------------------------------
+
+    @property
+    def tables(self) -> dict[EngineId, EngineTable]:
+        return self._state.tables
+
+    @property
+    def queued(self) -> int:
+        return len(self._state.queue)
+
+    @property
+    def line(self) -> Sequence[RequestId]:
+        """Who waits for a slot, the next one first, as far as that can be said by now."""
+        return (*self._state.bypassing, *self._state.queue)
+
+    def waiting_of(self, client: ClientId) -> int:
+        """How many requests of this client stand in line."""
+        return self._state.queue.of(client)
+
+    def no_room_for(self, client: ClientId) -> Crowded | None:
+        """Why another request of this client may not stand in line; None if it may."""
+        state, limits = self._state, self._state.limits
+        if len(state.queue) + len(state.bypassing) >= limits.waiting:
+            return Crowded.ALL
+        return Crowded.CLIENT if state.queue.of(client) >= limits.waiting_of_one else None
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._state.catalog
+
+    @property
+    def tree(self) -> PromptTree:
+        return self._state.tree
+
+    @property
+    def serving(self) -> bool:
+        """Whether any request runs or waits."""
+        return self._state.waiting or any(table.serving for table in self._state.up)
+
+    def holds(self, request: RequestId) -> bool:
+        """Whether a slot still holds what this request left there."""
+        tables = self._state.tables.values()
+        return any(
+            contents is not None and contents.request == request
+            for t in tables
+            for contents in t.shadow.slots
+        )
+
+    def back_by(self, now: float) -> float | None:
+        """Until when to wait for an engine, since none is there; None where none is expected."""
+        return self._state.back_by(now)
+
+    def unsaved(self, now: float) -> bool:
+        """Whether anything is still to be saved before we go."""
+        return chores.left(self._state, now)
+
+    def pending(self, request: RequestId) -> Pending | None:
+        """A request that has not ended."""
+        return self._state.requests.get(request)
+
+    # -- one line for each event -------------------------------------------------------------------
+
+    def _take(self, event: Event) -> Iterator[Effect]:  # noqa: C901, PLR0912 - a table, not a tangle
+        state = self._state
+        match event:
+            case Arrived():
+                arrivals.arrived(state, event)
+            case Rendered():
+                arrivals.rendered(state, event)
+                yield from outcomes.rendered_late(state, event)
+            case Planted() | Saved() | Restored() | Erased():
+                yield from preparing.ended(state, event)
+            case Filed():
+                yield from preparing.filed(state, event)
+            case SnapshotsChanged():
+                yield from keeping.snapshots_changed(state, event)
+            case TimerFired():
+                if state.wakes_at is not None and event.at >= state.wakes_at - EARLY:
+                    state.wakes_at = None  # else it answers one that was asked for earlier
+            case Closing():
+                state.closing = True
+            case Acted():
+                outcomes.acted(state, event)
+            case Started():
+                outcomes.started(state, event)
+            case Finished():
+                yield from outcomes.finished(state, event)
+            case Gone():
+                yield from outcomes.gone(state, event)
+            case ReplyKnown():
+                outcomes.reply_known(state, event)
+            case NextKnown():
+                outcomes.next_known(state, event)
+            case Observed():
+                yield from outcomes.observed(state, event)
+            case ObserveFailed():
+                outcomes.observe_failed(state, event)
+            case EngineUp():
+                yield from engines.engine_up(state, event)
+            case FilesFound():
+                engines.files_found(state, event)
+            case EngineLost():
+                yield from engines.engine_lost(state, event)
+            case _:
+                assert_never(event)

@@ -1,0 +1,211 @@
+"""What GET /slots says of an engine, taken into its table: who is where, what was lost, what is free.
+
+Believed over our own account where they differ, but only where the look is newer than what we know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from slotkeeper.scheduler.events import Observed
+from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.table import EngineTable, Orphan, SlotState
+from slotkeeper.scheduler.types import RequestId, SlotId
+
+DRAFTED: Final = 64  # tokens of one draft at most: what was accepted behind a reply's end stays in the slot
+COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ without our ids being wrong
+
+
+def observe(table: EngineTable, seen: Observed) -> dict[RequestId, SlotId]:
+    """Take in GET /slots. Returns the unsettled requests whose slot is now known."""
+    table.observing = table.look_again = False
+    table.failures = 0
+    table.unseen = table.unseen and seen.asked < table.reset_at
+    table.observed_at = seen.at
+    table.patience += 1
+    settled: dict[RequestId, SlotId] = {}
+    if _wiped(table, seen):
+        return settled
+    _whose(table, seen, settled)
+    for view in seen.slots:
+        if _tells(table, view, seen):
+            _merge(table, view, seen.at)
+    _adopt(table, seen, settled)
+    return settled
+
+
+def _merge(table: EngineTable, view: SlotView, now: float) -> None:
+    state, slot = table.states[view.slot], view.slot
+    if view.busy:
+        if state is SlotState.LAUNCHED:
+            table.move(slot, SlotState.RUNNING, table.owners[slot], now)
+    elif state in (SlotState.DRAINING, SlotState.FOREIGN):
+        _correct(table, view, now)
+        table.move(slot, SlotState.IDLE, None, now)
+    elif state is SlotState.IDLE and not table.orphans:
+        _correct(table, view, now)
+
+
+def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
+    """Slots that we thought idle are busy: with ours that went unpinned, or with another's tasks.
+
+    Nothing is concluded until all of ours must be among them. One request alone is known by any of its tasks,
+    but where no slot is free some of its prompts may still wait in the engine's queue (engine.md 6).
+    """
+    full = _full(seen)
+    busy = [
+        view.slot
+        for view in sorted(seen.slots, key=_age)
+        if view.busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
+    ]
+    left = [orphan for orphan in table.orphans if orphan.total is None]
+    late = [o for o in table.orphans if o.since > seen.asked or (full and o.total is None)]
+    unseen = any(sent > seen.asked for sent in _sent_at(table, left))
+    ended = any(orphan.total is not None for orphan in late)
+    ours = [sent.slots for sent in table.unsettled.values()] + [orphan.slots for orphan in late]
+    if unseen or ended or len(busy) < (sum(ours) if full or len(ours) > 1 else len(ours)):
+        return
+    copies = 0  # of the request before, in slots that follow: tasks are numbered one after the other
+    for slot in busy:
+        if copies:
+            copies -= 1
+            table.shadow.slots[slot] = None
+            table.move(slot, SlotState.FOREIGN, None, seen.at)
+        elif table.unsettled:
+            request = next(iter(table.unsettled))
+            copies = table.unsettled.pop(request).slots - 1
+            settled[request] = slot
+            table.move(slot, SlotState.RUNNING, request, seen.at)
+        elif left:
+            orphan = left.pop(0)
+            table.orphans.remove(orphan)
+            copies = orphan.slots - 1
+            table.shadow.slots[slot] = None
+            table.move(slot, SlotState.DRAINING, None, seen.at)
+        else:
+            table.is_shared(seen.at)
+            table.shadow.slots[slot] = None
+            table.move(slot, SlotState.FOREIGN, None, seen.at)
+
+
+def _sent_at(table: EngineTable, left: Iterable[Orphan]) -> Iterator[float]:
+    """When those were sent that may still be at work and were not seen yet."""
+    yield from (sent.at for sent in table.unsettled.values())
+    yield from (orphan.sent for orphan in left)
+
+
+def _tells(table: EngineTable, view: SlotView, seen: Observed) -> bool:
+    """Whether this look is newer than what we know of the slot."""
+    return view.slot < len(table.states) and table.changed[view.slot] <= seen.asked
+
+
+def _correct(table: EngineTable, view: SlotView, now: float) -> None:
+    """Believe the engine's count of a free slot more than ours."""
+    contents = table.shadow.slots[view.slot]
+    if _unrun(table, view):
+        return
+    count, ours = view.held or 0, contents.total if contents else 0
+    if contents is None:
+        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now) if count else None
+    elif count == 0:
+        table.shadow.slots[view.slot] = None
+    elif count == ours and not contents.rough:
+        return
+    elif contents.tokens.space and not contents.rough and count < ours - COUNT_SLIP:
+        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now)  # perhaps of another namespace
+    elif contents.rough or count <= ours + COUNT_SLIP:
+        table.shadow.slots[view.slot] = contents.shrunk(count)
+    elif table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft
+        table.shadow.slots[view.slot] = replace(contents, opaque=contents.opaque + count - ours)
+    else:  # longer than we left it: another client wrote there
+        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now)
+        table.is_shared(now)
+
+
+def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
+    """Find the slots of requests that ended before they were seen: by what they left there."""
+    full = _full(seen)
+    due = [o for o in table.orphans if o.since <= seen.asked and not (full and o.total is None)]
+    if not due:
+        return
+    free = [
+        view
+        for view in seen.slots
+        if not view.busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
+    ]
+    unseen = False
+    for orphan in due:
+        table.orphans.remove(orphan)
+        total = orphan.total
+        fitting = [v for v in free if total and abs((v.held or 0) - total) <= COUNT_SLIP]
+        if fitting:
+            newest = max(fitting, key=_age)
+            settled[orphan.request] = newest.slot
+            free.remove(newest)
+        unseen = unseen or not fitting or orphan.slots > 1
+    if unseen:
+        table.disown()
+    if not table.orphans:
+        for view in free:
+            _correct(table, view, seen.at)
+
+
+def _full(seen: Observed) -> bool:
+    """Whether something may wait in the engine's queue, also of one whose client left: no slot is free."""
+    return all(view.busy for view in seen.slots)
+
+
+def _wiped(table: EngineTable, seen: Observed) -> bool:
+    """Whether slots lost what we left there: all of them (restart), or all but the last to run (T6)."""
+    views = {v.slot: v for v in seen.slots}
+    believed = [
+        slot
+        for slot in table.idle
+        if table.shadow.slots[slot] and table.changed[slot] <= seen.asked and slot in views
+        if not _unrun(table, views[slot])
+    ]
+    empty = [slot for slot in believed if not views[slot].busy and not views[slot].held]
+    kept = [slot for slot in believed if slot not in empty]
+    if any(_outlived_a_task(table, slot, views) for slot in kept):
+        table.proven = True
+    if not empty or (kept and kept != [max(believed, key=lambda slot: table.changed[slot])]):
+        return False
+    if any(v.held or v.busy for v in seen.slots):
+        _learn_unified(table, empty)
+        return False
+    if all(state is SlotState.IDLE for state in table.states):
+        sent = dict(table.unsettled)  # perhaps to the new engine already
+        table.reset(table.traits, seen.asked)
+        table.unsettled.update(sent)
+        return True
+    return False
+
+
+def _outlived_a_task(table: EngineTable, kept: SlotId, views: Mapping[SlotId, SlotView]) -> bool:
+    """Whether another slot began a task after this one got its content."""
+    return any(
+        table.begun[slot] > table.changed[kept]
+        and (table.states[slot] is not SlotState.LAUNCHED or views[slot].busy)
+        for slot in views
+        if slot != kept and slot < len(table.states)
+    )
+
+
+def _learn_unified(table: EngineTable, wiped: list[SlotId]) -> None:
+    """Idle slots are saved to the RAM cache and cleared at each task: what was there is there now."""
+    if table.proven or table.traits.unified:
+        return
+    table.shadow.assume_unified(wiped)
+
+
+def _unrun(table: EngineTable, view: SlotView) -> bool:
+    """A file was restored into a slot that never ran a task: nothing shows of it (engine.md 1.7)."""
+    return view.held is None and view.slot in table.loaded
+
+
+def _age(view: SlotView) -> int:
+    """Tasks are numbered as they come in: the order in which slots were last taken."""
+    return -1 if view.task is None else view.task

@@ -1,0 +1,163 @@
+"""Which snapshots go when there is no room for all: those that save the fewest tokens for their bytes.
+
+1. What a state saves is what would be computed again if it alone were missing (`redundancy`): a state with
+   a near neighbour saves little, a duplicate nothing, however new they are.
+2. That is weighed by the chance that prompts come for it. A prompt may part from a conversation anywhere
+   (an edit, a step back), so every token of its path counts alike, whatever the age of the states on
+   it; what counts is when the conversation as a whole was last used.
+3. As states go, those that remain serve their prompts and are worth more: losses are looked at again.
+4. The deepest file of a conversation that is in a slot goes after all others, golden prefixes at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from heapq import heapify, heappop, heapreplace
+from typing import Final
+
+from slotkeeper.scheduler.prefixes import PrefixOrder, State
+from slotkeeper.scheduler.redundancy import Node, PrefixTree, given
+from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.traits import EngineTraits
+
+# Beside the chance of one step back to anywhere on a path, which is 1. Chosen by simulation, on other seeds
+# than benchmarks/retention.py reports. Half or double of the first two moves the figures by a twentieth, of
+# the third by a quarter.
+NEXT_TURN: Final = 3.0  # that it goes on where it ended
+PROVED: Final = 0.1  # that a state which was restored often is wanted once more at its own end
+MOVED_ON: Final = 8  # how steeply the next turn grows unlikely with the share that a newer path has of it
+
+LAST_FILE: Final = 1
+GOLDEN: Final = 2
+
+Key = tuple[int, float, int, float, str]
+
+
+def evict(
+    snapshots: Iterable[Snapshot],
+    budget_bytes: int,
+    *,
+    traits: EngineTraits,
+    live: Collection[SlotContents] = (),
+    now: float,
+    incoming: int = 0,
+) -> list[SnapshotId]:
+    """What must go so that all that remains, and `incoming` bytes more, fit the budget; in this order.
+
+    `live` is what the slots hold. A caller with many snapshots keeps a PrefixOrder of them and passes that.
+    """
+    kept = snapshots if isinstance(snapshots, PrefixOrder) else PrefixOrder(snapshots)
+    over = sum(snapshot.size for snapshot in kept) + incoming - budget_bytes
+    if over <= 0:
+        return []
+    order = kept.beside(live)
+    tree = PrefixTree(order, traits)
+    _demand(tree, order, now)
+    dropped, over = _drop(tree, order, _ranks(tree, order, traits), over)
+    needed: list[SnapshotId] = []
+    for snapshot in reversed(dropped):  # the last one may have been so large that others can stay
+        if over + snapshot.size <= 0:
+            over += snapshot.size
+        else:
+            needed.append(snapshot.id)
+    return needed[::-1]
+
+
+def _drop(
+    tree: PrefixTree, order: PrefixOrder, ranks: dict[int, int], over: int
+) -> tuple[list[Snapshot], int]:
+    """Drop the least worth until `over` bytes are freed: what went, and what is still over.
+
+    Losses only grow while states go, so a key in the heap is never too high: it is enough to look again
+    at the one on top.
+    """
+
+    def key(index: int, snapshot: Snapshot) -> Key:
+        worth = tree.loss(index) / max(1, snapshot.size)
+        return ranks.get(index, 0), worth, -snapshot.size, _last_used(snapshot), snapshot.id
+
+    found = [(key(n, s), n, s) for n, s in enumerate(order.states) if isinstance(s, Snapshot)]
+    heapify(found)
+    dropped: list[Snapshot] = []
+    while found and over > 0:
+        known, index, snapshot = found[0]
+        now = key(index, snapshot)
+        if now > known:
+            heapreplace(found, (now, index, snapshot))
+            continue
+        heappop(found)
+        tree.drop(index)
+        dropped.append(snapshot)
+        over -= snapshot.size
+    return dropped, over
+
+
+def _last_used(state: State) -> float:
+    return max(state.used, state.created) if isinstance(state, Snapshot) else state.used
+
+
+def _recent(used: float, now: float) -> float:
+    """How likely it is asked for again. The tail is long: a day later it is one in a hundred, not nothing."""
+    return HALF_LIFE / (HALF_LIFE + max(0.0, now - used))
+
+
+def _demand(tree: PrefixTree, order: PrefixOrder, now: float) -> None:
+    """Spread over the tree how likely prompts are that part from it, place by place."""
+    for state, end in zip(order.states, tree.ends, strict=True):
+        end.newest = max(end.newest, _last_used(state))
+        if isinstance(state, Snapshot):
+            often = state.restores / (state.restores + 1)
+            end.demand += PROVED * often * _recent(_last_used(state), now)
+    for node, parent in tree.upward():
+        parent.newest = max(parent.newest, node.newest)
+    for leaf in dict.fromkeys(end for end in tree.ends if not end.inner):
+        chance, current = _recent(leaf.newest, now), _current(leaf)
+        leaf.density += chance * current / max(1, leaf.at)
+        leaf.demand += NEXT_TURN * chance * current**MOVED_ON
+    for node, parent in tree.upward():
+        parent.density += node.density
+        passing = node.density * (node.at - parent.at)
+        # What parts between two nodes is served by the upper one, on dense models at its own place:
+        # on average as if half of it parted at either node.
+        below = passing / 2 if tree.anywhere else 0.0
+        node.demand += below
+        parent.demand += passing - below
+    tree.settle()
+
+
+def _current(leaf: Node) -> float:
+    """The share of a path that no newer one has in common with it.
+
+    Where a newer path has most of it, the conversation went on there, and this one was left.
+    """
+    node: Node | None = leaf
+    while node is not None and node.newest <= leaf.newest:
+        node = node.parent
+    return 1.0 - node.at / max(1, leaf.at) if node is not None else 1.0
+
+
+def _ranks(tree: PrefixTree, order: PrefixOrder, traits: EngineTraits) -> dict[int, int]:
+    """Which states go after all others."""
+    ranks: dict[int, int] = {}
+    for index, state in enumerate(order.states):
+        if (
+            isinstance(state, SlotContents)
+            and (best := _deepest_file(tree, order, index, traits)) is not None
+        ):
+            ranks[best] = LAST_FILE
+        if isinstance(state, Snapshot) and state.golden:
+            ranks[index] = GOLDEN
+    return ranks
+
+
+def _deepest_file(tree: PrefixTree, order: PrefixOrder, live: int, traits: EngineTraits) -> int | None:
+    """The snapshot that gives most of what a slot holds; one of another conversation does not count."""
+    best, most = None, (0, 0.0)
+    commons = order.common_with(live)
+    for index, (state, usable) in enumerate(zip(order.states, tree.usable, strict=True)):
+        if isinstance(state, Snapshot) and not state.golden:
+            here = given(usable, commons[index], traits)
+            if here * 2 > len(state.tokens) and (here, _last_used(state)) > most:
+                best, most = index, (here, _last_used(state))
+    return best

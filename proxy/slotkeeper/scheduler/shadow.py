@@ -1,0 +1,323 @@
+"""The engine's shadow: what each slot and the engine's RAM prompt cache hold, and what a task will do.
+
+`plan_reuse` answers "what if this prompt went there?" without changing anything; `launch` and `finish`
+make the change. The rules are those of `get_available_slot` and of the RAM prompt cache
+(engine.md sections 1.2, 4 and T6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from slotkeeper.scheduler.checkpoints import Checkpoint, after_prefill, generous
+from slotkeeper.scheduler.ram_cache import KEEP, better, contains, parks, publish
+from slotkeeper.scheduler.slot_contents import SlotContents, first_kept, restored, reuse, slack, unsafe
+from slotkeeper.scheduler.snapshots import Snapshot
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Known
+from slotkeeper.scheduler.types import RequestId, SlotId
+
+
+class Source(StrEnum):
+    SLOT = "slot"
+    RAM = "ram"
+    SNAPSHOT = "snapshot"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReusePlan:
+    """What would happen if a prompt were sent to a slot."""
+
+    slot: SlotId
+    reuse: int  # tokens
+    source: Source
+    base: SlotContents | None  # the state it would extend
+    parked: bool  # whether the engine would first copy the slot's content to its RAM cache
+    touched: bool = False  # after a one-token task in that slot
+    unsafe: bool = False  # the engine would answer wrongly (T9): erase the slot first
+    foreign: bool = False  # the engine might use what another namespace has left: erase the slot first
+
+
+class EngineShadow:
+    """One engine's slots and RAM cache as we believe them to be."""
+
+    def __init__(self, traits: EngineTraits) -> None:
+        self.traits = traits
+        self.slots: list[SlotContents | None] = [None] * traits.n_slots
+        self.ram: list[SlotContents] = []
+        self._copied: dict[SlotId, SlotContents] = {}  # idle slots whose content is in the RAM cache already
+        self._tasks = 0
+
+    def __repr__(self) -> str:
+        contents = " ".join(str(h.total) if h else "-" for h in self.slots)
+        return f"<EngineShadow {self.traits.memory} slots [{contents}] ram {[h.total for h in self.ram]}>"
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def plan_reuse(self, slot: SlotId, prompt: Tokens, *, evict: bool = False) -> ReusePlan:
+        """Send it to `slot` as it is. `evict`: the engine chose the slot by age (save and load)."""
+        return self._plan_reuse(self.slots[slot], self.ram, slot, prompt, evict=evict)
+
+    def look_touched(self, slot: SlotId, prompt: Tokens, idle: Collection[SlotId]) -> ReusePlan:
+        """Send it to `slot` after a one-token task there.
+
+        That task makes the engine publish its idle slots in the RAM cache, this one first, and leaves the
+        slot non-empty, without which a pinned task never loads from there (T6). What is published replaces
+        all entries that it begins with.
+        """
+        ram, own = list(self.ram), self.slots[slot]
+        parked = parks(own, self.traits)
+        if own and parked:
+            publish(ram, own, self.traits)
+        if self.traits.ram_cache and self.traits.idle_copy:
+            for other in idle:
+                if other != slot and (contents := self.slots[other]):
+                    publish(ram, contents, self.traits)
+        one = SlotContents(tokens=prompt.cut(0, 0), opaque=1)
+        return replace(self._plan_reuse(one, ram, slot, prompt), touched=True, parked=parked)
+
+    def plan_reuse_restored(self, slot: SlotId, prompt: Tokens, snapshot: Snapshot) -> ReusePlan:
+        """Send it to `slot` after this file was restored there: what the slot holds now is lost."""
+        reuse_plan = self._plan_reuse(restored(snapshot, self.traits, now=0.0), self.ram, slot, prompt)
+        source = Source.SNAPSHOT if reuse_plan.source is Source.SLOT else reuse_plan.source
+        return replace(reuse_plan, source=source, parked=False)
+
+    def longest_common(self, prompt: Tokens, idle: Collection[SlotId]) -> int:
+        """The longest prefix that any idle slot or RAM cache entry has in common with a prompt."""
+        states = (*(self.slots[slot] for slot in idle), *self.ram)
+        return max((contents.tokens.lcp(prompt) for contents in states if contents), default=0)
+
+    def plan_reuse_blind(self, slot: SlotId) -> ReusePlan:
+        """Send a prompt of which nothing is known but that it has little in common with any other."""
+        parked = parks(self.slots[slot], self.traits)
+        return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=parked)
+
+    def plan_reuse_apart(self, slot: SlotId, space: str) -> ReusePlan:
+        """The same in a namespace: `foreign` unless the slot is its own, and no RAM cache can be asked."""
+        contents = self.slots[slot]
+        foreign = contents is None or contents.tokens.space != space or self.may_load
+        return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=foreign)
+
+    @property
+    def may_load(self) -> bool:
+        """Whether the engine may have a RAM cache, from which it loads by likeness alone."""
+        return self.traits.ram_cache or self.traits.known("ram_cache") is Known.UNFOUND
+
+    def engine_choice(self, prompt: Tokens, idle: Sequence[SlotId]) -> ReusePlan | None:
+        """Where the engine itself would put an unpinned prompt: most similar, else least recently used."""
+        if not idle:
+            return None
+        similar: tuple[float, SlotId] | None = None
+        for slot in idle:
+            contents = self.slots[slot]
+            share = contents.tokens.lcp(prompt) / max(1, len(prompt)) if contents else 0.0
+            if contents and share > self.traits.similarity > 0 and (similar is None or share > similar[0]):
+                similar = (share, slot)
+        if similar:
+            return self.plan_reuse(similar[1], prompt)
+        oldest = min(idle, key=lambda slot: (self._last_used(slot), slot))
+        return self.plan_reuse(oldest, prompt, evict=True)
+
+    def elsewhere(self, contents: SlotContents, but: SlotId) -> bool:
+        """Whether the same content is also kept in another slot or in the RAM cache."""
+        others = [h for s, h in enumerate(self.slots) if s != but and h]
+        return any(contains(h, contents) for h in (*others, *self.ram))
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def launch(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> None:
+        """A task starts in `look.slot`: the RAM cache and the other idle slots change."""
+        contents = self.slots[reuse_plan.slot]
+        if reuse_plan.parked and contents:
+            publish(self.ram, contents, self.traits)
+        if reuse_plan.source is Source.RAM and reuse_plan.base in self.ram:
+            self.ram.remove(reuse_plan.base)
+            self._copied.clear()
+        if reuse_plan.base is not contents:
+            self.slots[reuse_plan.slot] = reuse_plan.base
+        self._copy_idle(reuse_plan.slot, idle)
+
+    def touch(self, slot: SlotId, idle: Collection[SlotId]) -> None:
+        """A one-token task ran in `slot`."""
+        contents = self.slots[slot]
+        if contents and parks(contents, self.traits):
+            publish(self.ram, contents, self.traits)
+        self.slots[slot] = SlotContents(opaque=1)
+        self._copy_idle(slot, idle)
+
+    def restore(self, slot: SlotId, snapshot: Snapshot, now: float) -> None:
+        """A file was restored into `slot`. The RAM cache is passed by (engine.md 4)."""
+        self.slots[slot] = restored(snapshot, self.traits, now=now)
+
+    def erase(self, slot: SlotId) -> None:
+        """`slot` was erased. The RAM cache is passed by (engine.md 4)."""
+        self.slots[slot] = None
+
+    def finish(
+        self,
+        slot: SlotId,
+        *,
+        prompt: Tokens | None,
+        prompt_tokens: int,
+        cached: int,
+        generated: int | None,
+        user_starts: Sequence[int],
+        hash_chain: tuple[bytes, ...],
+        request: RequestId | None,
+        now: float,
+        space: str = "",
+    ) -> SlotContents:
+        """A task ended in `slot`. The slot holds the prompt and all but the last sampled token."""
+        base = self.slots[slot]
+        checkpoints = self.checkpoints_after(base, reuse=cached, end=prompt_tokens, user_starts=user_starts)
+        total = prompt_tokens + max(0, (generated or 0) - 1)
+        tokens = prompt.cut(0, total) if prompt else EMPTY.within(space)
+        kept_most = base is not None and cached >= base.total * KEEP
+        contents = SlotContents(
+            tokens=tokens,
+            opaque=total - len(tokens),
+            checkpoints=checkpoints,
+            possible=self.possible_after(base, reuse=cached, end=prompt_tokens, user_starts=user_starts),
+            slack=slack(total, first_kept(base, cached, self.traits), self.traits),
+            floor=base.floor if base and cached else 0,
+            from_file=bool(base and base.from_file and cached),
+            hash_chain=hash_chain,
+            request=request,
+            turns=(base.turns if base and kept_most else 0) + 1,
+            used=now,
+            rough=generated is None,
+        )
+        self.slots[slot] = contents
+        return contents
+
+    def broken_off(self, reuse_plan: ReusePlan, prompt: Tokens) -> SlotContents:
+        """What a slot holds when a task was stopped on its way: the engine's count will say how much."""
+        base = reuse_plan.base
+        return SlotContents(
+            tokens=prompt,
+            checkpoints=self.checkpoints_after(base, reuse=reuse_plan.reuse, end=len(prompt), user_starts=()),
+            possible=self.possible_after(base, reuse=reuse_plan.reuse, end=len(prompt), user_starts=()),
+            hash_chain=base.hash_chain if base else (),
+            turns=base.turns if base else 1,
+            used=base.used if base else 0.0,
+            from_file=bool(base and base.from_file and reuse_plan.reuse),
+            rough=True,
+        )
+
+    def checkpoints_after(
+        self, base: SlotContents | None, *, reuse: int, end: int, user_starts: Sequence[int]
+    ) -> tuple[Checkpoint, ...]:
+        """The checkpoints of a state after one more task prefilled it up to `end`."""
+        self._tasks += 1
+        return after_prefill(
+            base.checkpoints if base else (),
+            reuse=reuse,
+            end=end,
+            user_starts=user_starts,
+            task=self._tasks,
+            traits=self.traits,
+            first=first_kept(base, reuse, self.traits),
+        )
+
+    def possible_after(
+        self, base: SlotContents | None, *, reuse: int, end: int, user_starts: Sequence[int]
+    ) -> tuple[Checkpoint, ...]:
+        """The same in an engine that throws none away; nothing where its flags are known."""
+        if not self.traits.guessed or self.traits.cuttable:
+            return ()
+        return after_prefill(
+            base.possible if base else (),
+            reuse=reuse,
+            end=end,
+            user_starts=user_starts,
+            task=self._tasks,
+            traits=generous(self.traits),
+            first=first_kept(base, reuse, self.traits),
+        )
+
+    def learn(self, traits: EngineTraits) -> None:
+        """Its flags turned out to be others: so are the lists of checkpoints."""
+        before, self.traits = self.traits, traits
+        if (before.checkpoint_cap, before.checkpoint_min_step) != (
+            traits.checkpoint_cap,
+            traits.checkpoint_min_step,
+        ):
+            self.slots = [contents and contents.relisted(traits) for contents in self.slots]
+            self.ram = [contents.relisted(traits) for contents in self.ram]
+
+    def forget_ram(self) -> None:
+        """What we believed to be in the RAM cache was not."""
+        self.ram.clear()
+        self._copied.clear()
+
+    def assume_unified(self, wiped: Collection[SlotId]) -> None:
+        """These idle slots were cleared by another's task: they are in the RAM cache now (T6)."""
+        self.traits = self.traits.corrected(Known.WIPED, unified=True)
+        for slot in wiped:
+            if contents := self.slots[slot]:
+                publish(self.ram, contents, self.traits)
+            self.slots[slot] = None
+
+    def distrust_ram(self) -> None:
+        """Twice the RAM cache did not hold what stock settings would have put there."""
+        self.traits = self.traits.corrected(Known.UNFOUND, ram_cache=False)
+        self.forget_ram()
+
+    # -- rules -------------------------------------------------------------------------------------
+
+    def _plan_reuse(
+        self,
+        contents: SlotContents | None,
+        ram: Sequence[SlotContents],
+        slot: SlotId,
+        prompt: Tokens,
+        *,
+        evict: bool = False,
+    ) -> ReusePlan:
+        common = contents.tokens.lcp(prompt) if contents else 0
+        if prompt.space and self._mixes(contents, prompt, common):
+            return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=True)
+        saves = parks(contents, self.traits, common, len(prompt)) or (evict and self.traits.ram_cache)
+        base, source = contents, Source.SLOT
+        if saves and (entry := better(contents, ram, prompt)):
+            base, source = entry, Source.RAM
+        n_past = reuse(base, prompt, self.traits)
+        if n_past == 0:
+            source = Source.NOTHING if source is Source.SLOT else source
+        return ReusePlan(
+            slot=slot,
+            reuse=n_past,
+            source=source,
+            base=base,
+            parked=saves and contents is not None,
+            unsafe=unsafe(base, prompt, self.traits),
+        )
+
+    def _mixes(self, contents: SlotContents | None, prompt: Tokens, common: int) -> bool:
+        """Whether the engine might use another namespace's state: the slot's, or one of its RAM cache.
+
+        A slot that we believe empty may hold a file of which GET /slots shows nothing (engine.md 1.7).
+        """
+        if contents is None or contents.tokens.space != prompt.space:
+            return True
+        return self.may_load and parks(contents, replace(self.traits, ram_cache=True), common, len(prompt))
+
+    def _last_used(self, slot: SlotId) -> float:
+        contents = self.slots[slot]
+        return contents.used if contents else -1.0
+
+    def _copy_idle(self, running: SlotId, idle: Collection[SlotId]) -> None:
+        """At the start of a task the engine copies its other idle slots, and with one buffer clears them."""
+        if not (self.traits.ram_cache and self.traits.idle_copy):
+            return
+        for other in idle:
+            contents = self.slots[other]
+            if contents and other != running:
+                if self._copied.get(other) is not contents:
+                    publish(self.ram, contents, self.traits)
+                    self._copied[other] = contents
+                if self.traits.unified:
+                    self.slots[other] = None

@@ -1,0 +1,103 @@
+"""The structure of a prompt: its boundaries, where it is likely that another prompt will part from it.
+
+They are found by the marks that the engine's template puts in front of messages. What marks cannot tell
+(where system text ends inside a user message, or anything in a template of no known family) is found by
+rendering the chat otherwise, and handed in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slotkeeper.scheduler.tokens import Tokens
+
+
+class Kind(StrEnum):
+    """What begins at a boundary."""
+
+    HEAD = "head"  # the first message after tools and system text, which other conversations share
+    USER = "user"  # a user message
+    TOOL = "tool"  # the result of a tool
+    QUESTION = "question"  # the last paragraph or line of a long user message at the end
+    LINE = "line"  # a line further back in it
+    TURN = "turn"  # the reply: all that was asked stands before it
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Boundary:
+    at: int  # tokens before it
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markers:
+    """What opens a message in an engine's template, as that engine tokenizes it. Empty: not known."""
+
+    user: tuple[Tokens, ...] = ()
+    tool: tuple[Tokens, ...] = ()  # may begin as a user message does: then it is the tool's (ChatML)
+    reply: tuple[Tokens, ...] = ()  # none beside `user`: the template has no generation prompt (Mistral)
+    lead_inside: bool = False  # tools or system text stand inside a user message (Gemma, older Mistral)
+
+
+UNKNOWN = Markers()
+
+
+def boundaries(prompt: Tokens, markers: Markers, rendered: Iterable[Boundary] = ()) -> tuple[Boundary, ...]:
+    """The boundaries of a prompt in ascending order, one at a place.
+
+    Where two fall together HEAD counts before TOOL, and TOOL before USER.
+
+    * HEAD is the one that was handed in, and then nothing is said of what stands before it. Else it is the
+      first message of all, of whatever kind, unless something of the lead may stand behind its opener.
+    * TURN is the last opener of a reply, if nothing was asked behind it. Without one it is the prompt's end,
+      if messages are known to begin in it. So it may be at `len(prompt)`; all others are below that.
+
+    Args:
+        prompt: the ids that the engine evaluates.
+        markers: of the engine's template. Text of a message that spells a marker is taken for one.
+        rendered: what was found by rendering the chat otherwise.
+    """
+    kinds = dict.fromkeys(_starts(prompt, markers.user), Kind.USER)
+    kinds |= dict.fromkeys(_starts(prompt, markers.tool), Kind.TOOL)
+    for boundary in sorted(rendered, reverse=True):  # so that of two at one place HEAD comes last
+        if boundary.at < len(prompt):
+            kinds[boundary.at] = boundary.kind
+    replies = _starts(prompt, markers.reply)
+    turn = _turn(prompt, markers, replies, last=max(kinds, default=-1))
+    head = next((at for at, kind in kinds.items() if kind is Kind.HEAD), None)
+    if head is None and markers.user and not markers.lead_inside:
+        head = min((at for at in (*kinds, *replies) if at != turn), default=None)
+    if head is not None:
+        kinds = {at: kind for at, kind in kinds.items() if at > head} | {head: Kind.HEAD}
+    if turn is not None:
+        kinds[turn] = Kind.TURN
+    return tuple(Boundary(at, kinds[at]) for at in sorted(kinds))
+
+
+def in_replies(
+    places: Iterable[int], prompt: Tokens, found: Iterable[Boundary], markers: Markers
+) -> set[int]:
+    """Those of some places that lie in something that the model said, as far as the markers tell."""
+    asked = [boundary.at for boundary in found if boundary.kind is not Kind.TURN]  # ascending
+    replies = _starts(prompt, markers.reply)
+    return {at for at in places if _last(replies, at) > _last(asked, at)}
+
+
+def _last(starts: Sequence[int], at: int) -> int:
+    """The last of them that is not behind `at`, -1 if none is."""
+    index = bisect_right(starts, at)
+    return starts[index - 1] if index else -1
+
+
+def _turn(prompt: Tokens, markers: Markers, replies: Sequence[int], last: int) -> int | None:
+    """Where the reply begins; `last` is where the last message was asked, -1 for none."""
+    if replies and replies[-1] > last:
+        return replies[-1]
+    return len(prompt) if markers.user and last >= 0 else None
+
+
+def _starts(prompt: Tokens, openers: Iterable[Tokens]) -> list[int]:
+    return sorted({at for opener in openers for at in prompt.find_all(opener)})

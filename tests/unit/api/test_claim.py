@@ -1,0 +1,218 @@
+"""What a body takes of the engine, and the bytes that go out for it (test_bodies.py: on real engines)."""
+
+import json
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.api.claim import UNNAMED, Claim, Doubt, NotPlain, as_int, claim, load, placed, plain
+from slotkeeper.api.routes import Api
+
+SPELLED = ["id_slot", "id\\u005fslot", "\\u0069d_slot", "id_sl\\u006ft"]  # one key
+OTHER = ["ID_SLOT", "id_slot\\u0000", "id slot", "x"]
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+fields = st.lists(
+    st.tuples(st.sampled_from(SPELLED + OTHER), values.map(orjson.dumps)),
+    max_size=5,
+)
+spaces = st.sampled_from([b"", b" ", b"\r\n\t "])
+
+
+def written(pairs: list[tuple[str, bytes]], space: bytes) -> bytes:
+    inside = (b"," + space).join(b'"%s"%s:%s' % (key.encode(), space, value) for key, value in pairs)
+    return space + b"{" + space + inside + space + b"}" + space
+
+
+def taken(api: Api = Api.CHAT, /, **body: object) -> Claim:
+    return claim(api, load(orjson.dumps(body)))
+
+
+@given(pairs=fields, space=spaces, slot=st.none() | st.integers(0, 99), api=st.sampled_from(list(Api)))
+def test_what_goes_out_names_the_slot_that_we_chose_and_changes_nothing_else(pairs, space, slot, api):
+    raw = written(pairs, space)
+    before = json.loads(raw)
+    after = json.loads(placed(raw, claim(api, load(raw)), slot))
+    named = after.pop("id_slot", None)
+    had = before.pop("id_slot", None) is not None or "id_slot" in json.loads(raw)
+    assert after == before
+    assert named == (slot if slot is not None else -1 if had else None)
+
+
+def test_a_slot_is_spliced_in_front_or_stands_last_where_the_body_names_one():
+    assert placed(b' {"a":1}', UNNAMED, 3) == b' {"id_slot":3,"a":1}'
+    assert placed(b"{ }", UNNAMED, 3) == b'{"id_slot":3 }'
+    assert placed(b"{ }", UNNAMED, None) == b"{ }"
+    for own in (b"-1", b"null", b'"1"'):
+        raw = b'{"id\\u005fslot":' + own + b',"a":{}}\n'
+        assert placed(raw, claim(Api.CHAT, load(raw)), 3) == raw[:-2] + b',"id_slot":3}\n'
+
+
+@pytest.mark.parametrize("raw", [b'{"a":1,"id_slot":3 }', b'{"id_slot":7,"id\\u005fslot":3}'])
+def test_a_body_that_says_it_already_stays_as_it_is(raw):
+    assert placed(raw, claim(Api.CHAT, load(raw)), 3) == raw
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (0, 0),
+        (3, 3),
+        (-5, -5),
+        (1.7, 1),
+        (-1.5, -1),
+        (True, 1),
+        (2**32 + 2, 2),
+        (-(2**32) + 2, 2),
+        (2**31, -(2**31)),
+        (2**64 - 1, -1),
+        (2.0**31, None),
+        (1e300, None),
+        ("1", None),
+        (None, None),
+        ([1], None),
+    ],
+)
+def test_a_number_is_read_as_the_engine_converts_it(value, read):
+    assert as_int(value) == read
+    assert taken(id_slot=value).id_slot == (None if read == -1 else read)
+
+
+@pytest.mark.parametrize(
+    ("body", "copies"),
+    [
+        ({}, 1),
+        ({"n": 3}, 3),
+        ({"n": 2.0}, 2),
+        ({"n": 2.9}, 2),
+        ({"n": 2**32 + 2}, 2),
+        ({"n_cmpl": 2}, 2),
+        ({"n_cmpl": 1, "n": 2}, 1),
+        ({"n_cmpl": 0, "n": 2}, 1),
+        ({"n_cmpl": None, "n": 2}, 2),
+        ({"n": "3"}, 1),
+        ({"n": -2}, 1),
+        ({"n": True}, 1),
+    ],
+)
+def test_copies_are_the_tasks_that_it_becomes(body, copies):
+    assert taken(**body).copies == copies
+    assert taken(Api.COMPLETION, prompt=["a", "b"], **body).copies == 2 * copies
+    assert taken(Api.MESSAGES, **body).copies == 1  # it drops them (engine.md T5)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tasks"),
+    [
+        ("x", 1),
+        (["a", "b"], 2),
+        ([[1], [2], "c"], 3),
+        ([1, 2.5, "x"], 1),
+        (["x", 1], 1),
+        ([True, "x"], 2),
+        ([1.0, 2.0], 2),
+        ([], 1),
+        (None, 1),
+    ],
+)
+def test_a_list_without_a_token_id_is_a_list_of_prompts(prompt, tasks):
+    assert taken(Api.COMPLETIONS, prompt=prompt).copies == tasks
+    assert taken(Api.TASK, input=prompt).copies == tasks
+    assert taken(Api.CHAT, prompt=prompt).copies == taken(Api.INFILL, prompt=prompt).copies == 1
+
+
+def test_a_ranking_is_a_task_for_each_document():
+    assert taken(Api.TASK, query="q", documents=["a", "b", "c"]).copies == 3
+    assert taken(Api.TASK, query="q", texts=["a", "b"]).copies == 2
+    assert taken(Api.TASK, id_slot=1).id_slot is None
+
+
+REFUSED = [
+    (b"", Doubt.JSON),
+    (b'{"id_slot":1}\0', Doubt.JSON),
+    (b'{"id_slot":1}\0{', Doubt.JSON),
+    (b'{"id_slot":1}x', Doubt.JSON),
+    (b'{"x":' + b"[" * 1025 + b"]" * 1025 + b"}", Doubt.JSON),
+    (b"\xef\xbb\xbf\xef\xbb\xbf{}", Doubt.JSON),
+    ('{"id_slot":1}'.encode("utf-16"), Doubt.JSON),
+    (b'{"x":"\xff"}', Doubt.JSON),
+    (b'{"x":NaN}', Doubt.JSON),
+    (b'{"x":1e400}', Doubt.JSON),
+    (b'{"x":1/**/}', Doubt.JSON),
+    (b"[]", Doubt.OBJECT),
+    (b"null", Doubt.OBJECT),
+]
+
+
+@pytest.mark.parametrize(("body", "why"), REFUSED)
+def test_what_the_engine_might_read_otherwise_is_refused_with_what_to_do(body, why):
+    with pytest.raises(NotPlain) as refused:
+        load(body)
+    assert refused.value.doubt is why
+    assert "send" in refused.value.message
+
+
+def test_a_byte_order_mark_is_skipped_as_the_engine_skips_it():
+    assert load(b'\xef\xbb\xbf{"a":1}') == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "read"), [("", True), ("identity", True), ("gzip", False), ("br", False)]
+)
+def test_only_a_body_that_is_not_encoded_is_read(encoding, read):
+    if read:
+        assert load(b"{}", encoding) == {}
+    else:
+        with pytest.raises(NotPlain) as refused:
+            load(b"{}", encoding)
+        assert refused.value.doubt is Doubt.ENCODING
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/completion",
+        "/completion/",
+        "/%63ompletion",
+        "/v1/chat/completions",
+        "/a%20b/%e2%98%83",
+        "/x...y/z",
+    ],
+)
+def test_a_plain_path_goes_on(path):
+    assert plain(path) == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/completio%u006e",
+        "/completion%",
+        "/completion%zz",
+        "/completion%00",
+        "/completion%09",
+        "/completion\t",
+        "/completion\\x",
+        "/v1%2fcompletions",
+        "/v1/%2e%2e/completion",
+        "/./completion",
+        "/x/../completion",
+        "//completion",
+        "/v1//completions",
+        "/completi\u00f6n",
+        "completion",
+        "",
+    ],
+)
+def test_a_path_that_can_be_read_in_several_ways_is_refused(path):
+    with pytest.raises(NotPlain) as refused:
+        plain(path)
+    assert refused.value.doubt is Doubt.PATH
+    assert "send" in refused.value.message

@@ -1,0 +1,297 @@
+"""How a client sends replies back is learnt from one echo, and then done as it does it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.api.echo import Habit, Reasoning, echoed, guesses, next_turns, returnable, thoughts
+from slotkeeper.api.habits import gleaned, learnt, trail, usual
+from slotkeeper.api.routes import Api
+
+Message = dict[str, Any]
+
+THOUGHT = "First this,\nthen that.\n"
+ASKED: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look."}]
+NEXT: Message = {"role": "user", "content": "And?"}
+RESULT: Message = {"role": "tool", "tool_call_id": "c0", "content": "a\nb"}
+
+
+def call(arguments: str = '{"path": "\u00e4.py", "limit": 3}', number: int = 0) -> Message:
+    function = {"name": "read", "arguments": arguments}
+    return {"id": f"c{number}", "type": "function", "function": function}
+
+
+def reply(content: str = "Done.", thought: str = THOUGHT, calls: list[Message] | None = None) -> Message:
+    said: Message = {"role": "assistant", "content": content}
+    if thought:
+        said["reasoning_content"] = thought
+    return {**said, "tool_calls": calls} if calls else said
+
+
+def taught(said: Message, echo: Message, after: Message, habit: Habit | None = None) -> Habit:
+    return learnt(habit or Habit(), said, [*ASKED, echo, after], len(ASKED), before=0)
+
+
+# -- clients, written down without a look at our way of doing it ---------------------------------------
+
+
+def keeps(said: Message) -> Message:
+    return json.loads(json.dumps(said))
+
+
+def drops(said: Message) -> Message:
+    return {key: value for key, value in said.items() if key != "reasoning_content"}
+
+
+def trims(said: Message) -> Message:
+    return {k: v.strip() if isinstance(v, str) else v for k, v in said.items()}
+
+
+def trims_ends(said: Message) -> Message:
+    return {**said, "content": said["content"].rstrip()}
+
+
+def tags(said: Message) -> Message:
+    thought = said.get("reasoning_content")
+    head = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else ""
+    return {**drops(said), "content": head + said["content"].strip()}
+
+
+def adds_a_part(said: Message) -> Message:
+    found = [said.get("reasoning_content"), said["content"]]
+    return {**drops(said), "content": [{"type": "text", "text": part} for part in found if part]}
+
+
+def nulls(said: Message) -> Message:
+    return {**said, "content": said["content"] or None}
+
+
+def parts(said: Message) -> Message:
+    return {**said, "content": [{"type": "text", "text": said["content"]}] if said["content"] else []}
+
+
+def rewriting(write):
+    def client(said: Message) -> Message:
+        calls = [dict(one, function=dict(one["function"])) for one in said.get("tool_calls", [])]
+        for one in calls:
+            one["function"]["arguments"] = write(json.loads(one["function"]["arguments"]))
+        return {**said, "tool_calls": calls} if calls else said
+
+    return client
+
+
+def in_order(value: Message) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+
+
+def as_javascript(value: Message) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+CLIENTS = {
+    "keeps": keeps,
+    "drops": drops,
+    "trims": trims,
+    "trims the end": trims_ends,
+    "tags": tags,
+    "adds a part": adds_a_part,
+    "nulls": nulls,
+    "parts": parts,
+    "javascript": rewriting(as_javascript),
+    "python": rewriting(json.dumps),
+    "go": rewriting(in_order),
+    "an object": rewriting(lambda value: value),
+}
+WORDS = st.sampled_from(["", "Yes.", " Yes. ", "Yes.\n\n", "\n", "Two\nlines"])
+THOUGHTS = st.sampled_from(["", "Hm.", "Hm.\n", "\nHm. So\nit is.\n"])
+VALUES = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([1, "x", "\u00e4", None, [1.5]]))
+CALLS = st.lists(VALUES.map(lambda value: call(json.dumps(value))), max_size=2)
+REPLIES = st.builds(reply, WORDS, THOUGHTS, CALLS)
+
+
+def spoken(message: Message) -> tuple[Any, ...]:
+    """What of a message makes a difference to the engine, but for ids."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    said = [part["text"] for part in parts if part["text"]]
+    calls = [one["function"] for one in message.get("tool_calls", [])]
+    written = [a if isinstance(a, str) else as_javascript(a) for a in (one["arguments"] for one in calls)]
+    return said, message.get("reasoning_content") or "", [one["name"] for one in calls], written
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@given(first=REPLIES, second=REPLIES)
+def test_what_a_client_did_once_is_done_again_or_left_open(name, first, second):
+    """No certainty is ever wrong: where one reply cannot tell two habits apart, neither is chosen."""
+    client, after = CLIENTS[name], RESULT if first.get("tool_calls") else NEXT
+    habit = taught(first, client(first), after)
+    assert not habit.puzzling
+    assert spoken(echoed(habit, first)) == spoken(client(first))
+    possible = guesses(habit, second, ASKED)
+    if len(possible) == 1:
+        assert spoken(echoed(possible[0], second)) == spoken(client(second))
+    again = taught(second, client(second), after, habit)
+    assert not again.puzzling
+    for said in (first, second):
+        (known,) = guesses(again, said, ASKED)
+        assert spoken(echoed(known, said)) == spoken(client(said))
+
+
+def test_an_echo_that_nobody_can_explain_silences_until_one_can_be_explained():
+    said = reply()
+    habit = taught(said, {**said, "content": "Rewritten."}, NEXT)
+    assert habit.puzzling
+    assert guesses(habit, said, ASKED) == ()
+    assert not taught(said, keeps(said), NEXT, habit).puzzling
+
+
+def test_a_call_that_came_alone_out_of_two_is_not_explained():
+    said = reply(calls=[call(), call(number=1)])
+    assert taught(said, {**said, "tool_calls": said["tool_calls"][:1]}, RESULT).puzzling
+
+
+def test_what_could_be_one_habit_or_another_is_left_open():
+    said = reply(thought="", calls=[call('{"a":1}')])
+    habit = taught(said, keeps(said), RESULT)
+    sorted_too = reply(thought="", calls=[call('{"b":1,"a":1}')])
+    assert (
+        len(
+            {echoed(g, sorted_too)["tool_calls"][0]["function"]["arguments"] for g in both(habit, sorted_too)}
+        )
+        == 2
+    )
+    known = taught(sorted_too, keeps(sorted_too), RESULT, habit)
+    assert len(guesses(known, sorted_too, ASKED)) == 1
+
+
+def both(habit: Habit, said: Message) -> tuple[Habit, ...]:
+    found = guesses(habit, said, ASKED)
+    assert len(found) == 2
+    return found
+
+
+def test_the_order_of_arguments_is_among_what_may_differ():
+    """Most templates are given them parsed: then nothing else of them counts."""
+    said = reply(thought="", calls=[call('{"b":1,"a":1}')])
+    written = [echoed(guess, said)["tool_calls"][0]["function"]["arguments"] for guess in both(Habit(), said)]
+    assert [list(json.loads(one)) for one in written] == [["b", "a"], ["a", "b"]]
+
+
+def test_reasoning_of_which_nothing_is_known_may_be_kept_or_dropped():
+    kept, dropped = both(Habit(), reply())
+    assert echoed(kept, reply())["reasoning_content"] == THOUGHT
+    assert "reasoning_content" not in echoed(dropped, reply())
+    assert len(guesses(Habit(), reply(thought=""), ASKED)) == 1
+
+
+def test_moved_into_the_content_it_is_known_only_for_replies_of_that_kind():
+    """What stands between thoughts and words cannot be told from a reply without words."""
+    silent, speaking = reply(content="", calls=[call()]), reply(calls=[call()])
+    habit = taught(silent, tags(silent), RESULT)
+    assert habit.calling is Reasoning.INLINE
+    assert guesses(habit, speaking, ASKED) == ()
+    assert spoken(echoed(habit, silent)) == spoken(tags(silent))
+
+
+# -- what a history says -------------------------------------------------------------------------------
+
+
+def test_reasoning_in_a_history_says_that_it_is_kept():
+    history = [*ASKED, reply(calls=[call()]), RESULT]
+    assert gleaned(Habit(), history).calling is Reasoning.KEPT
+    assert gleaned(Habit(), history).forgets is None
+    assert gleaned(Habit(), [*history, reply(thought=""), NEXT]).forgets is False
+
+
+@pytest.mark.parametrize(
+    ("answers", "before", "after"),
+    [([RESULT], False, False), ([NEXT, RESULT], True, False), ([RESULT, NEXT], False, True)],
+)
+def test_a_user_who_speaks_among_the_results_is_reckoned_with(answers, before, after):
+    said = reply(calls=[call()])
+    habit = gleaned(replace(Habit(), asks_before=True, asks_after=True), [*ASKED, said, *answers])
+    assert (habit.asks_before, habit.asks_after) == (before, after)
+    roles = [[m["role"] for m in turn[len(ASKED) + 1 :]] for turn in next_turns(habit, ASKED, said)]
+    assert roles[:2] == [["tool"], ["tool"]]
+    assert roles[2:] == ([[m["role"] for m in answers]] if before or after else [])
+
+
+def test_a_client_that_forgets_at_the_users_message_is_known_by_it():
+    """As some models want it: reasoning stays between calls, and goes when the user speaks."""
+    called = reply(calls=[call()])
+    asked = [*ASKED, called, RESULT]
+    said = reply()
+    after = [*ASKED, drops(called), RESULT, drops(said), NEXT]
+    habit = gleaned(Habit(), asked)
+    assert len(guesses(habit, said, asked)) == len(guesses(habit, drops(said), asked)) == 2
+    habit = gleaned(learnt(habit, said, after, len(asked), before=thoughts(asked)), after)
+    assert (habit.calling, habit.answering, habit.forgets) == (Reasoning.KEPT, Reasoning.DROPPED, True)
+    assert len(guesses(habit, said, asked)) == 1
+    for turn in next_turns(habit, asked, said):
+        assert turn[:-1] == after[:-1]
+    for turn in next_turns(habit, asked, called):
+        assert turn[: len(asked)] == asked
+
+
+# -- the next turn -------------------------------------------------------------------------------------
+
+
+def test_each_call_gets_its_result_and_the_texts_part_at_once():
+    said = reply(calls=[call(), call(number=1)])
+    one, other = next_turns(Habit(), ASKED, said)
+    assert [message.get("tool_call_id") for message in one[-2:]] == ["c0", "c1"]
+    assert one[:-2] == other[:-2]
+    assert one[-2]["content"].strip()[0] != other[-2]["content"].strip()[0]
+
+
+def test_ids_that_the_client_makes_anew_are_no_part_of_what_is_certain():
+    said = reply(calls=[call()])
+    echo = {**said, "tool_calls": [{**call(), "id": "its own"}]}
+    habit = taught(said, echo, {**RESULT, "tool_call_id": "its own"})
+    assert not habit.puzzling
+    one, other = next_turns(habit, ASKED, said)
+    assert one[-2]["tool_calls"][0]["id"] != other[-2]["tool_calls"][0]["id"]
+    assert said["tool_calls"][0]["id"] == "c0"
+
+
+def test_results_carry_the_tools_name_where_this_client_writes_it():
+    history = [*ASKED, reply(calls=[call()]), {**RESULT, "name": "read"}]
+    for turn in next_turns(Habit(), history, reply(calls=[call()])):
+        assert turn[-1]["name"] == "read"
+
+
+@pytest.mark.parametrize(
+    ("said", "so"),
+    [
+        (reply(), True),
+        (reply(content="", calls=[call()]), True),
+        (reply(content=""), False),  # cut off while it thought
+        (reply(calls=[call('{"path": "a')]), False),
+        (reply(calls=[call('"a"')]), False),
+        (reply(calls=[call("[" * 100_000)]), False),
+    ],
+    ids=["words", "a call", "thoughts only", "half a call", "no object", "a deep call"],
+)
+def test_what_no_client_would_send_back(said, so):
+    assert returnable(said) is so
+
+
+def test_a_conversation_is_known_again_without_its_reasoning():
+    kept = trail([*ASKED, reply(), NEXT])
+    assert kept == trail([*ASKED, drops(reply()), NEXT])
+    assert kept[:2] == trail(ASKED)
+    assert kept[2:] != trail([*ASKED, reply("Other."), NEXT])[2:]
+
+
+def test_arguments_that_are_objects_are_written_down_by_the_engine():
+    said = reply(calls=[call()])
+    assert (
+        echoed(usual(Api.MESSAGES), said)["tool_calls"][0]["function"]["arguments"]
+        == '{"path":"\u00e4.py","limit":3}'
+    )

@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault, body, sse
+from slotkeeper.api.routes import Api
+from slotkeeper.api.sse import SseSplitter
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "kind", "anthropic"),
+    [
+        (ClientFault("x"), 400, "invalid_request_error", "invalid_request_error"),
+        (ClientFault("x", status=401), 401, "authentication_error", "authentication_error"),
+        (ClientFault("x", status=413), 413, "invalid_request_error", "request_too_large"),
+        (ClientFault("x", status=429, retry_after=3), 429, "rate_limit_error", "rate_limit_error"),
+        (
+            ClientFault("x", type="exceed_context_size_error"),
+            400,
+            "exceed_context_size_error",
+            "invalid_request_error",
+        ),
+        (UpstreamFault("x"), 502, "unavailable_error", "api_error"),
+        (UpstreamFault("x", status=503, retry_after=1), 503, "unavailable_error", "overloaded_error"),
+        (UpstreamFault("x", status=504), 504, "unavailable_error", "timeout_error"),
+        (OurFault("x"), 500, "server_error", "api_error"),
+        (OurFault("x", status=507), 507, "server_error", "api_error"),
+    ],
+)
+def test_each_fault_has_its_status_and_its_type_in_each_api(fault, status, kind, anthropic):
+    assert fault.status == status
+    for api in Api:
+        document = json.loads(body(fault, api))
+        if api is Api.MESSAGES:
+            assert document == {"type": "error", "error": {"type": anthropic, "message": "x"}}
+        else:
+            error = {"code": status, "message": "x", "type": kind, "param": None}
+            assert document == {"error": error}
+
+
+@pytest.mark.parametrize("api", list(Api))
+def test_a_broken_stream_ends_with_one_event_of_its_api(api):
+    splitter = SseSplitter()
+    (event,) = splitter.feed(sse(UpstreamFault("the engine\nis gone"), api))
+    document = json.loads(event.data)
+    assert document["error"]["message"] == "the engine\nis gone"
+    assert event.name == ("error" if api in {Api.MESSAGES, Api.RESPONSES} else "")
+    assert document.get("type") == ("error" if event.name else None)
+
+
+def test_a_responses_error_says_itself_in_the_event_too():
+    document = json.loads(sse(OurFault("x"), Api.RESPONSES).split(b"data: ")[1])
+    assert (document["type"], document["code"], document["message"]) == ("error", 500, "x")
+
+
+def test_families_are_faults_that_say_what_they_are():
+    assert all(issubclass(family, Fault) for family in (ClientFault, UpstreamFault, OurFault))
+    fault = UpstreamFault("gone", retry_after=2)
+    assert (str(fault), fault.retry_after) == ("gone", 2)
+    assert repr(fault) == "<UpstreamFault 502 unavailable_error: gone>"

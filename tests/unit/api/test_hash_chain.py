@@ -1,0 +1,100 @@
+import copy
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.api.request import parse
+from slotkeeper.api.routes import Api
+
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": st.text(max_size=5)}), max_size=6)
+
+TURN = [
+    {"role": "user", "content": [{"type": "text", "text": "look", "cache_control": {"type": "ephemeral"}}]},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "ls", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "a"}]},
+]
+
+
+def hash_chain(api=Api.CHAT, **body):
+    return parse(api, orjson.dumps(body)).hash_chain
+
+
+@given(first=MESSAGES, second=MESSAGES)
+def test_one_continues_another_just_when_its_messages_do(first, second):
+    a, b = hash_chain(messages=first), hash_chain(messages=second)
+    assert len(a) == len(first) + 1
+    assert (b[: len(a)] == a) == (second[: len(first)] == first)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tools": [{"type": "function", "function": {"name": "ls"}}]},
+        {"tool_choice": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "none"},
+        {"response_format": {"type": "json_object"}},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+        {"model": "other"},
+    ],
+)
+def test_what_stands_before_the_messages_changes_the_first_digest_alone(change):
+    plain, changed = hash_chain(messages=TURN[:1]), hash_chain(messages=TURN[:1], **change)
+    assert plain[0] != changed[0]
+    assert plain[1:] == changed[1:]  # that the messages are the same can still be seen
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"temperature": 1}, {"stream": True}, {"max_tokens": 9}, {"seed": 4}, {"n": 2}),
+        *({"tool_choice": "required"}, {"parallel_tool_calls": True}),  # a grammar, not a prompt
+    ],
+)
+def test_sampling_changes_nothing(change):
+    assert hash_chain(messages=TURN[:1]) == hash_chain(messages=TURN[:1], **change)
+
+
+def test_the_order_of_keys_changes_nothing():
+    tool = {"name": "ls", "parameters": {"a": 1, "b": 2}}
+    turned = {"parameters": {"b": 2, "a": 1}, "name": "ls"}
+    assert hash_chain(messages=[], tools=[tool]) == hash_chain(messages=[], tools=[turned])
+
+
+def test_moved_cache_marks_and_single_blocks_are_the_same_message():
+    plain = [{"role": "user", "content": "look"}, *copy.deepcopy(TURN[1:])]
+    assert hash_chain(Api.MESSAGES, messages=TURN) == hash_chain(Api.MESSAGES, messages=plain)
+    two = [{"role": "user", "content": [{"type": "text", "text": "lo"}, {"type": "text", "text": "ok"}]}]
+    assert hash_chain(messages=two) != hash_chain(messages=plain[:1])
+
+
+def test_a_system_prompt_outside_the_messages_stands_before_them():
+    plain = hash_chain(Api.MESSAGES, messages=TURN[:1])
+    brief = hash_chain(Api.MESSAGES, system="Be brief.", messages=TURN[:1])
+    assert len(plain) == len(brief) == 2
+    assert plain[0] != brief[0]
+    assert len(hash_chain(Api.RESPONSES, instructions="x", input="y")) == 2
+
+
+def test_a_billing_stamp_does_not_part_conversations():
+    def stamped(stamp):
+        header = f"x-anthropic-billing-header: cc_version=2; cch={stamp};You are"
+        return hash_chain(Api.MESSAGES, system=[{"type": "text", "text": header}], messages=TURN)
+
+    assert stamped("a51f5") == stamped("00000")
+
+
+def test_item_ids_and_statuses_do_not_part_conversations():
+    def items(mark):
+        return [
+            {"role": "user", "type": "message", "id": mark, "content": "a"},
+            {"role": "assistant", "type": "message", "id": mark, "status": mark, "content": "b"},
+            {"type": "function_call", "id": mark, "call_id": "c", "name": "ls", "arguments": "{}"},
+            {"type": "function_call_output", "id": mark, "call_id": "c", "output": "d"},
+        ]
+
+    assert hash_chain(Api.RESPONSES, input=items("x")) == hash_chain(Api.RESPONSES, input=items("y"))

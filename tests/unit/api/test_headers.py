@@ -1,0 +1,46 @@
+import pytest
+
+from slotkeeper.api import headers
+from slotkeeper.api.headers import forwardable, request_id
+
+
+def test_hop_by_hop_headers_and_those_that_connection_names_stay():
+    sent = [
+        ("Connection", "close, X-Private"),
+        ("connection", " x-more"),
+        ("Keep-Alive", "timeout=5"),
+        ("TE", "trailers"),
+        ("Transfer-Encoding", "chunked"),
+        ("Upgrade", "h2c"),
+        ("Proxy-Connection", "close"),
+        ("X-PRIVATE", "1"),
+        ("X-More", "2"),
+        ("Accept", "text/event-stream"),
+    ]
+    assert forwardable(sent) == [("Accept", "text/event-stream")]
+
+
+def test_values_and_order_are_kept():
+    sent = [("Set-Cookie", "a=1"), ("X-A", ""), ("set-cookie", "b=2"), ("Authorization", "Bearer k")]
+    assert forwardable(iter(sent)) == sent
+
+
+def test_what_the_caller_drops_is_dropped_in_any_case():
+    sent = [("Host", "x"), ("content-length", "3"), ("X-A", "1")]
+    assert forwardable(sent, drop=("host", "Content-Length")) == [("X-A", "1")]
+
+
+@pytest.mark.parametrize("value", ["a", "req-1_2.3:4/5+6=7@8~9", "x" * 128])
+def test_a_safe_id_is_accepted(value):
+    assert request_id(value, lambda: "fresh") == value
+
+
+@pytest.mark.parametrize("value", [None, "", "x" * 129, "a b", "a\n", "a\r\nX: y", "é", '"', "<x>"])
+def test_any_other_id_is_replaced(value):
+    assert request_id(value, lambda: "fresh") == "fresh"
+
+
+def test_our_names_are_ours():
+    ours = (headers.SLOT, headers.DECISION, headers.PREDICTED, headers.CONVERSATION, headers.BYPASS)
+    assert all(name.startswith("X-Slotkeeper-") for name in ours)
+    assert headers.REQUEST_ID == "X-Request-Id"

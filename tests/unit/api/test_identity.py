@@ -1,0 +1,75 @@
+"""What clients call their conversations. Headers are spelled as the clients send them."""
+
+import pytest
+
+from slotkeeper.api.identity import LIMIT, named
+
+SESSION = "0aa1c2de-7b22-4d6e-9a29-3bed594b0250"
+CODEX_MAIN = {"session-id": "s1", "thread-id": "s1", "x-codex-window-id": "s1:0", "x-client-request-id": "s1"}
+CODEX_AGENT = {**CODEX_MAIN, "thread-id": "t2", "x-openai-subagent": "collab_spawn"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "doc", "name"),
+    [
+        ({"x-session-id": "ses_1", "x-session-affinity": "ses_1"}, {}, "ses_1"),  # opencode
+        ({"x-session-affinity": "ses_1"}, {}, "ses_1"),
+        ({"x-affinity": "a-1"}, {}, "a-1"),  # mistral-vibe
+        ({"session_id": "p", "x-client-request-id": "r"}, {"prompt_cache_key": "p"}, "p"),  # pi
+        ({"X-Conversation-Id": "c"}, {"prompt_cache_key": "p"}, "c"),
+        ({"X-SLOTKEEPER-CONVERSATION": "mine", "thread-id": "t"}, {"session_id": "s"}, "mine"),
+        ({}, {"prompt_cache_key": "p", "session_id": "s"}, "s"),
+        ({}, {"conversation": {"id": "c"}}, "c"),
+        ({}, {"metadata": {"conversation_id": "c"}}, "c"),
+        ({"user-agent": "ls/JS 5.23.2", "x-stainless-retry-count": "0"}, {"model": "m"}, None),
+        ({"session_id": ""}, {"session_id": 7}, None),
+    ],
+)
+def test_the_most_telling_name_is_the_conversations(headers, doc, name):
+    assert named(headers, doc) == name
+
+
+def test_codex_agents_are_told_apart_though_they_share_session_and_cache_key():
+    doc = {"prompt_cache_key": "s1"}
+    assert (named(CODEX_MAIN, doc), named(CODEX_AGENT, doc)) == ("s1", "t2")
+
+
+def test_codex_agents_are_told_apart_by_the_body_too():
+    doc = {"prompt_cache_key": "s1", "client_metadata": {"session_id": "s1", "thread_id": "t2"}}
+    assert named({}, doc) == "t2"
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [
+        (f"user_{'ab' * 32}_account__session_{SESSION}", SESSION),
+        (f"user_{'ab' * 32}_account_{SESSION[::-1]}_session_{SESSION}", SESSION),
+        (f'{{"device_id":"d","account_uuid":"","session_id":"{SESSION}"}}', SESSION),
+        (f"user_{'ab' * 32}", None),
+        ('{"device_id":"d"}', None),
+        ('{"device_id":', None),
+        ('{"session_id":7}', None),
+        ("alice", None),
+        (7, None),
+    ],
+)
+def test_a_users_id_is_a_name_only_where_it_holds_a_session(user, name):
+    assert named({}, {"metadata": {"user_id": user}}) == name
+
+
+def test_data_is_no_name():
+    assert named({"x-session-id": "x" * (LIMIT + 1)}, {"session_id": "s"}) == "s"
+    assert named({}, {"session_id": "x" * (LIMIT + 1)}) is None
+
+
+@pytest.mark.parametrize("credential", [{"Authorization": "Bearer sk-secret"}, {"x-api-key": "sk-secret"}])
+@pytest.mark.parametrize(
+    ("headers", "doc"),
+    [({"x-session-id": "sk-secret"}, {}), ({}, {"prompt_cache_key": "sk-secret"})],
+)
+def test_a_key_is_never_a_name(credential, headers, doc):
+    assert named({**credential, **headers}, doc) is None
+
+
+def test_a_name_may_be_part_of_a_key():
+    assert named({"Authorization": "Bearer sk-secret", "x-session-id": "s"}, {}) == "s"

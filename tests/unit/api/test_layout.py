@@ -1,0 +1,318 @@
+"""What reaches the prompt, in bodies of the three APIs, and the paths that lead to it."""
+
+import copy
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.request import NotOurs, parse
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.requests.layout import Edit, Role, Section, edited
+
+SYSTEM, TASK, THOUGHT, LOOK = "You help.\nToday's date: 2026-11-21", "fix it", "first I look", "I look."
+RESULT, DONE, ARGUMENTS = "a.py", "Done.", '{"path":"."}'
+
+CHAT = {
+    "model": "m",
+    "tools": [{"type": "function", "function": {"name": "ls", "parameters": {}}}],
+    "messages": [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": [{"type": "text", "text": TASK}]},
+        {
+            "role": "assistant",
+            "content": LOOK,
+            "reasoning_content": THOUGHT,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": ARGUMENTS}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": RESULT},
+        {"role": "assistant", "content": DONE},
+    ],
+}
+MESSAGES = {
+    "model": "m",
+    "system": [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}],
+    "tools": [{"name": "ls", "input_schema": {}}],
+    "messages": [
+        {"role": "user", "content": TASK},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": THOUGHT, "signature": ""},
+                {"type": "text", "text": LOOK},
+                {"type": "tool_use", "id": "c1", "name": "ls", "input": {"path": "."}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": RESULT}]},
+        {"role": "assistant", "content": [{"type": "text", "text": DONE}]},
+    ],
+}
+RESPONSES = {
+    "model": "m",
+    "instructions": SYSTEM,
+    "tools": [{"type": "function", "name": "ls", "parameters": {}}],
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": TASK}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": THOUGHT}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": LOOK}]},
+        {"type": "function_call", "call_id": "c1", "name": "ls", "arguments": ARGUMENTS},
+        {"type": "function_call_output", "call_id": "c1", "output": RESULT},
+        {"type": "message", "role": "assistant", "content": DONE},
+    ],
+}
+BODIES = [(Api.CHAT, CHAT), (Api.MESSAGES, MESSAGES), (Api.RESPONSES, RESPONSES)]
+
+
+def at(value, path):
+    for key in path:
+        value = value[key]
+    return value
+
+
+def leaves(value, path=()):
+    """Each path to a value that is no object or list, or an empty one, and that value."""
+    if not isinstance(value, dict | list) or not value:
+        return {path: value}
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    return {place: leaf for key, part in inner for place, leaf in leaves(part, (*path, key)).items()}
+
+
+def everything(layout):
+    for message in layout.messages:
+        yield from message.texts
+        yield from message.answers
+        if message.reasoning:
+            yield message.reasoning
+
+
+def spoken(layout):
+    """Who says what in which section; how calls are parted into messages is each API's own."""
+    for message in layout.messages:
+        for text in message.pieces():
+            yield message.role, text.section, text.text
+        for call in message.calls:
+            arguments = call.arguments
+            value = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+            yield message.role, Section.CALL, (call.id, call.name, value)
+
+
+@pytest.mark.parametrize(("api", "body"), BODIES)
+def test_one_conversation_is_the_same_in_every_api(api, body):
+    layout = lay_out(api, body)
+    assert list(spoken(layout)) == [
+        (Role.SYSTEM, Section.SYSTEM, SYSTEM),
+        (Role.USER, Section.USER, TASK),
+        (Role.ASSISTANT, Section.REASONING, THOUGHT),
+        (Role.ASSISTANT, Section.REPLY, LOOK),
+        (Role.ASSISTANT, Section.CALL, ("c1", "ls", {"path": "."})),
+        (Role.TOOL, Section.RESULT, RESULT),
+        (Role.ASSISTANT, Section.REPLY, DONE),
+    ]
+    assert [text.text for message in layout.messages for text in message.answers] == ["c1"]
+    assert (layout.lead, layout.newest_user) == (1, 1)
+    assert layout.tools == tuple(body["tools"])
+
+
+@pytest.mark.parametrize(("api", "body"), BODIES)
+def test_calls_and_messages_have_paths(api, body):
+    layout = lay_out(api, body)
+    assert at(body, layout.tools_path) == list(layout.tools)
+    for message in layout.messages:
+        at(body, message.path)
+        for call in message.calls:
+            assert at(body, call.id_path) == call.id
+            assert at(body, call.arguments_path) == call.arguments
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=3,
+)
+WORDS = st.text(max_size=4)
+PARTS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            ["text", "refusal", "thinking", "input_text", "output_text", "image", "image_url", "input_image"]
+        )
+    },
+    optional={
+        "text": WORDS | JUNK,
+        "thinking": WORDS,
+        "refusal": WORDS,
+        "image_url": WORDS,
+        "source": JUNK,
+        "cache_control": JUNK,
+    },
+)
+CONTENT = WORDS | st.none() | JUNK | st.lists(PARTS | JUNK, max_size=3)
+BLOCKS = st.lists(
+    PARTS
+    | JUNK
+    | st.fixed_dictionaries(
+        {"type": st.just("tool_use")}, optional={"id": WORDS, "name": WORDS, "input": JUNK}
+    )
+    | st.fixed_dictionaries(
+        {"type": st.just("tool_result")}, optional={"tool_use_id": WORDS, "content": CONTENT}
+    ),
+    max_size=3,
+)
+FUNCTION = st.fixed_dictionaries({}, optional={"name": WORDS, "arguments": WORDS | JUNK})
+SAID = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool", "function", "x"])},
+    optional={
+        "content": CONTENT | BLOCKS,
+        "reasoning_content": WORDS | JUNK,
+        "reasoning": WORDS | JUNK,
+        "tool_call_id": WORDS | JUNK,
+        "tool_calls": st.lists(
+            st.fixed_dictionaries({}, optional={"id": WORDS, "function": FUNCTION | JUNK}) | JUNK, max_size=2
+        )
+        | JUNK,
+    },
+)
+ITEMS = (
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant"]), "content": CONTENT},
+        optional={"type": st.just("message")},
+    )
+    | st.fixed_dictionaries(
+        {"type": st.sampled_from(["function_call", "function_call_output", "reasoning"])},
+        optional={
+            "call_id": WORDS,
+            "name": WORDS,
+            "arguments": WORDS,
+            "output": CONTENT,
+            "summary": st.just([]),
+            "content": st.lists(PARTS, max_size=2),
+        },
+    )
+    | JUNK
+)
+BODY = st.fixed_dictionaries(
+    {},
+    optional={
+        "messages": st.lists(SAID, max_size=4) | JUNK,
+        "input": st.lists(ITEMS, max_size=3) | WORDS | JUNK,
+        "system": CONTENT,
+        "instructions": WORDS | JUNK,
+        "reasoning": JUNK,
+        "tools": st.lists(st.fixed_dictionaries({"name": WORDS}), max_size=2),
+    },
+)
+
+
+@given(api=st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]), body=BODY, new=WORDS)
+def test_every_text_is_where_its_path_says_and_an_edit_there_changes_nothing_else(api, body, new):
+    as_given = copy.deepcopy(body)
+    layout = lay_out(api, body)
+    for text in everything(layout) if layout else ():
+        changed = edited(body, [Edit(text.path, text.text, new)])
+        was, now = leaves(body), leaves(changed)
+        assert was.get(text.path, "") == text.text
+        assert now == {**was, text.path: new}
+    assert body == as_given
+
+
+@given(api=st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]), body=BODY)
+def test_it_refuses_what_the_engines_own_converter_does(api, body):
+    try:
+        parse(api, orjson.dumps(body))
+    except NotOurs:
+        assert lay_out(api, body) is None
+    else:
+        assert lay_out(api, body) is not None
+
+
+@pytest.mark.parametrize("api", [Api.COMPLETION, Api.COMPLETIONS, Api.INFILL, Api.TASK, Api.OTHER])
+def test_other_routes_have_no_messages(api):
+    assert lay_out(api, CHAT) is None
+
+
+@pytest.mark.parametrize(("api", "body"), BODIES)
+def test_tools_that_are_no_objects_are_not_ours(api, body):
+    assert lay_out(api, {**body, "tools": [{}, 7]}) is None
+
+
+def test_reasoning_that_is_absent_has_a_place_in_a_chat_body():
+    body = {"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}
+    reply, asked = lay_out(Api.CHAT, body).messages
+    assert (reply.reasoning.path, reply.reasoning.text) == (("messages", 0, "reasoning_content"), "")
+    assert asked.reasoning is None
+
+
+def test_reasoning_stands_under_the_clients_own_name_for_it():
+    body = {"messages": [{"role": "assistant", "content": "a", "reasoning": "so"}]}
+    assert lay_out(Api.CHAT, body).messages[0].reasoning.path == ("messages", 0, "reasoning")
+
+
+def test_an_anthropic_reply_without_a_thinking_block_has_no_place_for_reasoning():
+    body = {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]}
+    assert lay_out(Api.MESSAGES, body).messages[0].reasoning is None
+
+
+def test_a_reminder_beside_tool_results_is_what_a_user_says_in_a_message_of_results():
+    blocks = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "a.py"}]},
+        {"type": "text", "text": "<system-reminder>\nBe brief.\n</system-reminder>"},
+    ]
+    (message,) = lay_out(Api.MESSAGES, {"messages": [{"role": "user", "content": blocks}]}).messages
+    assert message.role is Role.TOOL
+    assert [text.section for text in message.texts] == [Section.RESULT, Section.USER]
+    assert message.texts[0].path == ("messages", 0, "content", 0, "content", 0, "text")
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        (
+            Api.CHAT,
+            lambda url: {
+                "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]
+            },
+        ),
+        (
+            Api.MESSAGES,
+            lambda url: {
+                "messages": [{"role": "user", "content": [{"type": "image", "source": {"url": url}}]}]
+            },
+        ),
+        (
+            Api.RESPONSES,
+            lambda url: {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
+        ),
+    ],
+)
+def test_media_are_no_text_but_tell_messages_apart(api, body):
+    (one,), (two,), (again,) = (lay_out(api, body(url)).messages for url in ("data:1", "data:2", "data:1"))
+    assert one.texts == two.texts == ()
+    assert one.media == again.media != two.media
+
+
+def test_media_nested_too_deep_to_be_written_are_not_ours():
+    deep = "x"
+    for _ in range(300):
+        deep = [deep]
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": deep}]}]}
+    assert lay_out(Api.CHAT, body) is None
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "options"),
+    [
+        (Api.CHAT, {"tool_choice": "auto", "temperature": 0, "reasoning_effort": None}, {}),
+        (Api.CHAT, {"tool_choice": "none"}, {"tool_choice": "none"}),
+        (Api.CHAT, {"grammar": "root ::= x", "parallel_tool_calls": True, "model": "n"}, {}),
+        (Api.CHAT, {"enable_thinking": False}, {"enable_thinking": False}),
+        (Api.RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning_effort": "low"}),
+        (Api.RESPONSES, {"reasoning": {"summary": "auto"}, "text": {"format": {"type": "text"}}}, {}),
+        (Api.MESSAGES, {"thinking": {"type": "enabled"}, "tool_choice": {"type": "auto"}}, {}),
+        (Api.MESSAGES, {"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
+    ],
+)
+def test_options_are_what_reaches_the_template(api, fields, options):
+    assert lay_out(api, {**dict(BODIES)[api], **fields}).options == options

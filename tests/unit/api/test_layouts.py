@@ -1,0 +1,89 @@
+"""Requests laid out one after the other: what stood there before is the same object, and only that."""
+
+import pytest
+
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.layouts import RECENT, Recent, most_like, seen
+from slotkeeper.api.routes import Api
+
+ASKED = {"role": "user", "content": "Which bolts are low?"}
+SAID = {"role": "assistant", "content": "M4."}
+ITEM = {"type": "message", "role": "user", "content": "Which bolts are low?"}
+
+
+def called(value):
+    use = {"type": "tool_use", "id": "t1", "name": "stock", "input": {"below": value}}
+    return {"role": "assistant", "content": [use]}
+
+
+def again(api, old, new):
+    """The layout of a request, after another one."""
+    return lay_out(api, new, seen(api, old, lay_out(api, old)))
+
+
+@pytest.mark.parametrize(
+    ("api", "key", "items", "system"),
+    [
+        (Api.CHAT, "messages", [ASKED, SAID], {}),
+        (Api.MESSAGES, "messages", [ASKED, SAID], {"system": "You count bolts."}),
+        (Api.RESPONSES, "input", [ITEM, ITEM], {"instructions": "You count bolts."}),
+    ],
+)
+def test_what_is_equal_is_taken_over_and_the_rest_is_laid_out(api, key, items, system):
+    old, new = ({key: list(part), **system} for part in (items, [*map(dict, items), items[0]]))
+    first = lay_out(api, old)
+    found = lay_out(api, new, seen(api, old, first))
+    assert found == lay_out(api, new)
+    count = len(items)
+    assert all(a is b for a, b in zip(found.messages[-count - 1 : -1], first.messages[-count:], strict=True))
+
+
+def test_what_stands_behind_something_that_changed_is_laid_out_anew():
+    old, new = {"messages": [ASKED, SAID, ASKED]}, {"messages": [ASKED, {**SAID, "content": "M5."}, ASKED]}
+    assert again(Api.CHAT, old, new) == lay_out(Api.CHAT, new)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False)])
+def test_values_that_are_equal_to_python_only_are_not_equal(one, other):
+    old, new = ({"messages": [ASKED, called(value)]} for value in (one, other))
+    (call,) = again(Api.MESSAGES, old, new).messages[1].calls
+    assert call.arguments["below"] is other
+
+
+def like(recent, api, client, doc):
+    return most_like(recent.of(api, client), api, doc)
+
+
+def test_the_one_that_has_most_in_common_is_found_but_never_another_clients():
+    recent = Recent()
+    short, long = {"messages": [ASKED]}, {"messages": [ASKED, SAID, ASKED]}
+    for doc in (long, short):
+        recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
+    assert like(recent, Api.CHAT, "anna", {"messages": [ASKED, SAID]}).raw is long["messages"]
+    assert like(recent, Api.CHAT, "bert", long) is None
+    assert like(recent, Api.MESSAGES, "anna", long) is None
+    assert like(recent, Api.COMPLETION, "anna", {"prompt": "x"}) is None
+
+
+def test_only_the_last_ones_are_kept_and_none_with_images():
+    recent, doc = Recent(), {"messages": [ASKED]}
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}
+    recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
+    for _ in range(RECENT):
+        recent.add(Api.CHAT, "bert", {"messages": [picture]}, lay_out(Api.CHAT, {"messages": [picture]}), 10)
+    assert like(recent, Api.CHAT, "anna", doc)
+    for _ in range(RECENT):
+        recent.add(Api.CHAT, "bert", doc, lay_out(Api.CHAT, doc), 10)
+    assert like(recent, Api.CHAT, "anna", doc) is None
+
+
+def test_their_bodies_are_bounded_together_and_one_that_is_too_large_is_not_kept():
+    recent, doc = Recent(limit=100), {"messages": [ASKED]}
+    layout = lay_out(Api.CHAT, doc)
+    recent.add(Api.CHAT, "anna", doc, layout, 60)
+    recent.add(Api.CHAT, "bert", doc, layout, 101)
+    assert like(recent, Api.CHAT, "anna", doc)
+    assert like(recent, Api.CHAT, "bert", doc) is None
+    recent.add(Api.CHAT, "bert", doc, layout, 60)
+    assert like(recent, Api.CHAT, "anna", doc) is None
+    assert like(recent, Api.CHAT, "bert", doc)

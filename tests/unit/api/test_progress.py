@@ -1,0 +1,103 @@
+"""Progress events leave no trace in what the client reads."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.api.claim import UNNAMED, placed
+from slotkeeper.api.progress import LONGEST, Progress, ProgressFilter, ask_for, can_ask
+from slotkeeper.api.request import parse
+from slotkeeper.api.routes import Api
+
+PING = b":\n\n"
+PROGRESS = b'data: {"choices":[],"prompt_progress":{"total":9,"cache":0,"processed":4}}\n\n'
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":null}}]}\n\n'
+QUOTED = b'data: {"choices":[{"delta":{"content":"say \\"prompt_progress\\":{} twice"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def cut(stream: bytes, at: list[int]) -> list[bytes]:
+    places = sorted({min(a, len(stream)) for a in at})
+    return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+
+
+@given(
+    st.lists(st.sampled_from([PROGRESS, PING]), max_size=5),
+    st.lists(st.sampled_from([ROLE, QUOTED, PING]), max_size=5),
+    st.lists(st.integers(0, 600), max_size=12),
+)
+def test_only_progress_is_taken_out_however_the_stream_is_cut(before, after, cuts):
+    rest = [ROLE, *after, DONE]
+    filtered = ProgressFilter()
+    out = b"".join(filtered.feed(chunk) for chunk in cut(b"".join([*before, *rest]), cuts))
+    assert out + filtered.close() == b"".join([*(e for e in before if e == PING), *rest])
+
+
+def test_after_the_first_event_nothing_is_held_back():
+    filtered = ProgressFilter()
+    assert filtered.feed(PROGRESS + ROLE) == ROLE
+    assert filtered.feed(b"data: {") == b"data: {"
+
+
+def test_an_event_that_is_too_long_for_progress_is_not_held_back():
+    filtered, first = ProgressFilter(), b"data: {" + b"x" * LONGEST
+    assert filtered.feed(PROGRESS + first[:100]) == b""
+    assert filtered.feed(first[100:]) == first
+    assert filtered.feed(b"}\n\n" + PROGRESS) == b"}\n\n" + PROGRESS
+    assert filtered.close() == b""
+
+
+def test_a_stream_that_breaks_in_its_first_event_is_not_lost():
+    filtered = ProgressFilter()
+    assert filtered.feed(b"data: {") == b""
+    assert filtered.close() == b"data: {"
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "expected"),
+    [
+        (Api.CHAT, {"stream": True}, True),
+        (Api.CHAT, {"stream": False}, False),
+        (Api.CHAT, {"stream": True, "return_progress": False}, False),
+        (Api.CHAT, {"stream": True, "n": 2}, False),
+        (Api.MESSAGES, {"stream": True}, False),
+    ],
+)
+def test_progress_is_asked_for_only_where_nobody_notices(api, fields, expected):
+    body = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], **fields})
+    assert can_ask(parse(api, body)) is expected
+
+
+def test_a_key_that_is_spelled_with_escapes_is_the_same_key():
+    body = b'{"prompt":"x","stream":true,"return\\u005fprogress":true}'
+    assert not can_ask(parse(Api.COMPLETION, body))
+
+
+def test_asking_changes_nothing_else():
+    body = b' {"stream": true, "messages": [{"role":"user","content":"x"}]}'
+    assert orjson.loads(ask_for(body)) == {**orjson.loads(body), "return_progress": True}
+    assert orjson.loads(placed(ask_for(body), UNNAMED, 1))["id_slot"] == 1
+
+
+def test_what_is_taken_out_is_read():
+    filtered = ProgressFilter()
+    assert filtered.latest is None
+    filtered.feed(PROGRESS)
+    assert filtered.latest == Progress(total=9, reused=0, processed=4, seconds=0.0)
+    later = b'data: {"prompt_progress":{"total":9,"cache":2,"processed":8,"time_ms":1500.5}}\n\n'
+    filtered.feed(later)
+    assert filtered.latest == Progress(total=9, reused=2, processed=8, seconds=1.5005)
+
+
+@pytest.mark.parametrize(
+    "odd", [b'{"total":"x"}', b'{"total":9}', b"{", b'{"total":9,"cache":0,"processed":null}']
+)
+def test_progress_of_another_shape_is_taken_out_and_says_nothing(odd):
+    filtered = ProgressFilter()
+    assert filtered.feed(b'data: {"prompt_progress":{},"x":1}\n\n' + PROGRESS) == b""
+    known = filtered.latest
+    assert filtered.feed(b'data: {"prompt_progress":' + odd + b"}\n\n" + ROLE) == ROLE
+    assert filtered.latest == known

@@ -1,0 +1,207 @@
+from contextlib import suppress
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.api.request import Ask, NotOurs, parse
+from slotkeeper.api.routes import Api
+
+GENERATING = [api for api in Api if api.generates]
+HELLO = [{"role": "user", "content": "hello"}]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+known_keys = st.sampled_from(
+    [
+        *(
+            "messages",
+            "input",
+            "prompt",
+            "system",
+            "tools",
+            "tool_choice",
+            "instructions",
+            "reasoning",
+            "stream",
+        ),
+        *(
+            "id_slot",
+            "n",
+            "metadata",
+            "conversation",
+            "role",
+            "content",
+            "type",
+            "text",
+            "input_prefix",
+            "source",
+        ),
+        *("tool_use_id", "call_id", "name", "arguments", "summary", "output", "prompt_string", "model"),
+    ],
+)
+words = st.sampled_from(
+    ["user", "assistant", "message", "text", "image", "tool_use", "tool_result", "reasoning"]
+)
+odd_values = st.recursive(
+    words | json_values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(known_keys, inner, max_size=5),
+    max_leaves=25,
+)
+odd_bodies = st.dictionaries(known_keys, odd_values, max_size=6)
+
+
+def ask(api=Api.CHAT, **body):
+    return parse(api, orjson.dumps(body))
+
+
+@given(api=st.sampled_from(list(Api)), body=odd_bodies)
+def test_any_document_is_read_or_not_ours(api, body):
+    raw = orjson.dumps(body)
+    with suppress(NotOurs):
+        assert isinstance(parse(api, raw), Ask)
+
+
+@given(api=st.sampled_from(GENERATING), body=st.binary(max_size=200))
+def test_any_bytes_are_read_or_not_ours(api, body):
+    with suppress(NotOurs):
+        assert isinstance(parse(api, body), Ask)
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        (Api.CHAT, b"not json"),
+        (Api.CHAT, b"[]"),
+        (Api.CHAT, b"{}"),
+        (Api.CHAT, b'{"messages":"x"}'),
+        (Api.CHAT, b'{"messages":["x"]}'),
+        (Api.CHAT, b'{"messages":[],"tools":' + b"[" * 400 + b"]" * 400 + b"}"),
+        (Api.COMPLETION, b"{}"),
+        (Api.COMPLETION, b'{"prompt":7.5}'),
+        (Api.COMPLETION, b'{"prompt":[1,true]}'),
+        (Api.COMPLETION, b'{"prompt":null}'),
+        (Api.INFILL, b"{}"),
+        (Api.MESSAGES, b"{}"),
+        (Api.RESPONSES, b'{"input":1}'),
+        (Api.TASK, b'{"input":"x"}'),
+    ],
+)
+def test_what_cannot_be_read_is_not_ours(api, body):
+    with pytest.raises(NotOurs):
+        parse(api, body)
+
+
+def test_a_tool_input_nested_too_deep_is_not_ours():
+    use = b'{"type":"tool_use","input":' + b"[" * 1000 + b"]" * 1000 + b"}"
+    with pytest.raises(NotOurs):
+        parse(Api.MESSAGES, b'{"messages":[{"role":"assistant","content":[' + use + b"]}]}")
+
+
+def test_a_chat_body_for_rendering_has_no_sampling():
+    body = {"messages": HELLO, "tools": [], "model": "m", "reasoning_effort": "low", "response_format": {}}
+    sampling = {"temperature": 1, "stream": True, "max_tokens": 3, "seed": 1, "id_slot": 1, "n": 2}
+    got = ask(**body, **sampling)
+    assert got.chat == body
+    assert got.stream
+    assert got.prompt is None
+
+
+def test_messages_drop_what_the_engine_drops():
+    got = ask(Api.MESSAGES, messages=HELLO, id_slot=1, n=3, cache_prompt=False, stream=True)
+    assert (got.claim.id_slot, got.claim.copies, got.cache_prompt, got.stream) == (None, 1, True, True)
+
+
+def test_caching_is_on_unless_it_is_switched_off():
+    assert ask(messages=HELLO).cache_prompt
+    assert ask(messages=HELLO, cache_prompt=None).cache_prompt
+    assert not ask(messages=HELLO, cache_prompt=False).cache_prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("text", "text"),
+        ("", ""),
+        ([1, 2], [1, 2]),
+        (["a", 5, "b"], ["a", 5, "b"]),
+        (["only"], "only"),
+        ([[1, 2]], [1, 2]),
+        ([["a", 5]], ["a", 5]),
+        ({"prompt_string": "text"}, "text"),
+        ({"prompt_string": "text", "multimodal_data": []}, "text"),
+    ],
+)
+@pytest.mark.parametrize("api", [Api.COMPLETION, Api.COMPLETIONS])
+def test_a_single_prompt_is_known_in_each_of_its_forms(api, prompt, read):
+    got = ask(api, prompt=prompt)
+    assert (got.prompt, got.claim.copies, got.media, got.chat, got.hash_chain) == (read, 1, False, None, ())
+
+
+@pytest.mark.parametrize(("prompt", "copies"), [(["a", "b"], 2), ([[1], [2], "c"], 3), ([], 1)])
+def test_several_prompts_are_unknown_and_take_several_slots(prompt, copies):
+    got = ask(Api.COMPLETION, prompt=prompt)
+    assert (got.prompt, got.claim.copies) == (None, copies)
+
+
+def test_media_leaves_nothing_to_tokenize_but_the_outline():
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    got = ask(messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, picture]}])
+    assert got.media
+    assert got.chat is None
+    assert len(got.hash_chain) == 2
+    raw = ask(Api.COMPLETION, prompt={"prompt_string": "<x>", "multimodal_data": ["aGk="]})
+    assert (raw.media, raw.prompt) == (True, None)
+
+
+def test_an_infill_prompt_is_the_engines_own():
+    got = ask(Api.INFILL, input_prefix="a", input_suffix="b", id_slot=2)
+    assert (got.prompt, got.chat, got.claim.id_slot) == (None, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"prompt_cache_key": "k"}, "k"),
+        ({"metadata": {"user_id": "u"}}, "u"),
+        ({"session_id": "s", "prompt_cache_key": "k"}, "s"),
+        ({"conversation": {"id": "c"}}, "c"),
+        ({"conversation": "c"}, "c"),
+        ({"session_id": 7}, None),
+        ({"session_id": ""}, None),
+        ({"session_id": "x" * 513}, None),
+        ({"metadata": "x"}, None),
+        ({}, None),
+    ],
+)
+def test_a_conversation_has_the_name_that_the_body_gives(fields, name):
+    assert ask(messages=HELLO, **fields).conversation == name
+
+
+@pytest.mark.parametrize(
+    ("field", "adapted"), [({}, False), ({"lora": []}, False), ({"lora": [{"id": 0, "scale": 0.5}]}, True)]
+)
+def test_lora_scales_of_its_own_make_a_state_that_fits_no_other_request(field, adapted):
+    body = orjson.dumps({"messages": [{"role": "user", "content": "x"}], **field})
+    assert parse(Api.CHAT, body).adapted is adapted
+    assert parse(Api.MESSAGES, body).adapted is False  # the engine drops it there (engine.md T5)
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        (Api.CHAT, {"messages": [{"role": "user", "content": [{"type": []}]}]}),
+        (Api.RESPONSES, {"input": [{"role": [], "content": "x"}]}),
+        (
+            Api.RESPONSES,
+            {"input": [{"role": "assistant", "type": "message", "content": [{"type": {}, "text": "x"}]}]},
+        ),
+    ],
+)
+def test_a_type_that_is_no_word_is_read_or_not_ours(api, body):
+    with suppress(NotOurs):
+        assert parse(api, orjson.dumps(body)).media

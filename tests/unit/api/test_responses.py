@@ -1,0 +1,116 @@
+import pytest
+
+from slotkeeper.api.document import NotOurs
+from slotkeeper.api.responses import shape
+
+CALL = {"type": "function_call", "call_id": "c", "name": "ls", "arguments": '{"a": 1}'}
+CALLED = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": '{"a": 1}'}}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+
+
+def text(said):
+    return {"type": "text", "text": said}
+
+
+def said(*parts):
+    return {"type": "message", "role": "assistant", "id": "m", "status": "completed", "content": list(parts)}
+
+
+def messages(*items):
+    return shape({"input": list(items)}).chat["messages"]
+
+
+def test_text_input_is_a_user_message_after_the_instructions():
+    got = shape({"input": "hi", "instructions": "Be brief."})
+    assert got.lead == 1
+    assert got.chat["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+    ]
+
+
+def test_reasoning_message_and_calls_in_a_row_are_one_assistant_message():
+    output = {"type": "output_text", "text": "Look."}
+    (got,) = messages(THOUGHT, said(output), {**said(), "content": "Now."}, CALL, CALL)
+    assert got == {
+        "role": "assistant",
+        "content": [text("Look."), text("Now.")],
+        "reasoning_content": "hm",
+        "tool_calls": [CALLED, CALLED],
+    }
+
+
+def test_a_first_item_opens_the_assistant_message():
+    assert messages(CALL) == [{"role": "assistant", "tool_calls": [CALLED]}]
+    assert messages(CALL, said()) == [{"role": "assistant", "tool_calls": [CALLED], "content": []}]
+    assert messages(said({"type": "refusal", "refusal": "no"}), THOUGHT) == [
+        {
+            "role": "assistant",
+            "id": "m",
+            "content": [{"type": "refusal", "refusal": "no"}],
+            "reasoning_content": "hm",
+        },
+    ]
+
+
+def test_tool_outputs_are_tool_messages():
+    output = {"type": "function_call_output", "call_id": "c"}
+    parts = [{"type": "input_text", "text": "a"}]
+    assert messages({**output, "output": "a"}, {**output, "output": parts}) == [
+        {"role": "tool", "tool_call_id": "c", "content": "a"},
+        {"role": "tool", "tool_call_id": "c", "content": [text("a")]},
+    ]
+
+
+def test_input_messages_keep_their_role_and_become_parts():
+    asked = {"type": "message", "role": "developer", "status": "x", "content": "rules"}
+    assert messages(asked) == [{"role": "developer", "content": [text("rules")]}]
+
+
+def test_images_are_media():
+    image = {"type": "input_image", "image_url": "data:,"}
+    got = shape({"input": [{"role": "user", "content": [image]}]})
+    assert got.media
+    assert got.chat["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": "data:,"}}]
+
+
+def test_only_functions_are_tools_and_they_are_strict_by_default():
+    tools = [{"type": "function", "name": "a"}, {"type": "web_search"}, {"type": "function", "strict": False}]
+    assert shape({"input": "x", "tools": tools}).chat["tools"] == [
+        {"type": "function", "function": {"name": "a", "strict": True}},
+        {"type": "function", "function": {"strict": False}},
+    ]
+    assert "tools" not in shape({"input": "x", "tools": tools[1:2]}).chat
+
+
+def test_the_effort_becomes_the_chat_field():
+    got = shape({"input": "x", "reasoning": {"effort": "low"}, "tool_choice": "auto", "temperature": 1})
+    assert got.chat == {
+        "messages": [{"role": "user", "content": "x"}],
+        "tool_choice": "auto",
+        "reasoning_effort": "low",
+    }
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "x",
+        {},
+        {"type": "item_reference", "id": "m"},
+        {"type": "web_search_call"},
+        {"role": "user", "content": [{"type": "input_file"}]},
+        {"role": "user", "content": [{"type": "input_text"}]},
+        {"role": "user", "content": ["x"]},
+        {"role": "assistant", "content": "no type"},
+        said({"type": "output_text", "text": 7}),
+        {"type": "function_call", "call_id": "c", "name": "ls"},
+        {"type": "function_call_output", "call_id": "c", "output": 7},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "output_text"}]},
+        {"type": "reasoning", "summary": [], "content": []},
+        {"type": "reasoning", "summary": []},
+    ],
+)
+def test_an_item_that_the_engine_refuses_is_not_ours(item):
+    with pytest.raises(NotOurs):
+        messages(item)

@@ -1,0 +1,122 @@
+import pytest
+
+from slotkeeper.api.routes import Api, classify, is_for_clients, is_open, route_label
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        ("/v1/chat/completions", Api.CHAT),
+        ("/chat/completions", Api.CHAT),
+        ("/v1/completions", Api.COMPLETIONS),
+        ("/completions", Api.COMPLETION),
+        ("/completion", Api.COMPLETION),
+        ("/infill", Api.INFILL),
+        ("/responses", Api.RESPONSES),
+        ("/v1/messages", Api.MESSAGES),
+        ("/v1/embeddings", Api.TASK),
+        ("/reranking", Api.TASK),
+        ("/v1/audio/transcriptions", Api.TASK),
+        ("/v1/systemone", Api.TASK),
+        ("/slots/0", Api.CONTROL),
+        ("/slots/", Api.CONTROL),
+        ("/slots/abc", Api.CONTROL),
+        ("/slots", Api.OTHER),
+        ("/slots/0/x", Api.OTHER),
+        ("/v1/messages/count_tokens", Api.OTHER),
+        ("/v1/responses/input_tokens", Api.OTHER),
+        ("/v1/chat/completions/control", Api.OTHER),
+        ("/v1/chat/completions/", Api.OTHER),
+        ("/V1/completions", Api.OTHER),
+        ("/tokenize", Api.OTHER),
+        ("", Api.OTHER),
+    ],
+)
+def test_a_post_means_what_it_means_to_the_engine(path, api):
+    assert classify("POST", path) is api
+
+
+def test_only_a_post_generates():
+    assert {classify(method, "/v1/chat/completions") for method in ("GET", "HEAD", "OPTIONS", "DELETE")} == {
+        Api.OTHER,
+    }
+
+
+def test_an_escaped_path_is_the_path_that_the_engine_decodes():
+    assert classify("POST", "/v1%2Fcompletions") is Api.COMPLETIONS
+    assert classify("POST", "/%76%31/messages") is Api.MESSAGES
+
+
+def test_a_prefix_is_required_where_the_engine_has_one():
+    assert classify("POST", "/llm/v1/messages", prefix="/llm") is Api.MESSAGES
+    assert classify("POST", "/llm/slots/3", prefix="/llm") is Api.CONTROL
+    assert classify("POST", "/v1/messages", prefix="/llm") is Api.OTHER
+
+
+def test_only_generating_routes_can_be_pinned_and_messages_cannot():
+    generating = {api for api in Api if api.generates}
+    assert generating == {
+        Api.CHAT,
+        Api.COMPLETIONS,
+        Api.COMPLETION,
+        Api.INFILL,
+        Api.RESPONSES,
+        Api.MESSAGES,
+    }
+    assert {api for api in Api if api.pinnable} == generating - {Api.MESSAGES}
+
+
+def test_labels_are_bounded():
+    assert {route_label(api) for api in Api} == {api.value for api in Api}
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_what_says_nothing_of_anybody_is_open(path):
+    assert is_open("GET", path)
+    assert is_open("HEAD", f"/llm{path}", "/llm")
+    assert is_open("OPTIONS", "/slots")
+    assert not is_open("POST", path)
+    assert not is_open("GET", f"{path}/")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/slots"),
+        ("HEAD", "/slots"),
+        ("GET", "/metrics"),
+        ("GET", "/"),
+        ("GET", "/index.html"),
+        ("GET", "/v1/stream"),
+        ("POST", "/slots/0"),
+        ("POST", "/props"),
+        ("POST", "/lora-adapters"),
+        ("POST", "/models/unload"),
+        ("POST", "/v1/chat/completions/control"),
+        ("GET", "/%73lots"),
+        ("GET", "/v1/models/../slots"),
+        ("GET", "//slots"),
+        ("GET", "/props%00"),
+        ("DELETE", "/v1/models"),
+    ],
+)
+def test_what_shows_or_changes_what_belongs_to_all_is_for_operators(method, path):
+    assert not is_for_clients(classify(method, path), method, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/messages"),
+        ("POST", "/v1/embeddings"),
+        ("POST", "/tokenize"),
+        ("POST", "/v1/messages/count_tokens"),
+        ("GET", "/v1/models"),
+        ("GET", "/props"),
+    ],
+)
+def test_what_is_the_clients_own_is_for_clients(method, path):
+    for prefix in ("", "/llm"):
+        api = classify(method, prefix + path, prefix)
+        assert is_for_clients(api, method, prefix + path, prefix)

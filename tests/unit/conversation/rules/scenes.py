@@ -1,0 +1,63 @@
+"""A request and the one before it, as a rule sees them; and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any
+
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.record import Conversation, Who
+from slotkeeper.conversation.requests.layout import Edit, Layout, edited
+from slotkeeper.conversation.requests.loose import common
+from slotkeeper.conversation.rules.base import Rule, Scene
+
+Doc = dict[str, Any]
+
+
+def laid_out(doc: Doc, api: Api = Api.CHAT) -> Layout:
+    layout = lay_out(api, doc)
+    assert layout is not None
+    return layout
+
+
+def replies_of(*messages: Doc) -> dict[str, Doc]:
+    """Replies as they are kept: by the ids of their calls, and one without calls by its place."""
+    kept = {}
+    for at, message in enumerate(messages):
+        kept |= {call["id"]: message for call in message.get("tool_calls", ())} or {f"#{at}": message}
+    return kept
+
+
+def scene(
+    now: Doc,
+    sent: Doc | None = None,
+    *,
+    received: Doc | None = None,
+    replies: Iterable[Doc] = (),
+    api: Api = Api.CHAT,
+) -> Scene:
+    layout = laid_out(now, api)
+    if sent is None:
+        return Scene(layout, None, 0)
+    first = laid_out(sent, api)
+    before = Conversation(
+        number=1,
+        who=Who("client"),
+        received=laid_out(received, api) if received else first,
+        sent=first,
+        at=0.0,
+        replies=replies_of(*replies),
+    )
+    return Scene(layout, before, common(first, layout))
+
+
+def put_right(rule: Rule, now: Doc, sent: Doc | None = None, **more: Any) -> Doc:
+    """What the rule makes of a request. It is never edited in place, and a second time nothing changes."""
+    untouched = deepcopy(now)
+    edits = [change for change in rule.changes(scene(now, sent, **more)) if isinstance(change, Edit)]
+    after = edited(now, edits)
+    assert now == untouched
+    assert [*rule.changes(scene(after, sent, **more))] == []
+    return after

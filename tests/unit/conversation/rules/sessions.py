@@ -1,0 +1,61 @@
+"""A client's session, request by request, through rules that fix: what goes on to the engine of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.record import Conversation, Match, Who
+from slotkeeper.conversation.requests.layout import Layout
+from slotkeeper.conversation.requests.loose import common
+from slotkeeper.conversation.rules import notes
+from slotkeeper.conversation.rules.apply import Outcome, canonical
+from slotkeeper.conversation.rules.base import Mode, Rule
+
+Doc = dict[str, Any]
+
+
+class Session:
+    """One conversation, in which each request goes on from the one before it."""
+
+    def __init__(self, rules: Sequence[Rule], api: Api = Api.CHAT) -> None:
+        self._rules, self._api = rules, api
+        self.before: Conversation | None = None
+
+    def send(self, doc: Doc) -> Outcome:
+        """What becomes of it. It is not edited in place, and to go through here again changes nothing."""
+        untouched = deepcopy(doc)
+        received = self._laid_out(doc)
+        assert received is not None
+        match = Match(self.before, common(self.before.sent, received) if self.before else 0)
+        outcome = self._through(doc, received, match)
+        again = self._laid_out(outcome.doc)
+        assert again is not None
+        assert self._through(outcome.doc, again, match).doc == outcome.doc
+        assert doc == untouched
+        self.before = Conversation(
+            number=1,
+            who=Who("client"),
+            received=received,
+            sent=outcome.layout,
+            at=0.0,
+            notes=outcome.notes,
+            told=outcome.told,
+        )
+        return outcome
+
+    def _through(self, doc: Doc, layout: Layout, match: Match) -> Outcome:
+        modes = {rule.name: Mode.FIX for rule in self._rules}
+        return canonical(doc, layout, match, rules=self._rules, modes=modes, lay_out=self._laid_out)
+
+    def _laid_out(self, doc: Doc) -> Layout | None:
+        return lay_out(self._api, doc)
+
+
+def noted(text: str) -> tuple[str, ...]:
+    """What notes at the end of a text tell."""
+    opening = f"{notes.OPENING}\n{notes.HEADING}\n\n"
+    return tuple(part.split(f"\n{notes.CLOSING}")[0] for part in text.split(opening)[1:])

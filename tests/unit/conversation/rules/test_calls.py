@@ -1,0 +1,188 @@
+"""Calls that come back: as opencode and pi write arguments anew, and with ids made for each request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.rules.calls import CallIds, ToolCalls
+from slotkeeper.conversation.rules.values import alike
+from unit.conversation.rules.scenes import put_right
+
+Doc = dict[str, Any]
+
+SAMPLED = '{"path": "/src/caf\\u00e9.py", "limit": 40.0, "options": {"b": [1, 2], "a": null}}'
+REWRITTEN = '{"limit":40,"options":{"a":null,"b":[1,2]},"path":"/src/café.py"}'
+
+
+def call(id_: str, arguments: str = SAMPLED, name: str = "read") -> Doc:
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def reply(*calls: Doc) -> Doc:
+    return {"role": "assistant", "content": "", "tool_calls": [*calls]}
+
+
+def result(id_: str, content: str = "1: import os") -> Doc:
+    return {"role": "tool", "tool_call_id": id_, "content": content}
+
+
+def chat(*behind: Doc) -> Doc:
+    asked = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Read it."}]
+    return {"model": "m", "messages": [*asked, *behind]}
+
+
+def written(doc: Doc) -> list[str]:
+    return [c["function"]["arguments"] for m in doc["messages"] for c in m.get("tool_calls", ())]
+
+
+def ids(doc: Doc) -> list[list[str]]:
+    """By message: those of its calls, or the one that it answers."""
+    own = [[c["id"] for c in m.get("tool_calls", ())] for m in doc["messages"]]
+    return [
+        of or [m["tool_call_id"]]
+        for of, m in zip(own, doc["messages"], strict=True)
+        if of or "tool_call_id" in m
+    ]
+
+
+# -- arguments ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "returned", [REWRITTEN, json.dumps(json.loads(SAMPLED)), json.dumps(json.loads(SAMPLED), indent=1)]
+)
+def test_arguments_come_back_as_sampled(returned):
+    now = chat(reply(call("c1", returned)), result("c1"))
+    after = put_right(ToolCalls(), now, chat(), replies=[reply(call("c1"))])
+    assert after == chat(reply(call("c1")), result("c1"))
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        REWRITTEN.replace("40", "41"),
+        REWRITTEN.replace("null", "0"),
+        REWRITTEN.replace("[1,2]", "[2,1]"),
+        REWRITTEN.replace("[1,2]", "[true,2]"),
+        REWRITTEN[:-1],  # no JSON
+        "",
+        "[" * 100_000,
+    ],
+)
+def test_other_arguments_are_sent_as_they_came(returned):
+    now = chat(reply(call("c1", returned)), result("c1"))
+    assert put_right(ToolCalls(), now, chat(), replies=[reply(call("c1"))]) is now
+
+
+def test_arguments_of_another_call_say_nothing():
+    now = chat(reply(call("c1", REWRITTEN, name="write"), call("c2", REWRITTEN)), result("c1"), result("c2"))
+    assert put_right(ToolCalls(), now, chat(), replies=[reply(call("c1"))]) is now
+
+
+def test_what_was_sent_before_stays_as_it_was_sent_then():
+    sent = chat(reply(call("c1", REWRITTEN)), result("c1"))
+    now = chat(
+        reply(call("c1", json.dumps(json.loads(REWRITTEN)))), result("c1"), reply(call("c2", REWRITTEN))
+    )
+    replies = [reply(call("c1")), reply(call("c2"))]
+    assert written(put_right(ToolCalls(), now, sent, replies=replies)) == [REWRITTEN, SAMPLED]
+
+
+def test_a_client_that_repeats_its_own_writing_gets_ours():
+    """It came rewritten once, went on as sampled, and comes rewritten again."""
+    received = chat(reply(call("c1", REWRITTEN)), result("c1"))
+    sent = chat(reply(call("c1")), result("c1"))
+    now = chat(reply(call("c1", REWRITTEN)), result("c1"), {"role": "user", "content": "Go on."})
+    assert written(put_right(ToolCalls(), now, sent, received=received)) == [SAMPLED]
+
+
+def test_objects_of_anthropic_clients_get_their_keys_in_the_sampled_order():
+    def body(given: Doc) -> Doc:
+        use = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": given}
+        done = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "1: import os"}
+        return {
+            "max_tokens": 9,
+            "system": [{"type": "text", "text": "You are an agent."}],
+            "messages": [
+                {"role": "user", "content": "Read it."},
+                {"role": "assistant", "content": [use]},
+                {"role": "user", "content": [done]},
+            ],
+        }
+
+    first = {**body({}), "messages": body({})["messages"][:1]}
+    told = [reply(call("toolu_1"))]
+    after = put_right(ToolCalls(), body(json.loads(REWRITTEN)), first, replies=told, api=Api.MESSAGES)
+    assert json.dumps(after) == json.dumps(body(json.loads(SAMPLED)))
+
+
+def test_items_of_codex_get_the_sampled_text():
+    def body(*items: Doc) -> Doc:
+        asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Read it."}]}
+        return {"instructions": "You are an agent.", "input": [asked, *items]}
+
+    def item(arguments: str) -> Doc:
+        return {"type": "function_call", "call_id": "call_1", "name": "read", "arguments": arguments}
+
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "1: import os"}
+    now, told = body(item(REWRITTEN), output), [reply(call("call_1"))]
+    assert put_right(ToolCalls(), now, body(), replies=told, api=Api.RESPONSES) == body(item(SAMPLED), output)
+
+
+@pytest.mark.parametrize("replies", [[], [reply(call("c1"))]])
+def test_a_client_that_sends_back_what_it_was_told_is_not_touched(replies):
+    sent = chat(reply(call("c0")), result("c0"))
+    now = chat(reply(call("c0")), result("c0"), reply(call("c1")), result("c1"))
+    assert put_right(ToolCalls(), now, sent, replies=replies) is now
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, True), (0, False), (2**53 + 1, float(2**53)), (1, "1"), (None, False), ([1], [1, 1])],
+)
+def test_values_that_python_or_a_double_takes_for_equal_are_not(one, other):
+    assert alike(one, one)
+    assert not alike(one, other)
+    assert not alike(other, one)
+
+
+# -- ids ------------------------------------------------------------------------------------------------
+
+
+def test_ids_made_anew_are_put_back_with_those_of_the_results():
+    sent = chat(reply(call("a1"), call("a2", name="list")), result("a1"), result("a2"))
+    again = (reply(call("b1"), call("b2", name="list")), result("b2"), result("b1"))
+    now = chat(*again, reply(call("b3")), result("b3"))
+    after = ids(put_right(CallIds(), now, sent))
+    assert after == [["a1", "a2"], ["a2"], ["a1"], ["b3"], ["b3"]]
+
+
+@pytest.mark.parametrize("changed", [call("b1", name="write"), call("b1", '{"path": "other.py"}')])
+def test_another_call_keeps_its_new_id(changed):
+    now = chat(reply(changed), result("b1"))
+    assert put_right(CallIds(), now, chat(reply(call("a1")), result("a1"))) is now
+
+
+def test_the_same_call_written_otherwise_gets_its_id_back():
+    now = chat(reply(call("b1", REWRITTEN)), result("b1"))
+    after = put_right(CallIds(), now, chat(reply(call("a1")), result("a1")))
+    assert ids(after) == [["a1"], ["a1"]]
+    assert written(after) == [REWRITTEN]
+
+
+def test_an_id_that_another_call_has_now_is_not_given_twice():
+    """Numbered from the newest: what was the first call's is now the second's."""
+    sent = chat(reply(call("call_0")), result("call_0"))
+    now = chat(reply(call("call_1")), result("call_1"), reply(call("call_0")), result("call_0"))
+    assert put_right(CallIds(), now, sent) is now
+
+
+def test_a_client_with_one_id_for_all_calls():
+    """Each result belongs to the call before it."""
+    sent = chat(reply(call("a1")), result("a1"), reply(call("a2")), result("a2"))
+    now = chat(*(m for _ in range(3) for m in (reply(call("call_0")), result("call_0"))))
+    assert ids(put_right(CallIds(), now, sent)) == [[i] for i in ("a1", "a1", "a2", "a2", "call_0", "call_0")]

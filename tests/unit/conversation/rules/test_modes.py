@@ -1,0 +1,56 @@
+"""Which rule is in which mode for whom, and what a wrong setting is told."""
+
+import pytest
+
+from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.conversation.rules.modes import Choice
+from slotkeeper.conversation.rules.registry import DEFAULTS, RULES
+
+QWEN = "QwenCode/0.24.4 (linux; x64)"
+
+
+def modes(*texts: str, client: str = QWEN):
+    return Choice.of(texts, DEFAULTS).for_client(client)
+
+
+def test_every_name_has_one_rule_and_every_rule_its_words():
+    assert sorted(rule.name for rule in RULES) == sorted(RuleName)
+    assert all(rule.about.endswith(".") and rule.safe.endswith(".") for rule in RULES)
+
+
+def test_what_moves_text_only_observes_by_itself():
+    moving = {"date", "clock", "cwd", "git_status", "environment", "memory_file", "countdown", "reminders"}
+    observing = {name.value for name, mode in DEFAULTS.items() if mode is Mode.OBSERVE}
+    assert observing == moving | {"reasoning"}
+    assert Mode.OFF not in DEFAULTS.values()
+
+
+def test_without_a_setting_each_rule_is_as_it_is_by_itself():
+    assert modes() == DEFAULTS
+
+
+def test_all_rules_can_be_named_at_once_and_the_last_that_fits_counts():
+    chosen = modes("all=off", "date=fix", "date=observe@curl*")
+    assert chosen[RuleName.DATE] is Mode.FIX
+    assert {mode for name, mode in chosen.items() if name is not RuleName.DATE} == {Mode.OFF}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"), [("qwen*", True), ("*QWEN*", True), ("opencode*", False), ("*", True), ("", True)]
+)
+def test_a_pattern_is_for_a_client_whatever_its_case(pattern, fits):
+    assert (modes(f"git_status=fix@{pattern}")[RuleName.GIT_STATUS] is Mode.FIX) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("date", "NAME=MODE"),
+        ("date=maybe", "off, observe, fix"),
+        ("dates=fix", "there is no rule 'dates'"),
+        ("", "NAME=MODE"),
+    ],
+)
+def test_a_wrong_setting_says_what_is_meant(text, said):
+    with pytest.raises(ValueError, match=said):
+        modes(text)

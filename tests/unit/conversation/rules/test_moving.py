@@ -1,0 +1,344 @@
+"""Facts that change in the system text, as each client writes them: put back, and told at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.requests.layout import Edit
+from slotkeeper.conversation.rules.base import Fact
+from slotkeeper.conversation.rules.moving import (
+    Clock,
+    Countdown,
+    Date,
+    Environment,
+    GitStatus,
+    MemoryFile,
+    Moving,
+    WorkingDirectory,
+)
+from unit.conversation.rules.scenes import scene
+from unit.conversation.rules.sessions import Session, noted
+
+Doc = dict[str, Any]
+
+OPENCODE = (
+    "You are opencode.\n<env>\n  Working directory: /srv/shop\n  Today's date: {}\n</env>\n"
+    "Instructions from: /srv/shop/AGENTS.md\n# House rules\n{}\nSkills provide specialized instructions.\n"
+)
+PI = (
+    "You are pi.\n\nProject-specific instructions and guidelines:\n\n## /srv/shop/AGENTS.md\n\n"
+    "# House rules\n{}\n\n\nCurrent date: {}\nCurrent working directory: /srv/shop"
+)
+CONTINUE = (
+    "You are in the CLI.\n<env>\nPlatform: linux\nToday's date: {}\n</env>\n"
+    '<context name="gitStatus">This is the git status at the start of the conversation.\n\n{}\n</context>\n'
+)
+VIBE = (
+    "You are Mistral Vibe.\nToday's date is {}.\n\n## Rules\n\ngitContext: This is Git repository metadata.\n"
+    "Current branch: {}\nMain branch (you will usually use this for PRs): main\nRecent commits:\n"
+    "0a1b2c3 Tidy up\n\nBe sure to adhere."
+)
+QWEN = (
+    "You are Qwen.\n```text\ngit: Current branch: main\ngit: Status:\n{}git: Recent commits:\n```\n\n# Notes"
+)
+KIMI = (
+    "You are Kimi.\n\nThe current date and time in ISO format is `{}`. This is only a reference.\n\n"
+    "The directory listing of current working directory is:\n\n```\n{}└── README.md\n```\n\nUse this.\n"
+)
+CLINE = (
+    "<env>\n1. Platform: linux\n2. Date: {}\n3. IDE: Terminal Shell\n4. Working Directory: {}\n</env>\n\nGo."
+)
+AIDER = (
+    "You are an expert.\n- Platform: Linux-6.12\n- Shell: SHELL=/bin/bash\n- Current date: {}\n- In git.\n"
+)
+CLAUDE = (
+    "You are Claude Code.\n<env>\nWorking directory: /srv/shop\nToday's date: 2026-11-21\n</env>\n\n"
+    "gitStatus: This is the git status at the start of the conversation.\nCurrent branch: main\n\n"
+    "Status:\n{}\n\nRecent commits:\n0a1b2c3 Tidy up"
+)
+
+# client, rule, its system text first and later, what is told
+CHANGES = [
+    (
+        "opencode",
+        Date(),
+        OPENCODE.format("Sat Nov 21 2026", "- Test.\n"),
+        OPENCODE.format("Sun Nov 22 2026", "- Test.\n"),
+        "Today's date: Sun Nov 22 2026",
+    ),
+    (
+        "opencode",
+        MemoryFile(),
+        OPENCODE.format("Sat Nov 21 2026", "- Test.\n"),
+        OPENCODE.format("Sat Nov 21 2026", "- Test.\n- Use csv.\n"),
+        "Instructions from: /srv/shop/AGENTS.md\n# House rules\n- Test.\n- Use csv.",
+    ),
+    (
+        "pi",
+        Date(),
+        PI.format("- Test.", "2026-11-21"),
+        PI.format("- Test.", "2026-11-22"),
+        "Current date: 2026-11-22",
+    ),
+    (
+        "pi",
+        MemoryFile(),
+        PI.format("- Test.", "2026-11-21"),
+        PI.format("- Test.\n- Use csv.", "2026-11-21"),
+        (
+            "Project-specific instructions and guidelines:\n\n## /srv/shop/AGENTS.md\n\n"
+            "# House rules\n- Test.\n- Use csv."
+        ),
+    ),
+    (
+        "continue",
+        Date(),
+        CONTINUE.format("2026-11-21", "Working tree clean"),
+        CONTINUE.format("2026-11-22", "Working tree clean"),
+        "Today's date: 2026-11-22",
+    ),
+    (
+        "continue",
+        GitStatus(),
+        CONTINUE.format("2026-11-21", "Working tree clean"),
+        CONTINUE.format("2026-11-21", "M shop/cart.py"),
+        "start of the conversation.\n\nM shop/cart.py\n</context>",
+    ),
+    (
+        "mistral-vibe",
+        Date(),
+        VIBE.format("2026-11-21 (Saturday)", "main"),
+        VIBE.format("2026-11-22 (Sunday)", "main"),
+        "Today's date is 2026-11-22 (Sunday)",
+    ),
+    (
+        "mistral-vibe",
+        GitStatus(),
+        VIBE.format("2026-11-21 (Saturday)", "main"),
+        VIBE.format("2026-11-21 (Saturday)", "fix-cart"),
+        "Current branch: fix-cart",
+    ),
+    (
+        "qwen-code",
+        GitStatus(),
+        QWEN.format("git: (clean)\n"),
+        QWEN.format("git: M shop/cart.py\ngit: ?? new.py\n"),
+        "git: Status:\ngit: M shop/cart.py\ngit: ?? new.py",
+    ),
+    (
+        "kimi-cli",
+        Clock(),
+        KIMI.format("2026-11-21T08:15:30.250000+00:00", ""),
+        KIMI.format("2026-11-21T08:16:00.500000+00:00", ""),
+        "The current date and time in ISO format is `2026-11-21T08:16:00.500000+00:00`",
+    ),
+    (
+        "kimi-cli",
+        Environment(),
+        KIMI.format("2026-11-21T08:15:30.250000+00:00", ""),
+        KIMI.format("2026-11-21T08:15:30.250000+00:00", "├── new.py\n"),
+        "```\n├── new.py\n└── README.md\n```",
+    ),
+    (
+        "cline",
+        Date(),
+        CLINE.format("11/21/2026", "/srv/shop"),
+        CLINE.format("11/22/2026", "/srv/shop"),
+        "Date: 11/22/2026",
+    ),
+    (
+        "cline",
+        WorkingDirectory(),
+        CLINE.format("11/21/2026", "/srv/shop"),
+        CLINE.format("11/21/2026", "/srv/other"),
+        "Working Directory: /srv/other",
+    ),
+    ("aider", Date(), AIDER.format("2026-11-21"), AIDER.format("2026-11-22"), "Current date: 2026-11-22"),
+    (
+        "claude-code",
+        GitStatus(),
+        CLAUDE.format("M shop/cart.py"),
+        CLAUDE.format("(clean)"),
+        "Status:\n(clean)\n\nRecent commits:\n0a1b2c3 Tidy up",
+    ),
+]
+
+
+def chat(system: str, *behind: Doc) -> Doc:
+    asked = {"role": "user", "content": "Fix the cart."}
+    return {"model": "m", "messages": [{"role": "system", "content": system}, asked, *behind]}
+
+
+def turn(text: str) -> tuple[Doc, Doc]:
+    return {"role": "assistant", "content": "Done."}, {"role": "user", "content": text}
+
+
+def system_of(doc: Doc) -> str:
+    return doc["messages"][0]["content"]
+
+
+def newest(doc: Doc) -> str:
+    return doc["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "first", "later", "told"),
+    [change[1:] for change in CHANGES],
+    ids=[f"{client}-{rule.name}" for client, rule, *_ in CHANGES],
+)
+def test_a_fact_keeps_its_first_value_and_is_told_in_the_newest_message(rule, first, later, told):
+    session = Session([rule])
+    body = chat(first)
+    assert session.send(body).doc is body
+    after = session.send(chat(later, *turn("And the till."))).doc
+    assert system_of(after) == first
+    assert newest(after).startswith("And the till.\n\n<system-reminder>\n")
+    (note,) = noted(newest(after))
+    assert told in note
+    assert after["messages"][1:-1] == chat(later, *turn("And the till."))["messages"][1:-1]
+
+
+@pytest.mark.parametrize("client_rule", [change[1] for change in CHANGES], ids=lambda rule: rule.name)
+def test_each_rule_leaves_other_facts_alone(client_rule):
+    later = PI.format("- Test.\n- Use csv.", "2026-11-22")
+    after = Session([client_rule])
+    after.send(chat(PI.format("- Test.", "2026-11-21")))
+    outcome = after.send(chat(later, *turn("Next.")))
+    others = {Date: "- Use csv.", MemoryFile: "2026-11-22"}
+    assert others.get(type(client_rule), "2026-11-22") in system_of(outcome.doc)
+
+
+def test_all_of_them_together_make_one_note():
+    session = Session([Date(), MemoryFile(), GitStatus()])
+    session.send(chat(PI.format("- Test.", "2026-11-21")))
+    after = session.send(chat(PI.format("- Test.\n- Use csv.", "2026-11-22"), *turn("Next."))).doc
+    assert system_of(after) == PI.format("- Test.", "2026-11-21")
+    (note,) = noted(newest(after))
+    assert "Current date: 2026-11-22" in note
+    assert "- Use csv." in note
+
+
+def test_it_is_told_once_and_stays_told_there():
+    session = Session([Date()])
+    session.send(chat(AIDER.format("2026-11-21")))
+    system = AIDER.format("2026-11-22")
+    session.send(chat(system, *turn("Next.")))
+    after = session.send(chat(system, *turn("Next."), *turn("More."))).doc
+    assert [len(noted(message["content"])) for message in after["messages"]] == [0, 0, 0, 1, 0, 0]
+
+
+def test_each_change_is_told_also_one_back_to_the_first_value():
+    session = Session([Date()])
+    turns: tuple[Doc, ...] = ()
+    told = []
+    for n, day in enumerate(
+        ["2026-11-21", "2026-11-22", "2026-11-22", "2026-11-23", "2026-11-21", "2026-11-21"]
+    ):
+        turns = (*turns, *turn(f"Turn {n}."))
+        after = session.send(chat(AIDER.format(day), *turns)).doc
+        assert system_of(after) == AIDER.format("2026-11-21")
+        told.append([note[-10:] for note in noted(newest(after))])
+    assert told == [[], ["2026-11-22"], [], ["2026-11-23"], ["2026-11-21"], []]
+    assert sum(len(noted(message["content"])) for message in after["messages"]) == 3
+
+
+def test_in_a_loop_of_tools_it_is_told_behind_the_newest_result():
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}],
+    }
+    result = {"role": "tool", "tool_call_id": "c1", "content": "import os"}
+    session = Session([Clock()])
+    session.send(chat(KIMI.format("2026-11-21T03:40:20+00:00", "")))
+    after = session.send(chat(KIMI.format("2026-11-21T03:40:29+00:00", ""), called, result)).doc
+    assert after["messages"][1]["content"] == "Fix the cart."
+    assert len(noted(after["messages"][3]["content"])) == 1
+
+
+def test_anthropic_system_blocks_are_put_right_one_by_one():
+    def body(date: str, *behind: Doc) -> Doc:
+        blocks = [{"type": "text", "text": text} for text in ("You are Claude Code.", AIDER.format(date))]
+        return {"system": blocks, "messages": [{"role": "user", "content": "Fix it."}, *behind]}
+
+    session = Session([Date()], Api.MESSAGES)
+    session.send(body("2026-11-21"))
+    after = session.send(body("2026-11-22", *turn("Next."))).doc
+    assert after["system"] == body("2026-11-21")["system"]
+    assert len(noted(newest(after))) == 1
+
+
+def test_a_block_in_codex_first_message_is_put_back():
+    def item(role: str, text: str) -> Doc:
+        kind = "output_text" if role == "assistant" else "input_text"
+        return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+    def body(date: str, rules: str, *behind: Doc) -> Doc:
+        context = f"<environment_context>\n  <current_date>{date}</current_date>\n</environment_context>"
+        files = f"# AGENTS.md instructions for /srv/shop\n\n<INSTRUCTIONS>\n{rules}\n</INSTRUCTIONS>"
+        first = [item("user", files), item("user", context), item("user", "Fix it.")]
+        return {"instructions": "You are Codex.", "input": [*first, *behind]}
+
+    session = Session([Environment(), MemoryFile()], Api.RESPONSES)
+    session.send(body("2026-11-21", "- Test."))
+    behind = item("assistant", "Done."), item("user", "Next.")
+    after = session.send(body("2026-11-22", "- Test.\n- Use csv.", *behind)).doc
+    assert after["input"][:-1] == body("2026-11-21", "- Test.", *behind)["input"][:-1]
+    (note,) = noted(after["input"][-1]["content"][0]["text"])
+    assert "<current_date>2026-11-22</current_date>" in note
+    assert "- Use csv." in note
+
+
+def test_a_count_of_tokens_in_a_message_of_before_stays():
+    def warned(left: int) -> Doc:
+        warning = f"<system_warning>Token usage: 9/200; {left} remaining</system_warning>"
+        return {"role": "user", "content": f"Go on.\n{warning}"}
+
+    session = Session([Countdown()])
+    session.send(chat("You are Claude.", warned(191)))
+    after = session.send(chat("You are Claude.", warned(150), *turn("Next."))).doc
+    assert after["messages"][2] == warned(191)
+    assert noted(newest(after)) == ("<system_warning>Token usage: 9/200; 150 remaining</system_warning>",)
+
+
+# -- what is left alone ------------------------------------------------------------------------------------
+
+
+def changes(rule: Moving, now: Doc, sent: Doc | None) -> list[Edit | Fact]:
+    return [*rule.changes(scene(now, sent))]
+
+
+@pytest.mark.parametrize("rule", [change[1] for change in CHANGES], ids=lambda rule: rule.name)
+def test_a_new_conversation_is_left_alone(rule):
+    assert changes(rule, chat(OPENCODE.format("Sat Nov 21 2026", "")), None) == []
+
+
+def test_where_the_prompt_was_rewritten_otherwise_nothing_is_put_back():
+    later = "You are somebody else.\n" + AIDER.format("2026-11-22")
+    assert changes(Date(), chat(later, *turn("Next.")), chat(AIDER.format("2026-11-21"))) == []
+
+
+def test_a_file_that_is_added_stays_where_it_is():
+    first = "Instructions from: /srv/AGENTS.md\n- Test."
+    later = f"{first}\nInstructions from: /srv/shop/AGENTS.md\n- Use csv."
+    assert changes(MemoryFile(), chat(later, *turn("Next.")), chat(first)) == []
+
+
+def test_a_file_that_would_end_the_note_stays_where_it_is():
+    first = "Instructions from: /srv/AGENTS.md\n- Test."
+    assert changes(MemoryFile(), chat(first + "\n</system-reminder>", *turn("Next.")), chat(first)) == []
+
+
+def test_a_date_that_a_user_types_is_never_touched():
+    first, later = (chat("You are pi.", *turn(f"Current date: 2026-11-{day}")) for day in (21, 22))
+    assert changes(Date(), later, first) == []
+
+
+def test_without_a_user_nothing_is_taken_out():
+    first, later = (
+        {"messages": chat(AIDER.format(day))["messages"][:1]} for day in ("2026-11-21", "2026-11-22")
+    )
+    assert changes(Date(), later, first) == []

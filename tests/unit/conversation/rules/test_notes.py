@@ -1,0 +1,170 @@
+"""Where a note is put, that it stays there from then on, and that it is never put there twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.record import Conversation, Who
+from slotkeeper.conversation.requests.layout import edited
+from slotkeeper.conversation.rules import notes
+from slotkeeper.conversation.rules.base import Fact
+from slotkeeper.conversation.rules.notes import note, note_edits
+from unit.conversation.rules.scenes import laid_out
+from unit.conversation.rules.sessions import noted
+
+Doc = dict[str, Any]
+
+DAY = Fact("system0.0/date//0", "Current date: 2026-11-22")
+OTHER_DAY = Fact("system0.0/date//0", "Current date: 2026-11-23")
+FILE = Fact("system0.0/memory_file/AGENTS.md/0", "Instructions from: AGENTS.md\n- Test.")
+
+SYSTEM = {"role": "system", "content": "You are an agent."}
+ASKED = {"role": "user", "content": "Fix it."}
+SAID = {"role": "assistant", "content": "Done."}
+NEXT = {"role": "user", "content": "Next."}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "import os"}
+
+
+def chat(*messages: Doc) -> Doc:
+    return {"messages": [SYSTEM, ASKED, *messages]}
+
+
+def after(
+    doc: Doc, *facts: Fact, common: int = 0, before: Conversation | None = None, api: Api = Api.CHAT
+) -> Doc:
+    edits, _ = note_edits(laid_out(doc, api), before, common, facts)
+    return edited(doc, edits)
+
+
+def conversation(doc: Doc, told: dict[int, tuple[str, ...]]) -> Conversation:
+    layout = laid_out(doc)
+    return Conversation(1, Who("client"), layout, layout, 0.0, notes=told)
+
+
+def noted_in(doc: Doc) -> list[int]:
+    return [n for n, message in enumerate(doc["messages"]) if noted(str(message["content"]))]
+
+
+def test_a_note_is_one_block_that_says_what_it_is_about():
+    text = note([DAY, FILE])
+    assert text.startswith("<system-reminder>\nParts of what stands further up have changed since.")
+    assert text.endswith(
+        "\n\nCurrent date: 2026-11-22\n\nInstructions from: AGENTS.md\n- Test.\n</system-reminder>"
+    )
+
+
+def test_of_two_facts_under_one_place_the_later_one_is_told():
+    assert note([DAY, FILE, OTHER_DAY]) == note([OTHER_DAY, FILE])
+
+
+@pytest.mark.parametrize(
+    ("behind", "common", "place"),
+    [
+        ([], 0, 1),  # a first message
+        ([SAID, NEXT], 1, 3),  # a new turn
+        ([CALLED, RESULT], 1, 3),  # a loop of tools: the newest result
+        ([CALLED, RESULT, SAID, NEXT, CALLED, RESULT], 5, 7),
+        ([CALLED, RESULT, NEXT], 1, 4),  # a user who breaks in
+        ([SAID, NEXT], 3, 3),  # the same request again
+        ([SAID, NEXT, SAID], 3, 3),  # nobody speaks in what is new
+    ],
+)
+def test_a_fact_is_told_in_the_newest_message_that_can_carry_it(behind, common, place):
+    doc = chat(*behind)
+    told = after(doc, DAY, common=common)
+    assert noted_in(told) == [place]
+    assert told["messages"][place]["content"] == f"{doc['messages'][place]['content']}\n\n{note([DAY])}"
+
+
+def test_nothing_to_tell_changes_nothing():
+    doc = chat(SAID, NEXT)
+    assert after(doc) is doc
+
+
+def test_where_no_user_speaks_there_is_no_place():
+    layout = laid_out({"messages": [SYSTEM]})
+    assert notes.place(layout, 0) is None
+    assert note_edits(layout, None, 0, [DAY]) == ([], {})
+
+
+def test_the_last_part_of_a_message_carries_it():
+    parts = [{"type": "text", "text": "Fix it."}, {"type": "text", "text": "Soon."}]
+    told = after({"messages": [{"role": "user", "content": parts}]}, DAY)["messages"][0]["content"]
+    assert told[0] == parts[0]
+    assert told[1]["text"] == f"Soon.\n\n{note([DAY])}"
+
+
+def test_an_empty_message_becomes_the_note():
+    assert after({"messages": [{"role": "user", "content": ""}]}, DAY)["messages"][0]["content"] == note(
+        [DAY]
+    )
+
+
+def test_it_stands_behind_results_in_anthropic_bodies():
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "import os"}
+    use = {"type": "tool_use", "id": "c1", "name": "read", "input": {}}
+    messages = [ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    told = after({"messages": messages}, DAY, common=1, api=Api.MESSAGES)
+    assert told["messages"][2]["content"][0]["content"] == f"import os\n\n{note([DAY])}"
+    assert told["messages"][:2] == messages[:2]
+
+
+def test_it_stands_behind_results_in_responses_bodies():
+    call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "import os"}
+    told = after({"input": [ASKED, call, result]}, DAY, common=1, api=Api.RESPONSES)
+    assert told["input"] == [ASKED, call, {**result, "output": f"import os\n\n{note([DAY])}"}]
+
+
+# -- told again --------------------------------------------------------------------------------------------
+
+
+def test_a_note_stays_behind_its_message():
+    before = conversation(chat(SAID, NEXT), {3: (note([DAY]),)})
+    doc = chat(SAID, NEXT, SAID, NEXT)
+    edits, kept = note_edits(laid_out(doc), before, 3, [])
+    told = edited(doc, edits)
+    assert told["messages"][3]["content"] == f"Next.\n\n{note([DAY])}"
+    assert noted_in(told) == [3]
+    assert kept == {3: (note([DAY]),)}
+
+
+def test_a_new_one_comes_behind_those_of_before():
+    before = conversation(chat(), {1: (note([DAY]),)})
+    edits, kept = note_edits(laid_out(chat()), before, 1, [FILE])
+    assert edited(chat(), edits)["messages"][1]["content"] == f"Fix it.\n\n{note([DAY])}\n\n{note([FILE])}"
+    assert kept == {1: (note([DAY]), note([FILE]))}
+
+
+def test_it_is_never_put_there_twice():
+    before = conversation(chat(SAID, NEXT), {1: (note([DAY]),), 3: (note([FILE]),)})
+    told = after(chat(SAID, NEXT), common=3, before=before)
+    assert after(told, common=3, before=before) is told
+
+
+def test_notes_of_messages_that_are_gone_are_gone():
+    before = conversation(chat(SAID, NEXT), {1: (note([DAY]),), 3: (note([FILE]),)})
+    other = {"role": "user", "content": "No, look first."}
+    _, kept = note_edits(laid_out(chat(SAID, other)), before, 2, [])
+    assert kept == {1: (note([DAY]),)}
+
+
+def test_they_go_with_their_messages_where_the_system_text_is_one_more():
+    before = conversation(chat(SAID, NEXT), {3: (note([DAY]),)})
+    longer = {"messages": [SYSTEM, *chat(SAID, NEXT, SAID, NEXT)["messages"]]}
+    told = after(longer, common=3, before=before)
+    assert noted_in(told) == [4]
+
+
+def test_a_text_that_would_end_a_note_cannot_be_told():
+    assert notes.tellable(FILE.text)
+    assert not notes.tellable("<system-reminder>")
+    assert not notes.tellable("</system-reminder>")

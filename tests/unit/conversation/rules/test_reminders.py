@@ -1,0 +1,214 @@
+"""Reminders that clients put into messages and later drop, change, or move: qwen-code and Claude Code do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.requests.layout import Edit
+from slotkeeper.conversation.rules.moving import Countdown
+from slotkeeper.conversation.rules.reminders import Reminders
+from unit.conversation.rules.scenes import scene
+from unit.conversation.rules.sessions import Session, noted
+
+Doc = dict[str, Any]
+
+
+def part(text: str) -> Doc:
+    return {"type": "text", "text": text}
+
+
+def reminder(text: str) -> str:
+    return f"<system-reminder>\n{text}\n</system-reminder>"
+
+
+def today(day: str) -> str:
+    return f"The current date is: {day}. Note: This is the authoritative current date."
+
+
+SETUP = reminder(
+    "This is the Qwen Code. We are setting up the context.\nToday's date is Saturday, November 21, 2026."
+)
+SATURDAY, SUNDAY = "Saturday, November 21, 2026", "Sunday, November 22, 2026"
+
+
+def qwen(*behind: Doc, days: tuple[str, ...] = (), setup: str = SETUP) -> Doc:
+    """Its first message: parts of reminders, then what the user asks."""
+    reminders = [part(setup), *(part(reminder(today(day))) for day in days)]
+    first = {"role": "user", "content": [*reminders, part("Fix the cart.")]}
+    return {"messages": [{"role": "system", "content": "You are Qwen."}, first, *behind]}
+
+
+def turn(text: str) -> tuple[Doc, Doc]:
+    return {"role": "assistant", "content": "Done."}, {"role": "user", "content": text}
+
+
+def test_one_that_qwen_drops_when_it_resumes_comes_back():
+    session = Session([Reminders()])
+    session.send(qwen(days=(SATURDAY,)))
+    resumed = qwen(*turn("Next."))
+    after = session.send(resumed).doc
+    assert after["messages"] == qwen(*turn("Next."), days=(SATURDAY,))["messages"]
+
+
+def test_one_that_comes_into_a_message_of_before_is_told_at_the_end():
+    session = Session([Reminders()])
+    session.send(qwen())
+    after = session.send(qwen(*turn("Next."), days=(SUNDAY,))).doc
+    assert after["messages"][:-1] == qwen(*turn("Next."))["messages"][:-1]
+    assert noted(after["messages"][-1]["content"]) == (today(SUNDAY),)
+
+
+def test_one_that_changes_is_put_back_and_told_until_it_is_what_it_was():
+    session = Session([Reminders()])
+    turns: tuple[Doc, ...] = ()
+    told = []
+    for n, day in enumerate([SATURDAY, SUNDAY, SUNDAY, SATURDAY, SATURDAY]):
+        turns = (*turns, *turn(f"Turn {n}."))
+        after = session.send(qwen(*turns, days=(day,))).doc
+        assert after["messages"][1] == qwen(days=(SATURDAY,))["messages"][1]
+        told.append(noted(after["messages"][-1]["content"]))
+    assert told == [(), (today(SUNDAY),), (), (today(SATURDAY),), ()]
+
+
+def test_the_block_with_which_a_session_begins_is_told_whole_when_it_changes():
+    session = Session([Reminders()])
+    session.send(qwen())
+    other = SETUP.replace("Saturday, November 21", "Sunday, November 22")
+    after = session.send(qwen(*turn("Next."), setup=other)).doc
+    assert after["messages"][1] == qwen()["messages"][1]
+    (note,) = noted(after["messages"][-1]["content"])
+    assert f"<system-reminder>\n{note}\n</system-reminder>" == other
+
+
+# -- Claude Code -------------------------------------------------------------------------------------------
+
+EMPTY_LIST = reminder("Your todo list is empty. Do not mention this to the user.")
+USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "read", "input": {}}]}
+
+
+def claude(*messages: Doc) -> Doc:
+    return {"system": [part("You are Claude Code.")], "messages": [*messages]}
+
+
+def says(*texts: str) -> Doc:
+    return {"role": "user", "content": [part(text) for text in texts]}
+
+
+def result(*texts: str) -> Doc:
+    block = {"type": "tool_result", "tool_use_id": "c1", "content": "import os"}
+    return {"role": "user", "content": [block, *(part(text) for text in texts)]}
+
+
+def test_one_beside_a_result_stays_there_when_it_moves_on():
+    session = Session([Reminders()], Api.MESSAGES)
+    session.send(claude(says("Fix the cart."), USE, result(EMPTY_LIST)))
+    later = {"role": "assistant", "content": [part("Done.")]}
+    after = session.send(claude(says("Fix the cart."), USE, result(), later, says("Next.", EMPTY_LIST))).doc
+    assert after["messages"] == [
+        says("Fix the cart."),
+        USE,
+        result(EMPTY_LIST),
+        later,
+        says("Next.", EMPTY_LIST),
+    ]
+
+
+def test_one_inside_a_text_goes_back_into_it():
+    session = Session([Reminders()], Api.MESSAGES)
+    session.send(claude(says(f"{EMPTY_LIST}\nFix the cart.")))
+    later = {"role": "assistant", "content": [part("Done.")]}
+    after = session.send(claude(says("Fix the cart."), later, says("Next."))).doc
+    assert after["messages"] == [says(f"{EMPTY_LIST}\nFix the cart."), later, says("Next.")]
+
+
+def test_a_new_one_that_stands_elsewhere_is_not_told_again():
+    session = Session([Reminders()], Api.MESSAGES)
+    session.send(claude(says("Fix the cart.")))
+    later = {"role": "assistant", "content": [part("Done.")]}
+    after = session.send(claude(says(EMPTY_LIST, "Fix the cart."), later, says("Next.", EMPTY_LIST))).doc
+    assert after["messages"] == [says("Fix the cart."), later, says("Next.", EMPTY_LIST)]
+
+
+def test_files_of_instructions_that_change_are_told_whole():
+    rules = "# claudeMd\nContents of CLAUDE.md:\n\n- Test.{}\n\n# currentDate\nToday's date is 2026-11-2{}."
+    session = Session([Reminders()], Api.MESSAGES)
+    session.send(claude(says(reminder(rules.format("", 1)), "Fix the cart.")))
+    later = {"role": "assistant", "content": [part("Done.")]}
+    now = rules.format("\n- Use csv.", 2)
+    after = session.send(claude(says(reminder(now), "Fix the cart."), later, says("Next."))).doc
+    assert after["messages"][0] == says(reminder(rules.format("", 1)), "Fix the cart.")
+    assert noted(after["messages"][2]["content"][0]["text"]) == (now,)
+
+
+def test_a_count_beside_one_that_is_dropped_is_told_once():
+    def warned(left: int, before: str = "") -> Doc:
+        return says(
+            f"{before}Go.\n<system_warning>Token usage: {200 - left}/200; {left} remaining</system_warning>"
+        )
+
+    later = {"role": "assistant", "content": [part("Done.")]}
+    session = Session([Countdown(), Reminders()], Api.MESSAGES)
+    session.send(claude(warned(190, f"{EMPTY_LIST}\n")))
+    first, told = session.before.sent.messages[1].texts[0].text, []
+    turns: tuple[Doc, ...] = ()
+    for left in (150, 120):
+        turns = (*turns, later, says(f"Next at {left}."))
+        after = session.send(claude(warned(left), *turns)).doc
+        assert after["messages"][0]["content"][0]["text"] == first
+        told.append(noted(after["messages"][-1]["content"][0]["text"]))
+    assert told == [
+        ("<system_warning>Token usage: 50/200; 150 remaining</system_warning>",),
+        ("<system_warning>Token usage: 80/200; 120 remaining</system_warning>",),
+    ]
+
+
+def test_a_count_that_comes_into_a_message_of_before_is_told_at_the_end():
+    warning = "<system_warning>Token usage: 50/200; 150 remaining</system_warning>"
+    session = Session([Reminders()], Api.MESSAGES)
+    session.send(claude(says("Go.")))
+    later = {"role": "assistant", "content": [part("Done.")]}
+    after = session.send(claude(says(f"Go.\n{warning}"), later, says("Next."))).doc
+    assert after["messages"][0] == says("Go.")
+    assert noted(after["messages"][2]["content"][0]["text"]) == (warning,)
+
+
+# -- what is left alone ------------------------------------------------------------------------------------
+
+
+def edits(now: Doc, sent: Doc) -> list[Edit]:
+    return [change for change in Reminders().changes(scene(now, sent)) if isinstance(change, Edit)]
+
+
+def test_the_newest_message_is_the_client_s_own():
+    first = qwen()
+    now = qwen(*turn(f"Next.\n{EMPTY_LIST}"))
+    assert edits(now, first) == []
+
+
+def test_a_message_that_a_user_rewrites_is_not_put_back():
+    first = qwen(*turn(f"{EMPTY_LIST}\nGo left."))
+    now = qwen(*turn("Go right."))
+    assert edits(now, first) == []
+
+
+def test_facts_in_the_system_text_are_not_this_rule_s():
+    first, now = qwen(), qwen(*turn("Next."))
+    first["messages"][0] = {"role": "system", "content": "Go.\nToday's date: 2026-11-21"}
+    now["messages"][0] = {"role": "system", "content": "Go.\nToday's date: 2026-11-22"}
+    assert edits(now, first) == []
+
+
+def test_a_block_that_would_end_the_note_stays_where_it_is():
+    def asked(*parts: str) -> tuple[Doc, ...]:
+        return ({"role": "assistant", "content": "Done."}, says(*parts, "Go."), *turn("On."))
+
+    def left(context: str) -> bool:
+        block = "<environment_context>{}</environment_context>"
+        session = Session([Reminders()])
+        session.send(qwen(*asked(block.format("bash"))))
+        now = qwen(*asked(block.format(context), EMPTY_LIST))
+        return bool(session.send(now).doc["messages"][3] == now["messages"][3])
+
+    assert not left("zsh")
+    assert left("</system-reminder>")

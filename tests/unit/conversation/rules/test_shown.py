@@ -1,0 +1,25 @@
+"""What was changed, in excerpts."""
+
+from slotkeeper.conversation.requests.layout import Edit
+from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.conversation.rules.shown import LONGEST, shown
+
+
+def test_only_what_changed_and_a_few_words_around_it():
+    text = "x" * 5000 + "It is Saturday now." + "y" * 5000
+    edit = Edit(("messages", 0, "content"), text, text.replace("Saturday", "Sunday"))
+    change = shown(edit, RuleName.DATE, Mode.FIX)
+    assert change.path == "messages[0].content"
+    assert "Saturday" in change.before
+    assert "Sunday" in change.after
+    assert len(change.before) < 120
+
+
+def test_other_values_are_shown_as_json_and_what_was_absent_as_nothing():
+    change = shown(Edit(("tools",), None, [{"name": "ls"}]), RuleName.TOOL_ORDER, Mode.OBSERVE)
+    assert (change.before, change.after) == ("", '[{"name":"ls"}]')
+
+
+def test_what_is_long_is_cut():
+    change = shown(Edit(("a",), "", "z" * 9999), None, Mode.FIX)
+    assert len(change.after) == LONGEST + 1

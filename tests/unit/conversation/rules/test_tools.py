@@ -1,0 +1,140 @@
+"""Lists of tools: as mistral-vibe writes them when a session is resumed, and as tool servers order them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.rules.tools import SchemaKeys, ToolOrder
+from unit.conversation.rules.scenes import put_right
+
+Doc = dict[str, Any]
+
+ITEM_AT_FIRST = {
+    "properties": {
+        "id": {"description": "Names the step", "title": "Id", "type": "string"},
+        "content": {"description": "What to do", "title": "Content", "type": "string"},
+        "status": {"$ref": "#/$defs/Status", "default": "open"},
+    },
+    "required": ["id", "content"],
+    "title": "Item",
+    "type": "object",
+}
+ITEM_RESUMED = {
+    "properties": {
+        "content": {"description": "What to do", "title": "Content", "type": "string"},
+        "id": {"description": "Names the step", "title": "Id", "type": "string"},
+        "status": {"$ref": "#/$defs/Status", "default": "open"},
+    },
+    "required": ["content", "id"],
+    "title": "Item",
+    "type": "object",
+}
+
+
+def chat_tool(name: str, parameters: Any = None) -> Doc:
+    given = parameters or {"type": "object", "properties": {"path": {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": given}}
+
+
+def todo(item: Doc) -> Doc:
+    status = {"enum": ["open", "done"], "title": "Status", "type": "string"}
+    items = {"anyOf": [{"items": {"$ref": "#/$defs/Item"}, "type": "array"}, {"type": "null"}]}
+    return chat_tool("todo", {"$defs": {"Item": item, "Status": status}, "properties": {"todos": items}})
+
+
+def chat(*tools: Doc) -> Doc:
+    messages = [{"role": "system", "content": "You are Vibe."}, {"role": "user", "content": "Fix it."}]
+    return {"model": "m", "messages": messages, "tools": [*tools], "stream": True}
+
+
+def names(doc: Doc) -> list[str]:
+    return [tool.get("function", tool).get("name") or tool["type"] for tool in doc["tools"]]
+
+
+def test_a_resumed_schema_is_written_as_it_was_first_sent():
+    first = chat(chat_tool("bash"), todo(ITEM_AT_FIRST), chat_tool("edit"))
+    resumed = chat(chat_tool("bash"), todo(ITEM_RESUMED), chat_tool("edit"))
+    assert json.dumps(resumed) != json.dumps(first)
+    assert json.dumps(put_right(SchemaKeys(), resumed, first)) == json.dumps(first)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"title": "Entry"},
+        {"required": ["content"]},
+        {"required": ["content", "id", "status"]},
+        {"additionalProperties": False},
+        {"minProperties": True},
+    ],
+)
+def test_a_schema_that_says_something_else_is_sent_as_it_came(change):
+    first = chat(todo({**ITEM_AT_FIRST, "minProperties": 1}))
+    resumed = chat(todo({**ITEM_RESUMED, "minProperties": 1, **change}))
+    assert put_right(SchemaKeys(), resumed, first) is resumed
+
+
+def test_a_list_that_is_data_keeps_its_order():
+    first = chat(chat_tool("ask", {"default": {"required": ["b", "a"]}, "type": "object"}))
+    now = chat(chat_tool("ask", {"type": "object", "default": {"required": ["a", "b"]}}))
+    assert put_right(SchemaKeys(), now, first) is now
+
+
+@pytest.mark.parametrize("rule", [SchemaKeys(), ToolOrder()])
+def test_without_a_request_before_nothing_is_known_to_be_first(rule):
+    now = chat(todo(ITEM_RESUMED), chat_tool("bash"))
+    assert put_right(rule, now) is now
+
+
+@pytest.mark.parametrize(
+    ("first", "now", "expected"),
+    [
+        ("abc", "cab", "abc"),
+        ("abc", "cxaby", "abcxy"),  # new ones come behind
+        ("abc", "ca", "ac"),  # those that are gone are gone
+        ("ac", "cba", "acb"),  # one that comes back is new
+        ("", "ba", "ba"),
+        ("ab", "xy", "xy"),
+        ("aba", "baa", "aba"),  # two of one name
+    ],
+)
+def test_tools_keep_the_order_in_which_they_were_first_sent(first, now, expected):
+    sent, came = (chat(*map(chat_tool, order)) for order in (first, now))
+    assert "".join(names(put_right(ToolOrder(), came, sent))) == expected
+
+
+@pytest.mark.parametrize("order", ["abc", "aba", "", "abcd"])
+def test_a_list_that_goes_on_in_order_is_not_touched(order):
+    now = chat(*map(chat_tool, order))
+    assert put_right(ToolOrder(), now, chat(*map(chat_tool, order[:3]))) is now
+
+
+def test_tools_that_the_server_runs_are_told_apart_by_type():
+    shell = {"type": "function", "name": "exec_command", "parameters": {"type": "object"}, "strict": False}
+    search, mcp = {"type": "web_search"}, {"type": "mcp", "server_label": "docs", "server_url": "http://x"}
+    first, now = (
+        {"input": "Look.", "tools": list(tools)} for tools in ([shell, search, mcp], [mcp, search, shell])
+    )
+    after = put_right(ToolOrder(), now, first, api=Api.RESPONSES)
+    assert after["tools"] == [shell, search, mcp]
+
+
+def test_both_rules_together_give_an_anthropic_client_its_first_list_back():
+    def tool(name: str, *, turned: bool) -> Doc:
+        schema: Doc = {"type": "object", "properties": {"file_path": {"type": "string"}}}
+        return {
+            "name": name,
+            "description": "Does it.",
+            "input_schema": dict(reversed(schema.items())) if turned else schema,
+        }
+
+    said = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Look."}]}
+    first = {**said, "tools": [tool("Read", turned=False), tool("Bash", turned=False)]}
+    now = {**said, "tools": [tool("Bash", turned=True), tool("Read", turned=True)]}
+    after = put_right(ToolOrder(), now, first, api=Api.MESSAGES)
+    after = put_right(SchemaKeys(), after, first, api=Api.MESSAGES)
+    assert json.dumps(after) == json.dumps(first)

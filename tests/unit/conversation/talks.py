@@ -1,0 +1,115 @@
+"""Short sessions in the shape of real clients' requests, and a book that has seen them."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.book import Conversations
+from slotkeeper.conversation.causes import Explained, explain
+from slotkeeper.conversation.record import Conversation, Match, Who
+from slotkeeper.conversation.requests.layout import Layout
+
+SYSTEM = (
+    "You are an agent that edits code.\n\n"
+    "<env>\n  Working directory: /home/dev/shop\n  Platform: linux\n  Today's date: Sat Nov 21 2026\n</env>\n"
+    + "Rules of the house. "
+    * 80
+)
+ME = Who("key/agent", "ses_1")
+NOBODY = Who("key/agent")
+
+
+def tool(name: str, **properties: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"Call {name}.", "parameters": schema},
+    }
+
+
+TOOLS = [
+    tool("read", path="string"),
+    tool("edit", path="string", old="string", new="string"),
+    tool("bash", command="string"),
+]
+
+
+def system(text: str = SYSTEM) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str = "", reasoning: str = "", **calls: Any) -> dict[str, Any]:
+    """An assistant's message; a keyword is the name of a tool, its value the arguments."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": told(given)}}
+            for name, given in calls.items()
+        ]
+    return message
+
+
+def told(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def result(name: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{name}", "content": text}
+
+
+def chat(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, **options: Any) -> Layout:
+    offered = TOOLS if tools is None else tools
+    body = {"messages": list(messages), "tools": offered, **options}
+    layout = lay_out(Api.CHAT, deepcopy(body))  # as if it was parsed from bytes of its own
+    assert layout is not None
+    return layout
+
+
+TASK = user("Fix the bug in the parser, and add a test for it.")
+ROUND = (
+    reply(reasoning="Look first.", read={"path": "src/parser.py"}),
+    result("read", "def parse(line):\n    return line.split(',')\n" * 30),
+)
+SECOND = (
+    reply(reasoning="Now edit.", edit={"path": "src/parser.py", "old": "a", "new": "b"}),
+    result("edit", "The file src/parser.py was written, with 12 lines in it. " * 12),
+)
+DONE = reply("Done: the parser reads quoted fields now.")
+NEXT = user("Now do the same for the writer.")
+HISTORY = (TASK, *ROUND, *SECOND)
+
+
+class Desk:
+    """A book with a clock of its own."""
+
+    def __init__(self, **bounds: int) -> None:
+        self.book = Conversations(**bounds)
+        self.at = 0.0
+
+    def sends(self, layout: Layout, who: Who = ME) -> tuple[Match, Conversation]:
+        self.at += 1
+        match = self.book.find(who, layout)
+        line = self.book.saw(match, who, received=layout, sent=layout, notes={}, told={}, now=self.at)
+        return match, line
+
+    def explains(self, layout: Layout, who: Who = ME) -> Explained:
+        explained = explain(self.book.find(who, layout), layout)
+        self.sends(layout, who)
+        return explained
+
+
+def explained(old: Layout, new: Layout, who: Who = ME) -> Explained:
+    """The second of two requests."""
+    desk = Desk()
+    desk.sends(old, who)
+    return desk.explains(new, who)

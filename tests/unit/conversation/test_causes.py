@@ -1,0 +1,374 @@
+"""Where a request parts from the one before it, why, what that costs, and the rule that puts it right."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+from slotkeeper.api.layout import lay_out
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.causes import Cause, explain, of_template
+from slotkeeper.conversation.divergence import EXCERPT, common_start, first_difference, length, parted
+from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.reasons import CAUSES
+from slotkeeper.conversation.record import Who
+from slotkeeper.conversation.requests.layout import Section
+from slotkeeper.conversation.rules.base import RuleName
+from unit.conversation.talks import (
+    DONE,
+    HISTORY,
+    ME,
+    NEXT,
+    NOBODY,
+    ROUND,
+    SECOND,
+    SYSTEM,
+    TASK,
+    TOOLS,
+    Desk,
+    chat,
+    explained,
+    reply,
+    result,
+    system,
+    tool,
+    user,
+)
+
+OLD = chat(system(), *HISTORY)
+REST = (DONE, NEXT)
+GIT = (
+    "gitStatus: This is the git status at the start of the conversation.\n\nCurrent branch: main\n\nStatus:\n"
+)
+
+
+def turned(schema):
+    """The same tool with its keys the other way round."""
+    if isinstance(schema, dict):
+        return {key: turned(value) for key, value in reversed(schema.items())}
+    return schema
+
+
+def with_id(message, new):
+    message = deepcopy(message)
+    if "tool_call_id" in message:
+        message["tool_call_id"] = new
+    for call in message.get("tool_calls", ()):
+        call["id"] = new
+    return message
+
+
+def edited_system(old, new):
+    assert old in SYSTEM
+    return chat(system(SYSTEM.replace(old, new)), *HISTORY, *REST)
+
+
+@pytest.mark.parametrize(
+    ("new", "cause", "rule"),
+    [
+        (edited_system("Sat Nov 21", "Sun Nov 22"), Cause.DATE, RuleName.DATE),
+        (
+            edited_system("Working directory: /home/dev/shop", "Working directory: /srv/a"),
+            Cause.CWD,
+            RuleName.CWD,
+        ),
+        (edited_system("edits code", "writes code"), Cause.SYSTEM_EDITED, None),
+        (edited_system("house. Rules", "house.  Rules"), Cause.WHITESPACE, None),
+        (chat(system(SYSTEM + "\n\n"), *HISTORY, *REST), Cause.WHITESPACE, RuleName.TRAILING_WHITESPACE),
+        (chat(system(), *HISTORY, *REST, tools=TOOLS[::-1]), Cause.TOOL_ORDER, RuleName.TOOL_ORDER),
+        (
+            chat(system(), *HISTORY, *REST, tools=[turned(t) for t in TOOLS]),
+            Cause.KEY_ORDER,
+            RuleName.SCHEMA_KEYS,
+        ),
+        (chat(system(), *HISTORY, *REST, tools=[*TOOLS, tool("web", url="string")]), Cause.TOOL_ADDED, None),
+        (chat(system(), *HISTORY, *REST, tools=TOOLS[1:]), Cause.TOOL_REMOVED, None),
+        (chat(system(), *HISTORY, *REST, tools=[]), Cause.TOOL_REMOVED, None),
+        (chat(system(), *HISTORY, *REST, tools=[*TOOLS[:2], tool("web")]), Cause.TOOL_EDITED, None),
+        (
+            chat(system(), *HISTORY, *REST, tools=[*TOOLS[:2], tool("bash", line="string")]),
+            Cause.TOOL_EDITED,
+            None,
+        ),
+        (chat(system(), *HISTORY, *REST, tool_choice="none"), Cause.OPTIONS, None),
+        (
+            chat(system(), TASK, reply(read={"path": "src/parser.py"}), *HISTORY[2:], *REST),
+            Cause.REASONING_DROPPED,
+            RuleName.REASONING,
+        ),
+        (
+            chat(system(), TASK, reply(reasoning="Hm.", read={"path": "src/parser.py"}), *HISTORY[2:], *REST),
+            Cause.REASONING_EDITED,
+            RuleName.REASONING,
+        ),
+        (
+            chat(
+                system(),
+                TASK,
+                reply(reasoning="Look first.", read='{"path":"src/parser.py"}'),
+                *HISTORY[2:],
+                *REST,
+            ),
+            Cause.CALL_RERENDERED,
+            RuleName.TOOL_CALLS,
+        ),
+        (
+            chat(system(), TASK, *(with_id(m, "call_9") for m in ROUND), *SECOND, *REST),
+            Cause.CALL_IDS,
+            RuleName.CALL_IDS,
+        ),
+        (
+            chat(
+                system(), TASK, ROUND[0], result("read", "[Old tool result content cleared]"), *SECOND, *REST
+            ),
+            Cause.RESULT_PRUNED,
+            None,
+        ),
+        (
+            chat(system(), TASK, ROUND[0], result("read", "Other."), *SECOND, *REST),
+            Cause.MESSAGE_EDITED,
+            None,
+        ),
+        (chat(system(), TASK, user("By the way."), *HISTORY[1:], *REST), Cause.MESSAGE_INSERTED, None),
+        (chat(system(), TASK, *SECOND, *REST), Cause.MESSAGE_REMOVED, None),
+        (
+            chat(
+                system(), TASK, user("<system-reminder>\nBe quick.\n</system-reminder>"), *HISTORY[1:], *REST
+            ),
+            Cause.REMINDER_MOVED,
+            RuleName.REMINDERS,
+        ),
+        (
+            chat(
+                system(), TASK, user("This session is being continued from a previous conversation."), *SECOND
+            ),
+            Cause.HISTORY_REPLACED,
+            None,
+        ),
+    ],
+)
+def test_why(new, cause, rule):
+    found = explained(OLD, new)
+    assert (found.cause, found.rule) == (cause, rule)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        ("Today's date: 2026-11-21", "Today's date: 2026-11-22", Cause.DATE),
+        (GIT + "(clean)\n", GIT + "M src/parser.py\n", Cause.GIT_STATUS),
+        (
+            "The current date and time in ISO format is `2026-11-21T03:40:20.761438+00:00`.",
+            "The current date and time in ISO format is `2026-11-21T03:41:07.006276+00:00`.",
+            Cause.CLOCK,
+        ),
+        (
+            "Instructions from: /home/dev/shop/AGENTS.md\nUse tabs.",
+            "Instructions from: /home/dev/shop/AGENTS.md\nUse tabs.\nUse the csv module.",
+            Cause.MEMORY_FILE,
+        ),
+        (
+            "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a51f5;",
+            "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=00b17;",
+            Cause.NONCE,
+        ),
+    ],
+)
+def test_values_that_clients_write_have_a_rule(before, after, cause):
+    rest = "\n\n" + SYSTEM
+    found = explained(chat(system(before + rest), *HISTORY), chat(system(after + rest), *HISTORY, *REST))
+    assert (found.cause, found.rule) == (cause, CAUSES[cause].rule)
+    assert found.rule is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        ("as of 2026-11-21, the rules", "as of 2026-11-22, the rules", Cause.DATE),
+        ("it is 10:21 by the wall", "it is 10:22 by the wall", Cause.CLOCK),
+        ("files in /home/dev/a are", "files in /home/dev/b are", Cause.CWD),
+        (
+            "run f81d4fae-7dec-11d0-a765-00a0c91e6bf6 of",
+            "run 0b5c1d2e-7dec-11d0-a765-00a0c91e6bf7 of",
+            Cause.NONCE,
+        ),
+        ("there are 120 tokens left", "there are 95 tokens left", Cause.COUNTDOWN),
+        ("be kind to all of them", "be stern to all of them", Cause.SYSTEM_EDITED),
+    ],
+)
+def test_values_without_known_words_around_them_have_a_name_but_no_rule(before, after, cause):
+    rest = " and so on, for every one.\n" + SYSTEM
+    found = explained(chat(system(before + rest), *HISTORY), chat(system(after + rest), *HISTORY, *REST))
+    assert (found.cause, found.rule) == (cause, None)
+
+
+def test_a_folder_in_a_tools_description_has_no_rule():
+    here, there = deepcopy(TOOLS), deepcopy(TOOLS)
+    for tools, path in ((here, "/home/dev/a"), (there, "/home/dev/b")):
+        tools[2]["function"]["description"] = f"Run a command in {path}, which is where you are already."
+    found = explained(chat(system(), *HISTORY, tools=here), chat(system(), *HISTORY, *REST, tools=there))
+    assert (found.cause, found.rule) == (Cause.CWD, None)
+
+
+def test_files_that_a_client_writes_anew():
+    added = "I have *added these files to the chat* so you can go ahead and edit them.\n\n"
+    old = chat(system(), TASK, DONE, user(added + "a = 1"), user("Go."), tools=[])
+    new = chat(system(), TASK, DONE, user(added + "a = 2"), user("Go."), DONE, NEXT, tools=[])
+    assert explained(old, new).cause is Cause.FILE_REFRESHED
+    behind = chat(system(), TASK, DONE, user("Go."), DONE, user(added + "a = 1"), NEXT, tools=[])
+    assert explained(old, behind).cause is Cause.FILE_REFRESHED
+
+
+def test_arguments_that_are_objects_with_their_keys_in_another_order():
+    def laid(given):
+        use = {"type": "tool_use", "id": "t1", "name": "edit", "input": given}
+        found = {"type": "tool_result", "tool_use_id": "t1", "content": "Written."}
+        messages = [TASK, {"role": "assistant", "content": [use]}, {"role": "user", "content": [found]}]
+        return lay_out(Api.MESSAGES, {"system": SYSTEM, "messages": messages})
+
+    found = explained(laid({"path": "a", "new": "b"}), laid({"new": "b", "path": "a"}))
+    assert (found.cause, found.rule) == (Cause.CALL_RERENDERED, RuleName.TOOL_CALLS)
+
+
+def test_reasoning_items_of_their_own_that_are_left_out():
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Fix it."}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Look first."}], "summary": []},
+        {"type": "function_call", "call_id": "1", "name": "read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "text"},
+    ]
+    old, new = (lay_out(Api.RESPONSES, {"input": given}) for given in (items, [items[0], *items[2:]]))
+    found = explained(old, new)
+    assert (found.cause, found.rule) == (Cause.REASONING_DROPPED, RuleName.REASONING)
+
+
+@pytest.mark.parametrize(
+    ("new", "cause"),
+    [
+        (chat(system(), user("What is the time?")), Cause.ANOTHER_TASK),
+        (chat(system(SYSTEM.replace("Nov 21", "Nov 23")), user("Hi.")), Cause.DATE),
+        (chat(system(SYSTEM[:-20]), user("Hi.")), Cause.SYSTEM_EDITED),
+        (
+            chat(system("You survey a repository."), user("Survey."), tools=TOOLS[:2]),
+            Cause.OTHER_CONVERSATION,
+        ),
+        (chat(system("You survey a repository."), user("Survey.")), Cause.OTHER_CONVERSATION),
+    ],
+)
+def test_what_parts_two_sessions_is_put_right_by_no_rule(new, cause):
+    desk = Desk()
+    desk.sends(OLD)
+    found = desk.explains(new, Who(ME.client, "ses_2"))
+    assert (found.kind, found.cause, found.rule) == (Kind.COLD, cause, None)
+
+
+def test_where_the_tokens_part_earlier_it_was_the_template():
+    desk = Desk()
+    desk.sends(OLD)
+    new = chat(system(), *HISTORY, *REST)
+    assert explain(desk.book.find(ME, new), new).cause is None
+    assert of_template(OLD) is Cause.TEMPLATE_STRIPS_REASONING
+    assert of_template(chat(system(), TASK)) is Cause.TEMPLATE_RERENDERS
+
+
+def test_every_cause_has_words():
+    assert set(CAUSES) == set(Cause)
+    assert len({seen.what for seen in CAUSES.values()}) == len(Cause)
+
+
+def test_a_message_that_says_nothing_has_its_place_all_the_same():
+    """What the old request has next belongs to a later message, which the new one does not reach."""
+    old, new = chat(system(), TASK, reply(), NEXT), chat(system(), TASK, result("read", "text"))
+    found = explained(old, new)
+    assert found.divergence is not None
+    assert found.divergence.message == 2
+    assert found.cause is Cause.MESSAGE_EDITED
+
+
+# -- the place -----------------------------------------------------------------------------------------
+
+
+def test_the_place_and_what_it_costs():
+    place = explained(OLD, edited_system("Sat Nov 21", "Sun Nov 22")).divergence
+    assert place is not None
+    assert (place.section, place.message, place.path) == (Section.SYSTEM, 0, ("messages", 0, "content"))
+    assert place.offset == SYSTEM.index("at Nov 21")
+    assert "Sat Nov 21" in place.before
+    assert "Sun Nov 22" in place.after
+    assert len(place.before) <= EXCERPT
+    behind = SYSTEM.index("</env>")
+    tools = length(chat())
+    assert length(OLD) - behind - tools - 20 <= place.lost <= length(OLD) - behind - tools + 20
+
+
+@pytest.mark.parametrize(
+    ("new", "section", "message"),
+    [
+        (chat(system(), *HISTORY, *REST, tools=TOOLS[1:]), Section.TOOLS, None),
+        (chat(system(), TASK, reply(read={"path": "src/parser.py"}), *HISTORY[2:]), Section.REASONING, 2),
+        (
+            chat(system(), TASK, reply("Well.", "Look first.", read={"path": "src/parser.py"})),
+            Section.REPLY,
+            2,
+        ),
+        (
+            chat(system(), TASK, reply(reasoning="Look first.", read={"path": "x"}), *HISTORY[2:]),
+            Section.CALL,
+            2,
+        ),
+        (chat(system(), TASK, ROUND[0], result("read", "y"), *HISTORY[3:]), Section.RESULT, 3),
+        (chat(system(), user("Another."), *HISTORY[1:]), Section.USER, 1),
+    ],
+)
+def test_the_first_piece_that_differs_in_the_order_of_templates(new, section, message):
+    place = parted(OLD, new)
+    assert place is not None
+    assert (place.section, place.message) == (section, message)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        OLD,
+        chat(system(), *HISTORY),
+        chat(system(), *HISTORY, *REST),
+        chat(system(), TASK, *ROUND),  # it ends earlier
+    ],
+)
+def test_nothing_parts(new):
+    assert parted(OLD, new) is None
+
+
+def test_how_a_text_is_cut_into_parts_and_marks_of_caches_part_nothing():
+    parts = [
+        {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "Two."},
+    ]
+    old = chat(system(), {"role": "user", "content": parts})
+    new = chat(system(), user("One.\nTwo."), DONE, NEXT)
+    assert parted(old, new) is None
+    assert first_difference(old, new) is None
+
+
+def test_what_was_put_in_moves_all_behind_it():
+    place = explained(OLD, chat(system(), TASK, user("By the way."), *HISTORY[1:], *REST), NOBODY).divergence
+    assert place is not None
+    assert place.lost == length(OLD) - length(chat(system(), TASK))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "count"), [("", "", 0), ("a", "", 0), ("abc", "abd", 2), ("ab", "abc", 2)]
+)
+def test_a_common_start(one, other, count):
+    assert common_start(one, other) == common_start(other, one) == count
+
+
+def test_a_common_start_of_long_texts():
+    text = "x" * 100_000
+    assert [common_start(text, text[:n] + "y" + text) for n in (0, 1, 65_535, 99_999)] == [
+        0,
+        1,
+        65_535,
+        99_999,
+    ]

@@ -1,0 +1,60 @@
+"""The catalog: what it remembers, and for how long."""
+
+from dataclasses import replace
+
+from slotkeeper.scheduler.catalog import REMEMBERED, Catalog
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+
+TRAITS = EngineTraits(
+    memory=Memory.DENSE, slot_files=True, state_version=4, files_carry=True, fingerprint="f"
+)
+A = Tokens(range(1000))
+
+
+def snapshot(name, tokens=A, **more):
+    return Snapshot(id=SnapshotId(name), fingerprint="f", tokens=tokens, size=len(tokens), **more)
+
+
+def test_without_files_nothing_is_kept_in_mind():
+    """Each answer would keep a prompt alive, for ever where no file ever comes."""
+    catalog = Catalog()
+    for n in range(100):
+        assert catalog.covered(Tokens(range(n, n + 50)), TRAITS) == 0
+    assert not catalog._covered
+
+
+def test_what_is_kept_in_mind_is_bounded():
+    catalog = Catalog()
+    catalog.put(snapshot("s"))
+    for n in range(3 * REMEMBERED):
+        assert catalog.covered(A.cut(0, 100 + n), TRAITS) == 100 + n
+    assert len(catalog._covered) <= REMEMBERED
+
+
+def test_an_answer_holds_until_a_file_comes_or_goes():
+    catalog = Catalog()
+    catalog.put(snapshot("s", A.cut(0, 500)))
+    assert catalog.covered(A, TRAITS) == 500
+    catalog.put(snapshot("t", A.cut(0, 700)))
+    assert catalog.covered(A, TRAITS) == 700
+    catalog.take(SnapshotId("t"))
+    assert catalog.covered(A, TRAITS) == 500
+
+
+def test_a_file_that_moves_to_the_cold_tier_is_still_offered():
+    catalog = Catalog()
+    hot = snapshot("s")
+    catalog.put(hot)
+    catalog.put(replace(hot, tier=Tier.COLD))
+    assert (catalog.size(Tier.HOT), catalog.size(Tier.COLD)) == (0, 1000)
+    assert catalog.best(A, TRAITS, lambda _: 0.0) == (replace(hot, tier=Tier.COLD), 999)
+
+
+def test_the_kin_of_a_conversation_are_those_with_most_in_common_and_checkpoints():
+    catalog = Catalog()
+    for name, length, cuts in (("a", 400, (396,)), ("b", 900, (896,)), ("c", 1000, ()), ("d", 800, (796,))):
+        catalog.put(snapshot(name, A.cut(0, length), checkpoints=cuts))
+    assert catalog.kin(A, TRAITS) == ("b", "d")
+    assert catalog.kin(A, replace(TRAITS, files_carry=False)) == ()

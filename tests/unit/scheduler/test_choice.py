@@ -1,0 +1,367 @@
+"""Which place is taken for which prompt."""
+
+from dataclasses import replace
+
+import pytest
+
+from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.scheduler.checkpoints import Checkpoint
+from slotkeeper.scheduler.choice import BEATEN, blind, cheapest, continuing
+from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.shadow import EngineShadow
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.steps import Prefill
+from slotkeeper.scheduler.table import EngineTable, SlotState, Tended
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId
+
+NOW = 1000.0
+SYSTEM = Tokens(range(2125))
+
+
+def text(start, length):
+    return Tokens(range(start, start + length))
+
+
+def conversation(prompt, *, turns=3, memory=Memory.HYBRID, hash_chain=()):
+    """A state as left by a chat: checkpoints at the system prompt's end and four before its own."""
+    kept = () if memory is Memory.DENSE else (Checkpoint(2125, 1), Checkpoint(len(prompt) - 4, 2))
+    checkpoints = tuple(c for c in kept if c.at < len(prompt))
+    return SlotContents(
+        tokens=prompt, checkpoints=checkpoints, turns=turns, used=NOW - 10, hash_chain=hash_chain
+    )
+
+
+def table(*contents, name="e0", **traits):
+    engine = EngineTraits(**({"memory": Memory.HYBRID, "n_slots": len(contents), **traits}))
+    built = EngineTable(EngineId(name), EngineShadow(engine))
+    built.shadow.slots = list(contents)
+    return built
+
+
+def choose(engine, prompt, *, pinnable=True, **more):
+    tables = engine if isinstance(engine, list) else [engine]
+    return cheapest(
+        tables, prompt, pinnable=pinnable, now=NOW, catalog=more.pop("catalog", Catalog()), **more
+    )
+
+
+A = SYSTEM + text(10_000, 1900)
+B1 = SYSTEM + text(20_000, 599)
+TITLE = SYSTEM.cut(0, 300) + text(30_000, 200)
+
+# -- scenario v of engine.md 10: two conversations with one system prompt, and a title -------------------
+
+
+@pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE, Memory.RECURRENT])
+def test_a_second_conversation_gets_the_shared_prefix_through_the_ram_cache_and_leaves_the_first(memory):
+    engine = table(conversation(A, memory=memory), None, memory=memory)
+    plan = choose(engine, B1)
+    assert (plan.slot, plan.reason, plan.pinned) == (1, Reason.RAM_CACHE, True)
+    assert [step.purpose for step in plan.steps] == [Purpose.TOUCH]
+    assert plan.reuse_plan.reuse == 2125
+
+
+def test_each_conversation_goes_on_in_its_own_slot():
+    b = conversation(B1)
+    engine = table(conversation(A), b)
+    assert choose(engine, A + text(11_900, 400)).slot == 0
+    assert choose(engine, B1 + text(20_599, 400)).slot == 1
+
+
+@pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE])
+@pytest.mark.parametrize("ram", [True, False])
+@pytest.mark.parametrize("title", [TITLE, text(30_000, 500), SYSTEM + text(30_000, 200)])
+def test_a_title_never_lands_on_a_long_conversation_while_another_slot_is_free(memory, ram, title):
+    long = SYSTEM + text(10_000, 30_000)
+    engine = table(conversation(long, memory=memory), None, memory=memory, ram_cache=ram)
+    assert choose(engine, title).slot == 1
+
+
+def test_a_title_overwrites_the_shorter_of_two_conversations():
+    engine = table(conversation(A), conversation(SYSTEM + text(20_000, 30_000)))
+    assert choose(engine, text(30_000, 500)).slot == 0
+
+
+def test_a_content_that_is_also_in_the_ram_cache_is_overwritten_rather_than_one_that_is_not():
+    one, other = conversation(A), conversation(text(60_000, len(A)))
+    engine = table(one, other, similarity=0.0)
+    engine.shadow.ram.append(replace(other, slack=0))
+    assert choose(engine, text(30_000, 500)).slot == 1
+
+
+@pytest.mark.parametrize(("size", "reason"), [(10**8, Reason.SNAPSHOT), (10**9, Reason.RAM_CACHE)])
+def test_with_a_draft_model_a_file_is_surer_than_the_ram_cache(size, reason):
+    """Of several states of one conversation the engine may load an older one."""
+    files = {
+        "slot_files": True,
+        "fingerprint": "f",
+        "state_version": 4,
+        "files_carry": True,
+        "speculative": True,
+    }
+    long = conversation(SYSTEM + text(10_000, 10_000))
+    engine = table(conversation(A), **files)
+    engine.shadow.ram.append(long)
+    catalog = Catalog()
+    file = Snapshot(id=SnapshotId("s"), fingerprint="f", tokens=long.tokens, size=size)
+    catalog.put(replace(file, checkpoints=(2125, len(long.tokens) - 4)))
+    assert choose(engine, long.tokens + text(70_000, 400), catalog=catalog).reason is reason
+
+
+def test_a_branch_leaves_the_conversation_in_its_slot_though_a_save_of_it_would_be_quick():
+    """The file could not be cut, which the next branch would need; the task that copies it makes it sure."""
+    files = {"slot_files": True, "fingerprint": "f", "state_version": 2, "files_carry": False}
+    long = conversation(SYSTEM + text(10_000, 3000))
+    engine = table(long, None, **files)
+    engine.rates.saved(10**6, len(long.tokens), 0.001)
+    plan = choose(engine, long.tokens.cut(0, 4500) + text(70_000, 500))
+    assert (plan.slot, plan.reason) == (1, Reason.RAM_CACHE)
+
+
+def test_the_long_unused_is_overwritten_rather_than_the_recent():
+    old = replace(conversation(text(60_000, len(A))), used=NOW - 7200)
+    engine = table(conversation(A), old, ram_cache=False)
+    assert choose(engine, text(30_000, 500)).slot == 1
+
+
+# -- where pinning loses -----------------------------------------------------------------------------------
+
+
+def test_t6_nothing_is_pinned_on_unified_memory_where_the_engine_would_load_by_itself():
+    engine = table(None, None, unified=True)
+    engine.shadow.ram.append(conversation(A))
+    plan = choose(engine, A + text(11_900, 400))
+    assert (plan.reason, plan.pinned, plan.steps) == (Reason.ENGINE_CHOSE, False, ())
+    assert plan.reuse_plan.reuse == len(A)
+
+
+def test_t6_while_a_pin_is_on_its_way_a_touch_does_the_same():
+    engine = table(None, None, None, unified=True)
+    engine.shadow.ram.append(conversation(A))
+    engine.move(SlotId(2), SlotState.LAUNCHED, RequestId("r"), NOW)
+    plan = choose(engine, A + text(11_900, 400))
+    assert (plan.reason, plan.pinned) == (Reason.RAM_CACHE, True)
+    assert plan.steps
+
+
+def test_a_slot_is_not_touched_to_load_back_what_it_holds():
+    """Nor for an entry that the touch replaces by what the slot holds."""
+    uncut = replace(conversation(SYSTEM + text(10_000, 9000)), checkpoints=())
+    engine = table(uncut)
+    engine.shadow.ram.append(replace(uncut, tokens=SYSTEM, checkpoints=(Checkpoint(2121, 1),)))
+    assert choose(engine, B1).reason is Reason.COLD
+
+
+def test_the_touched_token_does_not_begin_the_prompt():
+    engine = table(conversation(A), None)
+    (step,) = choose(engine, B1).steps
+    tokens, purpose = step.tokens, step.purpose
+    assert purpose is Purpose.TOUCH
+    assert len(tokens) == 1
+    assert tokens[0] != B1[0]
+
+
+def test_after_a_failed_plant_the_same_prompt_goes_without():
+    plan = choose(table(conversation(A), None), B1, plain=True)
+    assert plan.steps == ()
+
+
+# -- routes without id_slot (T5) -----------------------------------------------------------------------------
+
+
+def test_an_unpinnable_route_is_left_alone_where_the_engine_chooses_well():
+    plan = choose(table(conversation(A), None), A + text(11_900, 400), pinnable=False)
+    assert (plan.reason, plan.slot, plan.steps) == (Reason.ENGINE_CHOSE, 0, ())
+
+
+def test_an_unpinnable_route_is_steered_where_it_would_overwrite_a_conversation():
+    engine = table(conversation(SYSTEM + text(10_000, 30_000)), None, ram_cache=False)
+    plan = choose(engine, B1, pinnable=False)  # similar enough for the engine to take slot 0
+    assert (plan.reason, plan.slot, plan.pinned) == (Reason.STEERED, 1, False)
+    assert plan.steps == (Prefill(B1.cut(0, len(B1) - 4), Purpose.STEER),)
+
+
+def test_an_unpinnable_route_may_be_touched_and_then_steered():
+    plan = choose(table(conversation(A), None), B1, pinnable=False)
+    assert [step.purpose for step in plan.steps] == [Purpose.TOUCH, Purpose.STEER]
+
+
+def test_an_unpinnable_route_waits_while_a_pin_is_on_its_way():
+    engine = table(conversation(A), None)
+    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)
+    assert choose(engine, A + text(11_900, 400), pinnable=False) is None
+
+
+# -- waiting ---------------------------------------------------------------------------------------------
+
+
+def test_a_slot_about_to_be_free_is_waited_for_when_it_saves_much():
+    engine = table(conversation(A), None, ram_cache=False)
+    engine.move(SlotId(0), SlotState.DRAINING, None, NOW)
+    assert choose(engine, A + text(11_900, 400)).wait
+    assert not choose(engine, text(30_000, 500)).wait
+
+
+def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_compute_more():
+    """Nothing is computed in the whole engine meanwhile, so another slot would not begin sooner."""
+    now = conversation(A + text(40_000, 100))
+    engine = table(now, conversation(A), ram_cache=False)
+    engine.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
+    engine.tended[SlotId(0)] = Tended(NOW, 0.5, None, stalls=True)
+    plan = choose(engine, now.tokens + text(11_900, 30))
+    assert (plan.slot, plan.wait) == (0, True)
+
+
+def test_another_engine_is_taken_while_one_is_held_up_unless_it_saves_much():
+    held_up, free = table(conversation(A), ram_cache=False), table(None, name="e1", ram_cache=False)
+    held_up.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
+    held_up.tended[SlotId(0)] = Tended(NOW, 0.5, None, stalls=True)
+    assert choose([held_up, free], A.cut(0, 400)).table is free
+    assert choose([held_up, free], A + text(11_900, 400)).table is held_up
+
+
+@pytest.mark.parametrize("pinnable", [True, False])
+def test_nothing_is_chosen_when_every_engine_is_closed(pinnable):
+    engine = table(conversation(A), None)
+    engine.unsettled[RequestId("r")] = NOW
+    assert choose(engine, B1, pinnable=pinnable) is None
+
+
+def test_an_engine_that_is_closed_for_a_moment_is_waited_for():
+    closed, free = table(conversation(A), None), table(None, name="e1")
+    closed.send(RequestId("r"), 1, NOW)
+    assert choose([closed, free], A + text(11_900, 400)).wait
+
+
+def test_of_two_engines_the_one_that_holds_the_prefix_is_taken_else_the_less_loaded():
+    one, other = table(None, None), table(conversation(A), None, name="e1")
+    assert choose([one, other], A + text(11_900, 400)).table is other
+    one.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
+    assert choose([one, other], text(30_000, 500)).table is other
+
+
+def test_no_slot_no_plan():
+    engine = table(None)
+    engine.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
+    assert choose(engine, B1) is None
+
+
+def test_the_next_turn_of_a_conversation_may_overwrite_the_last_one_at_no_price():
+    edited = conversation(A, hash_chain=(b"s", b"1"))
+    engine = table(edited, None, ram_cache=False)
+    other_tools = text(70_000, 800)
+    plan = cheapest(
+        [engine], other_tools, hash_chain=(b"t", b"1", b"2"), pinnable=True, now=NOW, catalog=Catalog()
+    )
+    assert plan.price == 800
+
+
+# -- what it beat ----------------------------------------------------------------------------------------
+
+
+def test_what_the_best_place_beat_is_kept_the_cheapest_first():
+    engine = table(conversation(A), conversation(text(60_000, len(A))), None, ram_cache=False)
+    plan = choose(engine, A + text(11_900, 400))
+    assert (plan.slot, plan.reason) == (0, Reason.PREFIX)
+    assert plan.beaten
+    assert plan.price <= plan.beaten[0].price
+    prices = [other.price for other in plan.beaten]
+    assert prices == sorted(prices)
+    assert {other.slot for other in plan.beaten} >= {1, 2}
+
+
+def test_of_many_slots_only_the_next_few_are_kept_and_nothing_below_them():
+    plan = choose(table(*[conversation(text(n * 10_000, 2000)) for n in range(1, 20)]), B1)
+    assert len(plan.beaten) == BEATEN
+    assert all(other.beaten == () for other in plan.beaten)
+
+
+def test_the_only_place_there_is_beat_nothing():
+    engine = table(None, None, ram_cache=False)
+    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)  # so that nothing may go unpinned
+    assert choose(engine, B1).beaten == ()
+
+
+def test_of_two_that_cost_the_same_the_first_is_taken_and_the_second_was_beaten():
+    plan = choose(table(None, None), B1)
+    assert plan.slot == 0
+    assert next(other for other in plan.beaten if other.pinned).slot == 1
+
+
+# -- without tokens --------------------------------------------------------------------------------------
+
+
+def with_hash_chain(*digests):
+    return conversation(A, hash_chain=digests)
+
+
+def test_the_longest_matching_conversation_is_continued():
+    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"s", b"1", b"2", b"3"), None)
+    plan = continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW)
+    assert (plan.slot, plan.reason) == (1, Reason.CONTINUES)
+
+
+def test_if_the_longest_is_taken_no_shorter_one_is_continued_blindly():
+    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"s", b"1", b"2", b"3"))
+    engine.move(SlotId(1), SlotState.RUNNING, RequestId("r"), NOW)
+    assert continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW) is None
+
+
+def test_the_same_messages_behind_other_tools_are_not_continued_blindly():
+    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"other tools", b"1", b"2"))
+    assert continuing([engine], (b"s", b"1", b"2", b"3"), NOW) is None
+
+
+def test_if_the_longest_is_on_a_closed_engine_no_other_is_continued_blindly():
+    closed, free = table(with_hash_chain(b"s", b"1", b"2")), table(with_hash_chain(b"s", b"1"), name="e1")
+    closed.send(RequestId("r"), 1, NOW)
+    assert continuing([closed, free], (b"s", b"1", b"2", b"3"), NOW) is None
+
+
+def test_a_prompt_of_unknown_tokens_overwrites_what_is_least_likely_to_return():
+    engine = table(conversation(A, turns=5), conversation(A, turns=1), conversation(A, turns=9))
+    assert blind([engine], pinnable=True, now=NOW, catalog=Catalog()).slot == 1
+    assert blind([engine], pinnable=False, now=NOW, catalog=Catalog()).slot is None
+    engine.up = False
+    assert blind([engine], pinnable=True, now=NOW, catalog=Catalog()) is None
+
+
+SAID = (b"s", b"1")
+NEXT, AGAIN = (*SAID, b"2", b"3"), SAID
+OLD = {"slot_files": True, "state_version": 2, "fingerprint": "f", "files_carry": False}
+NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "state", "traits", "at_once"),
+    [
+        (NEXT, {}, NEW, True),
+        (NEXT, {}, OLD, False),  # its checkpoints are thinned out: a file may have more
+        (NEXT, {}, {}, True),  # there are no files
+        (NEXT, {}, {**OLD, "checkpoint_min_step": 0}, True),
+        (NEXT, {"sure": True}, NEW, True),
+        (NEXT, {"sure": True, "given_up": 5000}, NEW, False),  # what was expected may not be what comes
+        (NEXT, {"sure": True, "given_up": 600}, NEW, False),
+        (NEXT, {"sure": True, "given_up": 600}, {}, True),
+        (
+            NEXT,
+            {"from_file": True},
+            {**OLD, "checkpoint_min_step": 0},
+            False,
+        ),  # nor has its file
+        (NEXT, {"checkpoints": ()}, NEW, False),  # it was restored: only an extension can use it
+        (AGAIN, {}, NEW, True),
+        (AGAIN, {"sure": True}, NEW, False),  # it is beyond the last prompt, perhaps by another reply
+        (AGAIN, {"checkpoints": ()}, NEW, False),
+        (AGAIN, {"checkpoints": ()}, {**NEW, "memory": Memory.DENSE}, True),
+    ],
+)
+def test_a_turn_goes_on_at_once_only_where_little_is_lost_if_it_parts_from_the_reply(
+    asked, state, traits, at_once
+):
+    contents = replace(conversation(A, hash_chain=SAID), **state)
+    plan = continuing([table(contents, None, **traits)], asked, NOW)
+    assert (plan is not None) is at_once

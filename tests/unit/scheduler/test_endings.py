@@ -1,0 +1,104 @@
+"""Where the last lines of a message begin, in its text and in the ids of a prompt."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.scheduler.endings import FURTHER, LONG, REACH, begins, endings, last_message
+from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.tokens import Tokens
+
+HEAD, USER = Boundary(5, Kind.HEAD), Boundary(9, Kind.USER)
+TOOL, TURN = Boundary(20, Kind.TOOL), Boundary(3000, Kind.TURN)
+
+
+def cut(text: str) -> dict[str, str]:
+    return {end: kind.value for end, kind in endings(text)}
+
+
+WORDS: dict[str, int] = {}
+
+
+def ids(text: str) -> Tokens:
+    """A token for all that stands between two blanks."""
+    return Tokens(WORDS.setdefault(word, len(WORDS)) for word in text.split(" "))
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("A text.\n\nWhat is it?", ["What is it?"]),
+        ("A text.\nWhat is it?\n\n", ["What is it?"]),
+        ("A text.\n\nQuestion: what?\nAnswer:", ["Answer:", "Question: what?\nAnswer:"]),
+        ("A text.\r\n\r\nQuestion: what?\r\nAnswer:", ["Answer:", "Question: what?\r\nAnswer:"]),
+        ("A text.\n \n\t\n    indented", ["    indented"]),
+        ("Ein Text: äöü 🦙\n\nWas heißt 语言?", ["Was heißt 语言?"]),
+        ("A text of one line.", []),
+        ("A text.\n\n \n", []),
+        ("\n\nA text.", ["A text."]),
+        ("", []),
+    ],
+)
+def test_a_message_is_cut_before_its_last_line_and_its_last_paragraph(text, ends):
+    assert cut(text) == dict.fromkeys(ends, "question")
+
+
+def test_a_few_lines_further_back_are_cut_each_several_times_as_far_as_the_one_behind_it():
+    text = "\n".join(f"{n:0>63}" for n in range(1000))
+    found = cut(text)
+    assert list(found.values()) == ["question", "line", "line"]
+    last, near, far = map(len, found)
+    assert last < FURTHER <= near < FURTHER + 64
+    assert 4 * near <= far < 4 * near + 64 <= REACH
+
+
+@given(st.text(alphabet="ab \n\r\t语🦙", max_size=200))
+def test_every_ending_is_one_of_the_text_and_begins_a_line_that_is_not_blank(text):
+    for end, _ in endings(text):
+        before, _, rest = text.rstrip().rpartition(end)
+        assert not rest
+        assert before.endswith("\n")
+        assert end.split("\n")[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("found", "length", "message"),
+    [
+        ((HEAD, TURN), 3010, range(5, 3000)),
+        ((HEAD, USER, TURN), 3010, range(9, 3000)),
+        ((HEAD, USER), 3010, range(9, 3010)),  # the template's reply is not known
+        ((HEAD, USER, TOOL, TURN), 3010, None),
+        ((HEAD, USER, Boundary(9 + LONG - 1, Kind.TURN)), 3010, None),
+        ((TURN,), 3010, None),
+        ((), 3010, None),
+    ],
+)
+def test_a_long_users_message_at_the_end_is_looked_at(found, length, message):
+    assert last_message(found, length) == message
+
+
+PROMPT = ids("<user> some text \n \n what is it ? </user> <reply>")
+MESSAGE = range(len(PROMPT) - 1)
+
+
+def test_an_ending_begins_where_its_ids_stand_last():
+    at = begins(PROMPT, MESSAGE, ids("what is it ?"))
+    assert at == len(PROMPT) - 6
+    twice = ids("<user> what is it ? \n \n what is it ? </user>")
+    assert begins(twice, range(len(twice)), ids("what is it ?")) == len(twice) - 5
+
+
+def test_what_merges_with_the_template_behind_it_still_begins_there():
+    merged = ids("<user> some text \n \n what is it ?</user> <reply>")
+    assert begins(merged, range(len(merged)), ids("what is it ?")) == len(merged) - 5
+
+
+def test_where_a_token_spans_the_line_end_there_is_no_cut():
+    merged = ids("<user> some text \n \nwhat is it ? </user> <reply>")
+    assert begins(merged, range(len(merged)), ids("what is it ?")) is None
+    assert begins(merged, range(len(merged)), Tokens()) is None
+
+
+def test_what_stands_outside_the_message_does_not_count():
+    assert begins(PROMPT, range(2, 5), ids("what is it ?")) is None
+    assert begins(PROMPT, MESSAGE, ids("<user> some")) is None  # no line begins with the message's opener

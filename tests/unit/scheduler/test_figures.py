@@ -1,0 +1,87 @@
+"""What requests cost: the definitions that every view reads."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.scheduler.ahead import MOST, Ahead
+from slotkeeper.scheduler.figures import Sums, Usage, hit_rate, oracle, usage_of
+from slotkeeper.scheduler.steps import marked
+from slotkeeper.scheduler.tokens import Tokens
+
+COUNTS = st.integers(0, 5000)
+
+
+def test_what_was_planted_for_a_request_is_computed_and_not_reused():
+    usage = usage_of(30_000, 29_996, planted=29_396)
+    assert usage is not None
+    assert (usage.reused, usage.computed, usage.evaluated) == (600, 29_400, 4)
+
+
+def test_what_idle_work_computed_is_reused_and_told_apart():
+    usage = usage_of(1000, 900, planted=100, ahead_from=700)
+    assert usage == Usage(prompt=1000, cached=900, planted=100, prepared=100)
+    assert (usage.reused, usage.computed) == (800, 200)
+
+
+def test_without_figures_there_is_no_account():
+    assert usage_of(None, 5) is None
+    assert usage_of(5, None) is None
+
+
+def test_plants_in_vain_are_work_but_no_prompt_has_more_tokens_than_it_has():
+    usage = usage_of(1000, 0, planted=800)
+    assert usage is not None
+    assert (usage.reused, usage.computed, usage.work) == (0, 1000, 1800)
+
+
+@given(prompt=st.integers(1, 5000), cached=COUNTS, planted=COUNTS, known=COUNTS, ahead=st.none() | COUNTS)
+def test_of_each_request_the_figures_agree(prompt, cached, planted, known, ahead):
+    usage = usage_of(prompt, min(cached, prompt), planted=planted, ahead_from=ahead)  # all: broken off early
+    assert usage is not None
+    least = oracle(usage, min(known, prompt))
+    assert usage.reused + usage.computed == usage.prompt
+    assert 0 <= usage.prepared <= usage.reused
+    assert min(1, usage.computed) <= least <= usage.computed + usage.prepared
+    assert usage.work - usage.computed == max(0, usage.work - usage.prompt)
+
+
+def test_what_only_idle_work_had_computed_is_new_all_the_same():
+    ahead = Usage(prompt=1000, cached=900, prepared=300)
+    assert oracle(ahead, known=600) == 400
+    forgotten = Usage(prompt=1000, cached=900)  # by us: a file of a sidecar before
+    assert oracle(forgotten, known=0) == 100
+    assert oracle(Usage(prompt=10, cached=9), known=10) == 1
+    assert oracle(Usage(prompt=10, cached=10), known=10) == 0
+
+
+def test_both_ratios_and_the_hit_rate_follow_from_the_sums():
+    sums = Sums(prompt_tokens=1000, reused=700, oracle=200, client=210, plant=90, idle=100, probe=16)
+    assert (sums.hit_rate, sums.waited, sums.total, sums.engine) == (0.7, 1.5, 2.0, 416)
+    shown = sums.shown()
+    assert (shown["hit_rate"], shown["waited"], shown["total"]) == (0.7, 1.5, 2.0)
+
+
+def test_nothing_is_divided_by_nothing():
+    assert (Sums().hit_rate, Sums().waited, Sums().total, hit_rate(0, 0)) == (None, None, None, None)
+
+
+def test_time_saved_may_be_less_than_nothing_and_is_shown_so():
+    assert Sums(reused_seconds=0.5, step_seconds=2.0).shown()["saved_seconds"] == -1.5
+
+
+def test_a_state_is_known_by_its_tokens_with_or_without_a_mark():
+    ahead, tokens = Ahead(), Tokens(range(100))
+    ahead.computed(tokens, 60)
+    assert ahead.begins(tokens) == 60
+    assert ahead.begins(marked(tokens)) == 60
+    assert ahead.begins(tokens.cut(0, 99)) is None
+
+
+def test_the_oldest_states_are_forgotten():
+    ahead = Ahead()
+    for number in range(MOST + 1):
+        ahead.computed(Tokens([number]), 0)
+    assert ahead.begins(Tokens([0])) is None
+    assert ahead.begins(Tokens([1])) == 0

@@ -1,0 +1,24 @@
+"""How much may be written, and when more may."""
+
+from math import inf
+
+import pytest
+
+from slotkeeper.scheduler.limits import HourlyBudget
+
+
+def test_an_hours_worth_may_be_written_at_once_and_then_as_it_comes():
+    budget = HourlyBudget(3600, left=3600, at=0.0)
+    assert budget.spend(3600, 0.0)
+    assert not budget.spend(1, 0.5)
+    assert budget.spend(100, 100.5)
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(0, 0.0), (3600, 3600.0), (3601, inf), (100, 100.0)])
+def test_it_tells_how_long_one_must_wait(size, seconds):
+    budget = HourlyBudget(3600, left=0.0, at=50.0)
+    assert budget.wait(size, 50.0) == seconds
+
+
+def test_without_a_budget_nothing_may_ever_be_written():
+    assert HourlyBudget(0, left=0.0, at=0.0).wait(1, 10_000.0) == inf

@@ -1,0 +1,112 @@
+"""How tokens that were computed twice were lost, by what is known of a request at its end."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.scheduler.losses import UNPLACED, Answered, Loss, Lost, lost
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
+
+PROMPT = Tokens(range(1000))
+OTHER = Tokens(range(5000, 6000))
+
+
+def answered(**more) -> Answered:
+    """All of the prompt was computed once; this time no slot had any of it."""
+    usual = {
+        "reason": Reason.COLD,
+        "prompt": PROMPT,
+        "cached": 0,
+        "predicted": 0,
+        "base": None,
+        "known": 1000,
+        "restarted": False,
+    }
+    return Answered(**(usual | more))
+
+
+def why(**more) -> Loss:
+    found = lost(answered(**more), 900)
+    assert found is not None
+    assert found.tokens == 900
+    return found.why
+
+
+@pytest.mark.parametrize("tokens", [0, -1, -900])
+def test_nothing_is_lost_that_was_not_computed_beyond_the_oracle(tokens):
+    assert lost(answered(), tokens) is None
+
+
+def test_a_single_token_is_a_loss():
+    assert lost(answered(), 1) == Lost(Loss.OVERWRITTEN, 1)
+
+
+def test_what_nothing_held_any_more_was_overwritten():
+    assert why() is Loss.OVERWRITTEN
+    assert why(base=SlotContents(tokens=OTHER)) is Loss.OVERWRITTEN
+
+
+def test_before_a_restart_is_another_life():
+    assert why(restarted=True) is Loss.RESTARTED
+
+
+def test_what_the_slot_held_but_could_not_be_cut_to_needed_a_checkpoint():
+    assert why(base=SlotContents(tokens=PROMPT.cut(0, 900) + OTHER)) is Loss.CHECKPOINT
+
+
+def test_the_larger_part_names_the_loss():
+    """Of 1000 tokens the slot held so many, and had no checkpoint for them; the rest was nowhere."""
+    assert why(base=SlotContents(tokens=PROMPT.cut(0, 499) + OTHER)) is Loss.OVERWRITTEN
+    assert why(base=SlotContents(tokens=PROMPT.cut(0, 501) + OTHER)) is Loss.CHECKPOINT
+
+
+def test_what_was_foretold_and_did_not_come_was_mispredicted():
+    contents = SlotContents(tokens=PROMPT)
+    assert why(base=contents, predicted=999) is Loss.MISPREDICTED
+    assert why(base=contents, predicted=499) is Loss.CHECKPOINT  # most of it nobody had promised
+    assert why(base=contents, predicted=None) is Loss.CHECKPOINT  # nobody could foretell anything
+
+
+def test_more_than_was_foretold_is_no_mistake():
+    assert why(predicted=100, cached=100) is Loss.OVERWRITTEN
+
+
+@pytest.mark.parametrize("reason", sorted(UNPLACED))
+def test_what_was_not_placed_by_its_tokens_could_not_be_helped(reason):
+    assert why(reason=reason) is Loss.UNPLACED
+    assert why(reason=reason, restarted=True) is Loss.UNPLACED
+
+
+@pytest.mark.parametrize("reason", sorted(UNPLACED))
+def test_but_what_the_right_slot_held_was_not_lost_by_its_place(reason):
+    assert why(reason=reason, base=SlotContents(tokens=PROMPT + OTHER)) is Loss.CHECKPOINT
+
+
+@pytest.mark.parametrize("asked", [{"reason": Reason.BYPASS}, {"uncached": True}])
+def test_who_asks_for_no_help_loses_by_that_alone(asked):
+    assert why(**asked) is Loss.BYPASSED
+    assert why(**asked, base=SlotContents(tokens=PROMPT), predicted=999, restarted=True) is Loss.BYPASSED
+
+
+lengths = st.integers(min_value=0, max_value=1000)
+
+
+@given(
+    reason=st.sampled_from(sorted(Reason)),
+    cached=lengths,
+    predicted=st.none() | lengths,
+    contents=lengths,
+    known=lengths,
+    restarted=st.booleans(),
+    uncached=st.booleans(),
+    tokens=st.integers(min_value=-1000, max_value=1000),
+)
+def test_every_loss_has_a_name_and_its_own_number(contents, tokens, **known):
+    found = lost(
+        replace(answered(), base=SlotContents(tokens=PROMPT.cut(0, contents) + OTHER), **known), tokens
+    )
+    assert found is None if tokens <= 0 else found is not None and found.tokens == tokens

@@ -1,0 +1,62 @@
+"""What files cost, learned from what they took."""
+
+import pytest
+
+from slotkeeper.scheduler.rates import CALL_SECONDS, FileTimes, Rates
+
+MB = 10**6
+
+
+def learned(*measured: tuple[float, float]) -> FileTimes:
+    """From files of so many megabytes that took so many milliseconds."""
+    times = FileTimes(5e8)
+    for size, milliseconds in measured:
+        times.took(int(size * MB), milliseconds / 1000)
+    return times
+
+
+def test_before_the_first_measurement_there_is_a_guess():
+    assert FileTimes(5e8).seconds(100 * MB) == pytest.approx(CALL_SECONDS + 0.2)
+
+
+def test_a_slow_first_file_does_not_decide():
+    assert learned((1, 400)).seconds(MB) < 0.01
+    assert learned((1, 400), (1, 5), (1, 5)).seconds(MB) == pytest.approx(CALL_SECONDS + 0.005)
+
+
+def test_the_machine_may_be_slower_than_the_guess():
+    assert learned(*[(1, 50)] * 3).seconds(MB) == pytest.approx(CALL_SECONDS + 0.05)
+
+
+@pytest.mark.parametrize("held_up", [0, 1, 4])
+def test_one_that_was_held_up_changes_nothing(held_up):
+    measured = [(size, 10 + 2 * size) for size in (1, 2, 4, 8, 16, 32)]
+    measured[held_up] = (measured[held_up][0], 900)
+    times = learned(*measured)
+    assert times.seconds(100 * MB) == pytest.approx(CALL_SECONDS + 0.21, rel=0.15)
+    assert times.seconds(MB) == pytest.approx(CALL_SECONDS + 0.012, rel=0.35)
+
+
+def test_what_is_constant_is_not_taken_for_each_byte():
+    times = learned(*[(size, 20 + size) for size in (1, 2, 3, 4)])
+    assert times.seconds(400 * MB) == pytest.approx(CALL_SECONDS + 0.42, rel=0.01)
+
+
+def test_times_are_never_negative():
+    times = learned((1, 90), (2, 50), (4, 10), (8, 5))
+    assert times.seconds(0) >= CALL_SECONDS
+    assert times.seconds(1000 * MB) >= times.seconds(MB)
+
+
+def test_what_tells_nothing_is_passed_over():
+    assert learned((0.001, 500), (1, 0)).seconds(MB) == FileTimes(5e8).seconds(MB)
+
+
+def test_prices_are_what_the_engine_could_have_computed_meanwhile():
+    rates = Rates()
+    rates.prefilled(2000, 0.5)
+    for _ in range(3):
+        rates.saved(2 * MB, 1000, 0.01)
+        rates.restored(2 * MB, 0.002)
+    assert rates.save_price(1000) == pytest.approx(4000 * (CALL_SECONDS + 0.01))
+    assert rates.restore_price(2 * MB) == pytest.approx(4000 * (CALL_SECONDS + 0.002))

@@ -1,0 +1,356 @@
+"""The RAM prompt cache and the engine's own choice: engine.md section 4 row by row, T6, 1.2."""
+
+import pytest
+
+from slotkeeper.scheduler.checkpoints import Checkpoint
+from slotkeeper.scheduler.ram_cache import RAM_ENTRIES
+from slotkeeper.scheduler.shadow import EngineShadow, Source
+from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.traits import EngineTraits, Memory
+
+A = Tokens(range(1000))
+C = Tokens(range(5000, 6500))
+E = Tokens(range(9000, 9100))
+
+
+def state(tokens, **more):
+    return SlotContents(tokens=tokens, **more)
+
+
+def shadow(*slots, ram=(), **traits):
+    engine = EngineShadow(EngineTraits(**({"memory": Memory.DENSE, "n_slots": len(slots), **traits})))
+    engine.slots = [state(tokens) if tokens is not None else None for tokens in slots]
+    engine.ram = [state(tokens) for tokens in ram]
+    return engine
+
+
+def in_ram(engine):
+    return [contents.tokens for contents in engine.ram]
+
+
+# -- pinned: the table of section 4 ------------------------------------------------------------------
+
+
+def test_less_than_half_kept_saves_the_slot_and_loads_the_best_entry():
+    engine = shadow(C, ram=[A])
+    reuse_plan = engine.plan_reuse(0, A + E)
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.RAM, True)
+    engine.launch(reuse_plan, [])
+    assert engine.slots[0].tokens == A
+    assert in_ram(engine) == [C]  # the loaded entry has left
+
+
+@pytest.mark.parametrize(
+    ("kept", "parks"), [(480, True), (499, True), (500, False), (501, False), (520, False)]
+)
+def test_half_is_the_border(kept, parks):
+    assert shadow(A).plan_reuse(0, A.cut(0, kept) + E).parked is parks
+
+
+@pytest.mark.parametrize(("kept", "loads"), [(250, True), (249, False)])
+def test_a_quarter_of_an_entry_must_be_kept_for_it_to_be_loaded(kept, loads):
+    reuse_plan = shadow(C, ram=[A]).plan_reuse(0, A.cut(0, kept) + E)
+    assert (reuse_plan.source is Source.RAM) is loads
+
+
+def test_t6_an_empty_slot_loads_nothing_when_pinned():
+    reuse_plan = shadow(None, ram=[A]).plan_reuse(0, A + E)
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (0, Source.NOTHING, False)
+
+
+def test_t6_an_empty_slot_loads_when_the_engine_chose_it_by_age():
+    reuse_plan = shadow(None, ram=[A]).plan_reuse(0, A + E, evict=True)
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.RAM, False)
+
+
+@pytest.mark.parametrize("off", [{"similarity": 0.0}, {"ram_cache": False}], ids=["-sps 0", "-cram 0"])
+def test_without_similarity_or_cache_a_pinned_task_ignores_it(off):
+    reuse_plan = shadow(C, ram=[A], **off).plan_reuse(0, A + E)
+    assert (reuse_plan.source, reuse_plan.parked) == (Source.NOTHING, False)
+
+
+def test_an_entry_must_be_better_than_the_slot_on_both_shares():
+    mine = A.cut(0, 400) + C.cut(0, 600)  # keeps 40 %: looks for better
+    assert shadow(mine, ram=[A.cut(0, 300) + C]).plan_reuse(0, A + E).source is Source.SLOT
+    assert shadow(mine, ram=[A.cut(0, 700)]).plan_reuse(0, A + E).source is Source.RAM
+
+
+def test_a_loaded_window_is_bare_but_its_checkpoints_come_with_it():
+    engine = shadow(C, memory=Memory.SWA, n_swa=256)
+    long = Tokens(range(1500))
+    engine.ram = [state(long, checkpoints=(Checkpoint(984, 1), Checkpoint(1496, 1)))]
+    assert engine.plan_reuse(0, long + E).reuse == 1495  # engine.md 4, "SWA reload"
+
+
+def test_the_most_similar_entry_is_loaded():
+    reuse_plan = shadow(C, ram=[A.cut(0, 300) + E, A, A.cut(0, 600) + E]).plan_reuse(0, A + E)
+    assert reuse_plan.base.tokens == A
+
+
+def test_a_slot_too_unlike_to_be_chosen_is_saved_although_most_of_it_would_be_kept():
+    """59 tokens held, 38 in common with a prompt of 772: the engine loaded 769 from its RAM cache."""
+    little = A.cut(0, 38) + C.cut(0, 21)
+    reuse_plan = shadow(little, ram=[A.cut(0, 769)]).plan_reuse(0, A.cut(0, 772))
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (769, Source.RAM, True)
+    alike = shadow(little, ram=[A.cut(0, 379)]).plan_reuse(
+        0, A.cut(0, 379)
+    )  # just over a tenth of the prompt
+    assert (alike.reuse, alike.source, alike.parked) == (38, Source.SLOT, False)
+
+
+def test_a_loaded_swa_full_state_must_not_be_cut():
+    engine = shadow(C, ram=[A], memory=Memory.SWA, n_swa=256, swa_full=True)
+    engine.ram = []
+    engine.slots = [state(A)]
+    engine.touch(0, [])
+    reuse_plan = engine.plan_reuse(0, A.cut(0, 900) + E)
+    assert (reuse_plan.source, reuse_plan.unsafe, reuse_plan.reuse) == (Source.RAM, True, 0)
+    engine.erase(0)
+    again = engine.plan_reuse(0, A.cut(0, 900) + E)
+    assert (again.source, again.unsafe, again.reuse) == (Source.NOTHING, False, 0)
+
+
+# -- files -----------------------------------------------------------------------------------------------
+
+
+def snapshot(tokens, checkpoints=()):
+    return Snapshot(id=SnapshotId("f"), fingerprint="", tokens=tokens, size=1, checkpoints=checkpoints)
+
+
+def test_looking_at_a_file_says_what_a_restore_would_bring_and_changes_nothing():
+    engine = shadow(C, memory=Memory.HYBRID)
+    reuse_plan = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
+    assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.SNAPSHOT, False)
+    assert engine.plan_reuse_restored(0, A.cut(0, 998) + E, snapshot(A, (484, 996))).reuse == 996
+    assert engine.plan_reuse_restored(0, E, snapshot(A)).source is Source.NOTHING
+    assert engine.slots[0].tokens == C
+    assert in_ram(engine) == []
+
+
+def test_a_restored_slot_behaves_as_it_was_foreseen():
+    engine = shadow(C, memory=Memory.HYBRID)
+    foreseen = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
+    engine.restore(0, snapshot(A, (484, 996)), 3.0)
+    assert engine.plan_reuse(0, A + E).reuse == foreseen.reuse
+    assert in_ram(engine) == []  # what was there is lost: the RAM cache is passed by
+
+
+def test_a_restored_state_gives_way_to_a_better_entry_like_any_other():
+    engine = shadow(None, ram=[A], memory=Memory.HYBRID)
+    mine = A.cut(0, 400) + C.cut(0, 600)
+    assert engine.plan_reuse_restored(0, A + E, snapshot(mine)).source is Source.RAM
+
+
+def test_an_erased_slot_is_empty_and_nothing_is_saved():
+    engine = shadow(A)
+    engine.erase(0)
+    assert engine.slots == [None]
+    assert in_ram(engine) == []
+
+
+# -- what tasks leave behind ---------------------------------------------------------------------------
+
+
+def test_a_launch_copies_every_other_idle_slot():
+    engine = shadow(A, C, None)
+    engine.launch(engine.plan_reuse(2, E), [0, 1])
+    assert in_ram(engine) == [A, C]
+    assert [h.tokens if h else None for h in engine.slots[:2]] == [A, C]
+
+
+def test_t6_unified_slots_are_wiped_by_anothers_task():
+    engine = shadow(A, C, None, unified=True)
+    engine.launch(engine.plan_reuse(2, E), [0, 1])
+    assert in_ram(engine) == [A, C]
+    assert engine.slots[:2] == [None, None]
+
+
+@pytest.mark.parametrize("off", [{"idle_copy": False}, {"ram_cache": False}])
+def test_without_idle_copies_a_launch_copies_nothing(off):
+    engine = shadow(A, None, unified=True, **off)
+    engine.launch(engine.plan_reuse(1, E), [0])
+    assert in_ram(engine) == []
+    assert engine.slots[0].tokens == A
+
+
+def test_a_contained_state_is_not_copied_and_a_longer_one_replaces_it():
+    engine = shadow(A.cut(0, 500), None, ram=[A])
+    engine.launch(engine.plan_reuse(1, E), [0])
+    assert in_ram(engine) == [A]
+    engine.slots[0] = state(A + E)
+    engine.launch(engine.plan_reuse(1, E), [0])
+    assert in_ram(engine) == [A + E]
+
+
+def test_a_state_whose_end_is_not_known_is_not_taken_for_a_part_of_a_longer_one():
+    engine = shadow(A + E, None)
+    engine.ram = [state(A, opaque=3)]
+    engine.launch(engine.plan_reuse(1, E), [0])
+    assert in_ram(engine) == [A, A + E]
+
+
+def test_the_same_state_is_not_copied_again_but_its_ids_are_learnt():
+    engine = shadow(A, None, memory=Memory.HYBRID)
+    engine.ram = [state(A.cut(0, 997), opaque=3, checkpoints=(Checkpoint(993, 1),))]
+    engine.launch(engine.plan_reuse(1, E), [0])
+    assert [(h.tokens, len(h.checkpoints)) for h in engine.ram] == [(A, 1)]
+
+
+def test_memory_of_the_ram_cache_is_bounded_and_drops_the_oldest():
+    engine = shadow(None, None)
+    for n in range(RAM_ENTRIES + 5):
+        engine.slots[0] = state(Tokens([n, n, n]))
+        engine.launch(engine.plan_reuse(1, E), [0])
+    assert len(engine.ram) == RAM_ENTRIES
+    assert in_ram(engine)[0] == Tokens([5, 5, 5])
+
+
+def test_a_touch_parks_the_slot_and_makes_a_pinned_load_possible():
+    engine = shadow(A, None)
+    assert engine.plan_reuse(1, A + E).reuse == 0
+    touched = engine.look_touched(1, A + E, [0, 1])
+    assert (touched.reuse, touched.source, touched.touched) == (1000, Source.RAM, True)
+    engine.touch(1, [0])
+    real = engine.plan_reuse(1, A + E)
+    assert (real.reuse, real.source) == (touched.reuse, touched.source)
+    assert engine.slots[0].tokens == A  # the copy is shared, not taken
+
+
+def test_a_touch_parks_what_it_overwrites():
+    engine = shadow(C, A)
+    assert engine.look_touched(0, A + E, [0, 1]).parked
+    engine.touch(0, [1])
+    assert C in in_ram(engine)
+
+
+def test_a_touch_promises_nothing_that_it_replaces_itself():
+    """What it parks contains the entry, and cannot be cut: there is nothing left to load."""
+    engine = shadow(A, None, memory=Memory.HYBRID)
+    engine.ram = [state(A.cut(0, 300), checkpoints=(Checkpoint(296, 1),))]
+    prompt = A.cut(0, 300) + E
+    assert [engine.look_touched(slot, prompt, [0, 1]).reuse for slot in (0, 1)] == [0, 0]
+    engine.touch(0, [1])
+    assert engine.plan_reuse(0, prompt).reuse == 0
+    assert in_ram(engine) == [A]
+
+
+# -- the engine's own choice (engine.md 1.2) -----------------------------------------------------------
+
+
+def test_the_most_similar_idle_slot_is_chosen_and_the_first_of_equals():
+    assert shadow(C, A, A).engine_choice(A + E, [0, 1, 2]).slot == 1
+    assert shadow(C, A, A).engine_choice(A + E, [0, 2]).slot == 2
+
+
+def test_below_the_similarity_the_least_recently_used_is_taken_with_save_and_load():
+    engine = shadow(C, C, ram=[A])
+    engine.slots = [state(C, used=5.0), state(C, used=3.0)]
+    reuse_plan = engine.engine_choice(A + E, [0, 1])
+    assert (reuse_plan.slot, reuse_plan.source, reuse_plan.parked) == (1, Source.RAM, True)
+
+
+def test_a_similar_slot_is_not_saved_when_half_of_it_is_kept():
+    reuse_plan = shadow(A, ram=[A + C]).engine_choice(A.cut(0, 700) + E, [0])
+    assert (reuse_plan.source, reuse_plan.parked, reuse_plan.reuse) == (Source.SLOT, False, 700)
+
+
+def test_no_free_slot_no_choice():
+    assert shadow(A).engine_choice(A, []) is None
+
+
+# -- the end of a task ---------------------------------------------------------------------------------
+
+
+def finish(engine, slot=0, **changes):
+    figures = {
+        "prompt": A, "prompt_tokens": 1000, "cached": 0, "generated": 40, "user_starts": (),
+        "hash_chain": (b"s", b"1"), "request": None, "now": 7.0, **changes,
+    }  # fmt: skip
+    return engine.finish(slot, **figures)
+
+
+def test_a_slot_holds_the_prompt_and_all_but_the_last_sampled_token():
+    contents = finish(shadow(None))
+    assert (contents.total, len(contents.tokens), contents.opaque, contents.rough) == (1039, 1000, 39, False)
+
+
+def test_a_prefill_only_task_leaves_exactly_the_prompt():
+    assert finish(shadow(None), generated=0).total == finish(shadow(None), generated=1).total == 1000
+
+
+def test_ids_beyond_the_engines_count_are_not_believed():
+    contents = finish(shadow(None), prompt_tokens=900, generated=0)
+    assert (contents.total, len(contents.tokens)) == (900, 900)
+
+
+def test_an_unknown_reply_length_leaves_the_end_open():
+    assert finish(shadow(None), generated=None).rough
+
+
+def test_turns_count_only_when_most_of_the_state_was_continued():
+    engine = shadow(None)
+    assert finish(engine).turns == 1
+    assert finish(engine, prompt=A + C, prompt_tokens=2500, cached=1039).turns == 2
+    assert finish(engine, prompt=A.cut(0, 300) + E, prompt_tokens=400, cached=300).turns == 1
+
+
+def test_a_live_window_has_slack_and_its_copy_has_none():
+    engine = shadow(None, None, memory=Memory.SWA, n_swa=256)
+    assert finish(engine, prompt=C, prompt_tokens=1500, generated=0).slack == 512
+    engine.launch(engine.plan_reuse(1, E), [0])
+    assert engine.ram[0].slack == 0
+
+
+def test_a_window_that_came_from_a_checkpoint_grows_as_the_prompt_does():
+    engine = shadow(None, memory=Memory.SWA, n_swa=256)
+    finish(engine, prompt=C, prompt_tokens=1500, generated=0)
+    part = C.cut(0, 1499) + E
+    assert finish(engine, prompt=part, prompt_tokens=1599, cached=1495, generated=0).slack == 512
+    engine.slots[0] = state(C, checkpoints=(Checkpoint(1496, 1),))  # as loaded from the RAM cache
+    assert finish(engine, prompt=part, prompt_tokens=1599, cached=1495, generated=0).slack == 103
+
+
+def test_the_floor_of_a_copied_state_stays_while_it_is_extended():
+    engine = shadow(None, memory=Memory.SWA, n_swa=256, swa_full=True)
+    engine.restore(0, snapshot(C), 1.0)
+    assert finish(engine, prompt=C + E, prompt_tokens=1600, cached=1500).floor == 1499
+    assert finish(engine, prompt=E, prompt_tokens=100, cached=0).floor == 0
+
+
+def test_checkpoints_follow_the_measured_rule():
+    contents = finish(shadow(None, memory=Memory.HYBRID), prompt=EMPTY, prompt_tokens=3000)
+    assert [c.at for c in contents.checkpoints] == [2484, 2996]
+
+
+# -- learning --------------------------------------------------------------------------------------------
+
+
+def test_a_ram_cache_that_failed_is_forgotten_then_distrusted():
+    engine = shadow(A, ram=[C])
+    engine.forget_ram()
+    assert engine.ram == []
+    assert engine.traits.ram_cache
+    engine.distrust_ram()
+    assert not engine.traits.ram_cache
+    assert not engine.plan_reuse(0, E).parked
+
+
+def test_slots_found_empty_are_in_the_ram_cache_of_a_unified_engine():
+    engine = shadow(A, C)
+    engine.assume_unified([0])
+    assert engine.traits.unified
+    assert engine.slots[0] is None
+    assert in_ram(engine) == [A]
+
+
+def test_content_kept_elsewhere_is_found():
+    engine = shadow(A, A + E, None, ram=[C])
+    assert engine.elsewhere(state(A), 0)
+    assert not engine.elsewhere(state(A + E), 1)
+    assert engine.elsewhere(state(C.cut(0, 10)), 2)
+
+
+def test_a_dump_shows_slots_and_cache():
+    assert repr(shadow(A, None, ram=[C])) == "<EngineShadow dense slots [1000 -] ram [1500]>"

@@ -1,0 +1,64 @@
+from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.events import Arrived, EngineUp
+from slotkeeper.scheduler.pending import Pending
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.state import State, user_starts
+from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId
+
+E = EngineId("http://e0")
+R = RequestId("r1")
+
+
+def state_with_engine():
+    placement = Placement(E)
+    placement.on(EngineUp(at=1.0, engine=E, traits=EngineTraits(n_slots=2)))
+    return placement._state, placement.tables[E]
+
+
+def pending(table, slot):
+    arrived = Arrived(at=1.0, request=R, client=ClientId("c"))
+    plan = Plan(table=table, reason=Reason.COLD) if table else None
+    return Pending(arrived=arrived, plan=plan, slot=slot)
+
+
+def test_a_request_owns_its_slot_until_the_table_says_otherwise():
+    state, table = state_with_engine()
+    table.move(SlotId(1), SlotState.RUNNING, R, 2.0)
+    assert state.slot_of(pending(table, SlotId(1))) == (table, 1)
+    assert state.slot_of(pending(table, SlotId(0))) is None
+    assert state.slot_of(pending(table, None)) is None
+    assert state.slot_of(pending(None, SlotId(1))) is None
+    table.reset(EngineTraits(n_slots=1), 3.0)
+    assert state.slot_of(pending(table, SlotId(1))) is None
+
+
+def test_an_engine_that_is_down_is_not_up():
+    state, table = state_with_engine()
+    assert state.up == [table]
+    table.up = False
+    assert state.up == []
+
+
+def test_somebody_waits_in_the_line_or_outside_of_it():
+    assert not State(engines=(E,)).waiting
+    for line in ("bypassing", "steered"):
+        state = State(engines=(E,))
+        getattr(state, line).append(R)
+        assert state.waiting
+    state = State(engines=(E,))
+    state.queue.add(R, ClientId("c"))
+    assert state.waiting
+
+
+def test_user_messages_begin_where_any_opener_stands():
+    traits = EngineTraits(user_start=((7, 8), (9,)))
+    assert user_starts(Tokens([1, 7, 8, 2, 9, 7, 8]), traits) == [1, 4, 5]
+    assert user_starts(None, traits) == ()
+    assert user_starts(Tokens([1, 7]), traits) == []
+
+
+def test_a_place_reads_like_an_address():
+    assert str(Place(E, SlotId(3))) == "http://e0#3"

@@ -1,0 +1,101 @@
+"""Boundaries of prompts whose markers are single numbers, so that one can see them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers, boundaries, in_replies
+from slotkeeper.scheduler.tokens import Tokens
+
+SYSTEM, USER, RESULT, REPLY = 90, 91, 92, 93
+KNOWN = Markers(user=(Tokens([USER]),), tool=(Tokens([RESULT]),), reply=(Tokens([REPLY]),))
+CHATML = Markers(user=(Tokens([80, USER]),), tool=(Tokens([80, USER, RESULT]),), reply=(Tokens([80, REPLY]),))
+MISTRAL = Markers(user=(Tokens([USER]),), tool=(Tokens([RESULT]),))
+INSIDE = Markers(user=(Tokens([USER]),), reply=(Tokens([REPLY]),), lead_inside=True)
+
+
+def found(ids, markers=KNOWN, rendered=()):
+    return [(b.at, b.kind.value) for b in boundaries(Tokens(ids), markers, rendered)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([SYSTEM, 1, USER, 2, REPLY], [(2, "head"), (4, "turn")]),
+        ([USER, 2, REPLY], [(0, "head"), (2, "turn")]),
+        (
+            [SYSTEM, 1, USER, 2, REPLY, 3, USER, 4, REPLY, 5, RESULT, 6, RESULT, 7, REPLY],
+            [(2, "head"), (6, "user"), (10, "tool"), (12, "tool"), (14, "turn")],
+        ),
+        ([SYSTEM, 1, REPLY, 2, USER, 3, REPLY], [(2, "head"), (4, "user"), (6, "turn")]),  # a greeting
+        ([SYSTEM, 1, RESULT, 2, REPLY], [(2, "head"), (4, "turn")]),
+        ([SYSTEM, 1, REPLY], [(2, "turn")]),
+        ([SYSTEM, 1, USER, 2, REPLY, 3, 4], [(2, "head"), (4, "turn")]),  # the reply's beginning was given
+        ([SYSTEM, 1, USER, 2], [(2, "head"), (4, "turn")]),  # no generation prompt was asked for
+        ([SYSTEM, 1, USER, 2, REPLY, 3, USER, 4], [(2, "head"), (6, "user"), (8, "turn")]),
+        ([1, 2, 3], []),
+        ([], []),
+    ],
+)
+def test_each_message_that_was_asked_begins_at_its_opener(ids, expected):
+    assert found(ids) == expected
+
+
+def test_a_users_message_that_begins_as_a_tools_result_is_the_tools():
+    chat = [80, SYSTEM, 1, 80, USER, 2, 80, REPLY, 80, USER, RESULT, 3, RESULT, 4, 80, REPLY]
+    assert found(chat, CHATML) == [(3, "head"), (8, "tool"), (14, "turn")]
+
+
+def test_without_a_generation_prompt_the_reply_begins_at_the_end():
+    assert found([SYSTEM, 1, USER, 2, 3, USER, 4], MISTRAL) == [(2, "head"), (5, "user"), (7, "turn")]
+
+
+def test_what_rendering_found_counts_before_markers_and_nothing_is_said_of_the_lead():
+    """System text between the opener of the first message and its own text."""
+    chat = [1, USER, 2, 2, 2, 3, REPLY, 4, USER, 5, REPLY]
+    head = Boundary(5, Kind.HEAD)
+    assert found(chat, INSIDE, [head]) == [(5, "head"), (8, "user"), (10, "turn")]
+    assert found(chat, INSIDE) == [(1, "user"), (8, "user"), (10, "turn")]
+
+
+def test_what_falls_together_is_one_boundary_and_the_head_wins():
+    both = [Boundary(2, Kind.USER), Boundary(2, Kind.HEAD)]
+    assert found([SYSTEM, 1, USER, 2, REPLY], KNOWN, both) == [(2, "head"), (4, "turn")]
+    assert found([SYSTEM, 1, 2, 3], UNKNOWN, reversed(both)) == [(2, "head")]
+
+
+def test_a_prompt_that_does_not_part_from_the_other_one_has_no_boundary_there():
+    assert found([SYSTEM, 1, 2], UNKNOWN, [Boundary(3, Kind.HEAD), Boundary(2, Kind.USER)]) == [(2, "user")]
+
+
+def test_of_an_unknown_template_only_the_generation_prompt_can_be_seen():
+    tail = Markers(reply=(Tokens([7, 8]),))
+    asked = [Boundary(2, Kind.HEAD), Boundary(5, Kind.USER)]
+    assert found([1, 1, 2, 7, 8, 3, 7, 8], tail, asked) == [(2, "head"), (5, "user"), (6, "turn")]
+    assert found([1, 1, 2, 7, 8, 3, 3, 3], tail, asked) == [(2, "head"), (5, "user")]
+    assert found([SYSTEM, 1, USER, 2, REPLY], UNKNOWN) == []
+
+
+@given(
+    ids=st.lists(st.sampled_from([1, 80, USER, RESULT, REPLY]), max_size=40),
+    markers=st.sampled_from([KNOWN, CHATML, MISTRAL, INSIDE, UNKNOWN]),
+    places=st.lists(st.integers(0, 39), max_size=2),
+)
+def test_any_prompt_has_ascending_boundaries_with_one_head_at_most_and_the_turn_last(ids, markers, places):
+    kinds = (Kind.HEAD, Kind.USER)
+    rendered = [Boundary(at, kind) for at, kind in zip(places, kinds, strict=False)]
+    result = boundaries(Tokens(ids), markers, rendered)
+    assert list(result) == sorted({b.at: b for b in result}.values())
+    assert all(0 <= b.at < len(ids) or (b.at == len(ids) and b.kind is Kind.TURN) for b in result)
+    assert [b.kind for b in result[1:]].count(Kind.HEAD) == 0
+    assert [b.kind for b in result[:-1]].count(Kind.TURN) == 0
+
+
+def test_a_place_lies_in_a_reply_if_the_last_opener_before_it_is_that_of_one():
+    prompt = Tokens([SYSTEM, 1, USER, 2, REPLY, 3, USER, 4, REPLY])
+    assert in_replies(range(1, 9), prompt, boundaries(prompt, KNOWN), KNOWN) == {4, 5, 8}
+
+
+def test_where_no_markers_are_known_no_place_is_said_to_lie_in_a_reply():
+    prompt = Tokens([SYSTEM, 1, USER, 2, REPLY, 3])
+    assert in_replies([5], prompt, [Boundary(2, Kind.HEAD)], UNKNOWN) == set()

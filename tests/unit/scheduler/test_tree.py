@@ -1,0 +1,260 @@
+import pytest
+
+from slotkeeper.scheduler.edges import BLOCK, HASH_BYTES
+from slotkeeper.scheduler.tokens import EMPTY, WIDTH, Tokens
+from slotkeeper.scheduler.tree import NODE_BYTES, Branch, PromptTree
+
+SYSTEM = Tokens([1] * 10)
+
+
+def said(token, times=10):
+    return Tokens([token] * times)
+
+
+def numbered(start, end):
+    return Tokens(range(start, end))
+
+
+def test_an_empty_tree_knows_nothing():
+    tree = PromptTree()
+    tree.add(EMPTY)
+    assert tree.longest(said(1)) == 0
+    assert tree.branches(said(1)) == []
+    assert repr(tree) == "<PromptTree 0 tokens, 0 warm, 0 leaves>"
+    assert tree.size == 0
+
+
+def test_turns_of_a_conversation_are_one_leaf():
+    tree = PromptTree()
+    for turn in range(1, 6):
+        tree.add(numbered(0, 200 * turn))
+    assert repr(tree) == "<PromptTree 1000 tokens, 768 warm, 1 leaves>"
+    assert tree.size == NODE_BYTES + 1000 * WIDTH
+    assert tree.branches(numbered(0, 1500)) == []
+
+
+class TestBranches:
+    def test_where_sequences_parted_with_their_ways_and_how_often_they_were_passed(self):
+        tree = PromptTree()
+        for now, token in enumerate((2, 3, 4, 3)):
+            tree.add(SYSTEM + said(token), 100.0 + now)
+        assert tree.branches(SYSTEM + said(3)) == [Branch(10, ways=3, passed=4, used=103.0)]
+
+    def test_where_the_prompt_itself_parts_before_it_was_added(self):
+        tree = PromptTree()
+        tree.add(SYSTEM + said(2), 5.0)
+        tree.add(SYSTEM + said(3), 6.0)
+        assert tree.branches(SYSTEM + said(4)) == [Branch(10, ways=3, passed=2, used=6.0)]
+        assert tree.branches(said(1, 4) + said(9)) == [Branch(4, ways=2, passed=1, used=6.0)]
+        assert tree.branches(SYSTEM + said(2, 4) + said(9))[1] == Branch(14, ways=2, passed=1, used=5.0)
+
+    def test_neither_the_beginning_nor_the_end_nor_a_next_turn(self):
+        tree = PromptTree()
+        tree.add(SYSTEM + said(2))
+        tree.add(said(7))
+        assert tree.branches(said(9)) == []  # parts at 0
+        assert tree.branches(SYSTEM) == []  # ends where others go on
+        assert tree.branches(SYSTEM + said(2) + said(5)) == []  # goes on where others ended
+
+    def test_a_branch_outlives_the_sequences_that_made_it(self):
+        tree = PromptTree(budget=3 * NODE_BYTES + 35 * WIDTH)
+        tree.add(SYSTEM + said(2))
+        tree.add(SYSTEM + said(3))
+        tree.add(SYSTEM + said(3) + said(4))
+        assert tree.longest(SYSTEM + said(2)) == 10
+        assert tree.branches(SYSTEM + said(3)) == [Branch(10, ways=2, passed=3)]
+
+    def test_a_branch_outlives_all_that_followed_it(self):
+        tree = PromptTree(budget=2 * NODE_BYTES + 100 * WIDTH)
+        for sequence in (SYSTEM + said(2), SYSTEM + said(3), said(7)):
+            tree.add(sequence)
+        assert repr(tree) == "<PromptTree 20 tokens, 0 warm, 2 leaves>"
+        tree.add(SYSTEM + said(4), 9.0)
+        assert tree.branches(SYSTEM + said(4)) == [Branch(10, ways=3, passed=3, used=9.0)]
+
+
+class TestPassedAt:
+    def test_when_the_longest_known_beginning_was_last_passed(self):
+        tree = PromptTree()
+        tree.add(SYSTEM + said(2), 5.0)
+        tree.add(SYSTEM + said(3), 6.0)
+        assert tree.passed_at(SYSTEM + said(2) + said(9)) == 5.0
+        assert tree.passed_at(SYSTEM + said(3)) == 6.0
+        assert tree.passed_at(SYSTEM + said(4)) == 6.0  # all came through there
+
+    def test_0_where_nothing_is_known(self):
+        tree = PromptTree()
+        assert tree.passed_at(SYSTEM) == 0.0
+        tree.add(said(2), 5.0)
+        assert tree.passed_at(SYSTEM) == 0.0
+        assert tree.passed_at(EMPTY) == 0.0
+
+
+class TestOutline:
+    def test_an_empty_tree_has_none(self):
+        assert PromptTree().hash_chain(100) == []
+        assert PromptTree().twig(said(1)) is None
+
+    def test_edges_from_where_they_begin_to_where_they_end(self):
+        tree = PromptTree()
+        for now, token in enumerate((2, 3, 2)):
+            tree.add(SYSTEM + said(token, token * 10), 100.0 + now)
+        stem, *others = tree.hash_chain(100)
+        assert (stem.parent, stem.begin, stem.end) == (None, 0, 10)
+        assert (stem.ways, stem.passed, stem.used) == (2, 3, 102.0)
+        assert {twig.parent for twig in others} == {stem.id}
+        assert {(twig.begin, twig.end, twig.ways, twig.passed, twig.used) for twig in others} == {
+            (10, 30, 0, 2, 102.0),
+            (10, 40, 0, 1, 101.0),
+        }
+
+    def test_parents_come_before_their_children_and_every_id_once(self):
+        tree = PromptTree()
+        for n in range(60):
+            tree.add(SYSTEM + said(n % 3 + 2) + said(n % 7 + 2) + said(n))
+        seen: dict[int, int] = {}
+        for twig in tree.hash_chain(1000):
+            assert twig.id not in seen
+            assert twig.begin == (0 if twig.parent is None else seen[twig.parent])
+            assert twig.end > twig.begin
+            seen[twig.id] = twig.end
+        assert sum(twig.end - twig.begin for twig in tree.hash_chain(1000)) == tree.tokens
+
+    def test_of_many_those_that_were_passed_last_and_all_above_them(self):
+        tree = PromptTree()
+        for n in range(100):
+            tree.add(SYSTEM + said(n + 2), float(n))
+        tree.add(SYSTEM + said(7), 200.0)
+        stem, *others = tree.hash_chain(4)
+        assert (stem.parent, stem.end) == (None, 10)
+        assert sorted(twig.used for twig in others) == [98.0, 99.0, 200.0]
+        assert tree.hash_chain(0) == []
+
+    def test_a_sequence_lies_in_the_edge_where_it_ends_or_parts(self):
+        tree = PromptTree()
+        tree.add(SYSTEM + said(2))
+        tree.add(SYSTEM + said(3))
+        stem, *others = tree.hash_chain(100)
+        ends = {twig.id for twig in others}
+        assert tree.twig(SYSTEM.cut(0, 4)) == tree.twig(SYSTEM) == stem.id
+        assert tree.twig(SYSTEM + said(9)) == stem.id  # nobody went on so
+        assert {tree.twig(SYSTEM + said(2)), tree.twig(SYSTEM + said(3, 4))} == ends
+        assert tree.twig(said(9)) is None
+
+    def test_looking_changes_nothing(self):
+        tree = PromptTree(warm=0)
+        for n in range(20):
+            tree.add(SYSTEM + numbered(n, n + 3 * BLOCK), float(n))
+        before = (repr(tree), tree.size, tree.hash_chain(1000))
+        tree.hash_chain(3)
+        tree.twig(SYSTEM + numbered(5, 5 + 3 * BLOCK))
+        tree.passed_at(SYSTEM + numbered(5, 400))
+        assert (repr(tree), tree.size, tree.hash_chain(1000)) == before
+
+
+class TestCold:
+    """An edge of 5 blocks: the ids of the first, three hashes, the ids of the last."""
+
+    KNOWN = numbered(0, 5 * BLOCK - 1)
+
+    @pytest.fixture
+    def tree(self):
+        tree = PromptTree(warm=0)
+        tree.add(self.KNOWN)
+        return tree
+
+    def test_it_takes_little_memory_and_all_of_it_is_known(self, tree):
+        assert tree.size == NODE_BYTES + (2 * BLOCK - 1) * WIDTH + 3 * HASH_BYTES
+        assert tree.longest(self.KNOWN) == len(self.KNOWN)
+        assert repr(tree._root.children[0].edge) == "<Edge 639 tokens, 384 hashed>"
+
+    def test_the_least_recently_passed_edge_is_cooled_first(self):
+        tree = PromptTree(warm=4 * BLOCK)
+        a, b, c = (said(token, 3 * BLOCK) for token in (1, 2, 3))
+        for sequence in (a, b, a, c):  # a is passed again
+            tree.add(sequence)
+        warm = {node.edge.first for node in tree._root.children.values() if not node.edge.hashed}
+        assert warm == {1, 3}
+        assert tree.warm == 4 * BLOCK
+
+    def test_what_is_passed_again_is_warm_again(self):
+        tree = PromptTree(warm=5 * BLOCK)
+        tree.add(self.KNOWN)
+        tree.add(said(2, 5 * BLOCK))
+        assert tree.warm == 4 * BLOCK
+        assert tree.longest(self.KNOWN) == len(self.KNOWN)  # looking does not warm it
+        assert tree.warm == 4 * BLOCK
+        tree.add(self.KNOWN)
+        assert tree.warm == 3 * BLOCK  # and the other one is cold
+        assert tree.longest(numbered(0, 200) + said(9)) == 200  # to the token
+
+    def test_a_prompt_parts_from_hashes_at_a_block_and_what_followed_there_is_forgotten(self, tree):
+        prompt = numbered(0, 2 * BLOCK + 50) + said(9, 2 * BLOCK)
+        assert tree.branches(prompt) == [Branch(2 * BLOCK, ways=2, passed=1)]
+        tree.add(prompt)
+        assert tree.branches(prompt) == [Branch(2 * BLOCK, ways=2, passed=2)]
+        assert tree.longest(prompt) == len(prompt)
+        assert tree.longest(self.KNOWN) == 2 * BLOCK + 50
+        assert tree.tokens == len(prompt)
+
+    def test_all_below_is_forgotten_with_it(self):
+        tree = PromptTree(warm=0)
+        for token in (2, 3, 4):
+            tree.add(self.KNOWN + said(token, 3 * BLOCK))
+        prompt = self.KNOWN.cut(0, 2 * BLOCK) + said(9, 2 * BLOCK)
+        tree.add(prompt)
+        assert repr(tree) == f"<PromptTree {len(prompt)} tokens, 0 warm, 1 leaves>"
+
+    def test_a_prompt_that_ends_in_hashes_makes_nothing_forgotten(self, tree):
+        prompt = self.KNOWN.cut(0, 2 * BLOCK + 50)
+        tree.add(prompt)
+        assert tree.longest(self.KNOWN) == len(self.KNOWN)
+        assert tree.longest(prompt) == 2 * BLOCK
+        assert tree.branches(prompt) == []
+
+    @pytest.mark.parametrize("at", [1, BLOCK - 1, 4 * BLOCK, 4 * BLOCK + 50])
+    def test_a_prompt_parts_to_the_token_where_ids_are_kept_and_nothing_is_forgotten(self, tree, at):
+        prompt = self.KNOWN.cut(0, at) + said(9, 2 * BLOCK)
+        assert tree.branches(prompt) == [Branch(at, ways=2, passed=1)]
+        tree.add(prompt)
+        assert tree.branches(prompt) == [Branch(at, ways=2, passed=2)]
+        assert tree.longest(self.KNOWN) == len(self.KNOWN)
+        tree.add(self.KNOWN + said(9, BLOCK))
+        assert tree.longest(self.KNOWN + said(9, BLOCK)) == len(self.KNOWN) + BLOCK
+
+    def test_conversations_that_open_alike_are_all_known(self):
+        tree = PromptTree(warm=0)
+        chats = [SYSTEM + said(n % 7, n % 5 + 1) + numbered(n, n + 4 * BLOCK) for n in range(300)]
+        for chat in chats:
+            tree.add(chat)
+        assert [tree.longest(chat) for chat in chats] == [len(chat) for chat in chats]
+
+
+class TestRoom:
+    def test_the_least_recently_passed_leaf_goes_first(self):
+        tree = PromptTree(budget=3 * (NODE_BYTES + 10 * WIDTH))
+        a, b, c = (said(token) for token in (1, 2, 3))
+        for sequence in (a, b, c, a):  # a is passed again
+            tree.add(sequence)
+        tree.add(said(4))
+        assert [tree.longest(s) for s in (a, b, c)] == [10, 0, 10]
+
+    def test_a_shared_prefix_outlives_the_first_branch_that_is_dropped(self):
+        tree = PromptTree(budget=3 * NODE_BYTES + 29 * WIDTH)
+        tree.add(SYSTEM + said(2))
+        tree.add(SYSTEM + said(3))
+        assert tree.longest(SYSTEM + said(2)) == 10
+        assert tree.longest(SYSTEM + said(3)) == 20
+
+    def test_a_prefix_without_branches_goes_in_its_turn(self):
+        tree = PromptTree(budget=3 * NODE_BYTES + 50 * WIDTH)
+        for sequence in (SYSTEM + said(2), SYSTEM + said(3), said(4), said(5), said(6)):
+            tree.add(sequence)
+        assert tree.longest(SYSTEM) == 0
+        assert [tree.longest(said(token)) for token in (4, 5, 6)] == [10, 10, 10]
+
+    def test_the_newest_leaf_stays_whatever_it_takes(self):
+        tree = PromptTree(budget=NODE_BYTES)
+        tree.add(said(1))
+        tree.add(said(2, 1000))
+        assert [tree.longest(said(1)), tree.longest(said(2, 1000))] == [0, 1000]
