@@ -6,13 +6,16 @@ PYTEST_ARGS ?=
 # For two cores: half of the time tests wait for engines and timers.
 WORKERS ?= 3
 
-.PHONY: help demo test test-remaining rehearse fuzz soak test-image test-real lint audit bench lock clean
+.PHONY: help demo unit test test-remaining rehearse fuzz soak test-image test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and without the sidecar
 	$(VENVS)/demo/bin/slotkeeper demo
+
+unit: $(VENVS)/dev/ready  ## pure tests: a minute, for the inner loop
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n 2 tests/unit tests/playbooks
 
 test: $(VENVS)/dev/ready lint  ## all checks and tests, on two builds of the real engine
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not serial and not image and not remaining"
