@@ -24,7 +24,7 @@ from benchmarks.figures import console, keep
 from slotkeeper.engine.slotfile import whole
 from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store.intake import Edit, Editor, Saved
+from slotkeeper.store.intake import Editor, SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 
 TICK_SECONDS: Final = 0.005
@@ -100,7 +100,7 @@ class Bench:
         await self.store.open()
         try:
             await self._keep("keep", None)
-            await self._keep("keep, edited", lambda _, files: Edit(recipe=whole(files[0])))
+            await self._keep("keep, edited", lambda _, files: SlotFileEdit(recipe=whole(files[0])))
             store, kept = self.store, self.store.listing()[0]
             size = kept.manifest.size
             await self._note(f"{OFTEN} offers, hashed before", 0, lambda: self._offer_often(kept.id))
@@ -113,7 +113,7 @@ class Bench:
     async def _keep(self, operation: str, edit: Editor | None) -> None:
         name = await self.store.temporary(int(self._gib * 2**30))
         tokens, size = write_slot_file(self._hot / name, self._gib)
-        saved = Saved(fingerprint=ENGINE, tokens=tokens, written=size, edit=edit)
+        saved = SavedFile(fingerprint=ENGINE, tokens=tokens, written=size, edit=edit)
         await self._note(operation, size, lambda: self.store.keep(name, saved))
 
     async def _offer_often(self, snapshot: SnapshotId) -> None:

@@ -33,7 +33,7 @@ from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import CHAT, play
 from slotkeeper.bench.prose import prose
-from slotkeeper.bench.restart import Change, Conversation
+from slotkeeper.bench.restart import Change, RestartedChat
 from slotkeeper.bench.sessions import PLAIN, system, user
 from slotkeeper.bench.target import Target
 from slotkeeper.observe.log import configure
@@ -141,7 +141,7 @@ async def work(model: Tiny, build: str, change: Change) -> Row:
 
 
 async def _restarted(model: Tiny, build: str, change: Change, folder: Path, *, sidecar: bool) -> Row:
-    chats = [Conversation(number=number, change=change) for number in (1, 2)]
+    chats = [RestartedChat(number=number, change=change) for number in (1, 2)]
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(lab.tiny_engine(model, build, folder))
         ours = await stack.enter_async_context(lab.keeping(engine)) if sidecar else None

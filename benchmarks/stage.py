@@ -23,7 +23,7 @@ from benchmarks.nginx import MISSING, find, nginx
 from benchmarks.raw import Relay, relay
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.engine.launch import Kind, find_engine, free_port, skulk
+from slotkeeper.engine.launch import EngineKind, find_engine, free_port, skulk
 
 DIRECT: Final = "direct"
 OURS: Final = "slotkeeper"
@@ -84,7 +84,7 @@ async def engine_for(
     """An engine, and the URL by which to reach it."""
     folder.mkdir()  # noqa: ASYNC240 - nothing else runs yet
     # The stock binary where it exists: a process of its own code, not a Python process with a library.
-    binary = skulk() or find_engine(Kind.XLLAMACPP)
+    binary = skulk() or find_engine(EngineKind.XLLAMACPP)
     flags = lab.stock_flags(binary, build(Tiny.DENSE), folder, slots=slots, context_tokens=context_tokens)
     process = await stack.enter_async_context(lab.engine(binary, flags, folder / "engine.log"))
     if not relayed:

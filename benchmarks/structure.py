@@ -28,7 +28,7 @@ from benchmarks.figures import console, keep
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
 
 SOURCE: Final = Path(slotkeeper.__file__).parent
@@ -204,7 +204,7 @@ class _profiled:  # noqa: N801 - read as a verb
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.structure", description=__doc__)
     parser.add_argument("--names", action="store_true", help="also what the rows count, by name")
-    parser.add_argument("--engine", default=Kind.XLLAMACPP.value)
+    parser.add_argument("--engine", default=EngineKind.XLLAMACPP.value)
     chosen = parser.parse_args(arguments)
     configure("error", "console")
     source = Source.read(SOURCE)

@@ -24,11 +24,11 @@ from slotkeeper.bench.play import play
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import Script, Turn, append, system, user
 from slotkeeper.bench.target import Target
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
 
 TURNS: Final = 5  # of each client
-BUILDS: Final = (Kind.XLLAMACPP, Kind.SKULK)
+BUILDS: Final = (EngineKind.XLLAMACPP, EngineKind.SKULK)
 MODELS: Final = (Tiny.DENSE, Tiny.HYBRID)
 PAUSE_SECONDS: Final = 0.5  # between two requests: agents pause, too
 
@@ -54,7 +54,7 @@ CLIENTS: Final[Mapping[str, tuple[Callable[[], Script], tuple[str, ...]]]] = {
 class Cell:
     clients: str
     model: Tiny
-    build: Kind
+    build: EngineKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

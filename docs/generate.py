@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only i
 
 from benchmarks.tables import MEASURED, code, table
 
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.conversation.reasons import CAUSES
 from slotkeeper.conversation.rules.registry import RULES
 from slotkeeper.observe.metrics import Metrics
@@ -87,7 +87,7 @@ def reasons() -> str:
 
 
 def kinds() -> str:
-    return _members("request", Kind)
+    return _members("request", RequestKind)
 
 
 def causes() -> str:

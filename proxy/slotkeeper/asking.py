@@ -23,7 +23,7 @@ class AskedError(Exception):
     """It cannot be done, and the text says why. Exit code 1."""
 
 
-class AdminPort:
+class AdminClient:
     """The admin port of a running sidecar. Every call raises AskedError."""
 
     def __init__(self, client: httpx.AsyncClient, advice: str) -> None:
@@ -107,7 +107,7 @@ async def admin_port(
     advice: str = "Name its admin port by --admin.",
     *,
     ca: Path | None = None,
-) -> AsyncIterator[AdminPort]:
+) -> AsyncIterator[AdminClient]:
     """Of what is not given, what the sidecar's own variables say (SLOTKEEPER_ADMIN_LISTEN and others).
 
     `ca`: certificates that are trusted beside those of the system.
@@ -128,4 +128,4 @@ async def admin_port(
     async with httpx.AsyncClient(
         base_url=url, headers=headers, timeout=ANSWER_SECONDS, verify=verify
     ) as client:
-        yield AdminPort(client, advice)
+        yield AdminClient(client, advice)

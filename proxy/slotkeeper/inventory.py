@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import httpx
 import orjson
 
-from slotkeeper.asking import ANSWER_SECONDS, AdminPort, AskedError, admin_port, refusal
+from slotkeeper.asking import ANSWER_SECONDS, AdminClient, AskedError, admin_port, refusal
 from slotkeeper.config import UsageError
 from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.store import names
@@ -37,7 +37,7 @@ class Inventory(Protocol):
 
 
 class Running:
-    def __init__(self, port: AdminPort) -> None:
+    def __init__(self, port: AdminClient) -> None:
         self._port = port
 
     async def overview(self) -> dict[str, Any]:

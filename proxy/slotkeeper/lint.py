@@ -46,7 +46,7 @@ class Session:
 
 
 @dataclass(slots=True)
-class Finding:
+class LintFinding:
     """One habit of one client: what it changes, and where."""
 
     client: str
@@ -85,9 +85,9 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Report:
+class LintReport:
     sessions: list[Session]
-    findings: list[Finding]  # the dearest first
+    findings: list[LintFinding]  # the dearest first
     others: int  # requests that ask for no tokens, or are no chat
     problems: list[str]  # lines that could not be read
 
@@ -109,11 +109,11 @@ def lint(traces: Sequence[Path], console: Console, *, as_json: bool = False) -> 
     return int(bool(report.findings))
 
 
-def examined(traces: Sequence[Trace]) -> Report:
+def examined(traces: Sequence[Trace]) -> LintReport:
     """All requests in the order in which they were sent: agents that ran beside each other stay so."""
     book = Conversations()
     sessions: dict[tuple[str, str], Session] = {}
-    findings: dict[tuple[str, Cause, Section, RuleName | None], Finding] = {}
+    findings: dict[tuple[str, Cause, Section, RuleName | None], LintFinding] = {}
     others = 0
     for entry in merged(traces):
         layout = laid_out(entry)
@@ -126,8 +126,8 @@ def examined(traces: Sequence[Trace]) -> Report:
         session.kinds[explained.kind.value] += 1
         if costs(explained) and explained.divergence and explained.cause:
             what = entry.client, explained.cause, explained.divergence.section, explained.rule
-            findings.setdefault(what, Finding(*what)).add(session, explained)
-    return Report(
+            findings.setdefault(what, LintFinding(*what)).add(session, explained)
+    return LintReport(
         sessions=list(sessions.values()),
         findings=sorted(findings.values(), key=lambda found: -found.characters),
         others=others,
@@ -162,7 +162,7 @@ def _next(book: Conversations, entry: Entry, layout: Layout) -> Explained:
 # -- for programs --------------------------------------------------------------------------------------
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: LintReport) -> dict[str, Any]:
     return {
         "requests": report.requests,
         "others": report.others,
@@ -176,7 +176,7 @@ def document(report: Report) -> dict[str, Any]:
 # -- for people ----------------------------------------------------------------------------------------
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: LintReport, console: Console) -> None:
     for problem in report.problems:
         console.print(f"[yellow]{escape(problem)}; left out[/]", highlight=False)
     console.print(kinds(report.sessions))
@@ -201,7 +201,7 @@ def kinds(sessions: Iterable[Session]) -> Table:
     return table
 
 
-def ranked(findings: Iterable[Finding]) -> Table:
+def ranked(findings: Iterable[LintFinding]) -> Table:
     table = Table(
         *("", "client", "what changed", "where, at its dearest", "times", "tokens\nabout", "rule (default)"),
         title="Computed again though it had not changed, the dearest first",
@@ -217,20 +217,20 @@ def ranked(findings: Iterable[Finding]) -> Table:
     return table
 
 
-def where(found: Finding) -> str:
+def where(found: LintFinding) -> str:
     message = "" if found.message is None else f" of message {found.message}"
     told = f"{found.section.value}{message}, character {found.offset:,}"
     return f"{told} (request {found.request} of {escape(found.session)})"
 
 
-def examples(findings: Iterable[Finding]) -> Iterator[Text]:
+def examples(findings: Iterable[LintFinding]) -> Iterator[Text]:
     """Around the place, before and after; lines are cut where the terminal ends."""
     for number, found in enumerate(findings, start=1):
         yield Text(f"{number:3} - {one_line(found.before)}", style="red")
         yield Text(f"    + {one_line(found.after)}", style="green")
 
 
-def advice(findings: Sequence[Finding]) -> Iterator[str]:
+def advice(findings: Sequence[LintFinding]) -> Iterator[str]:
     """How to switch on what would have helped."""
     saved: Counter[RuleName] = Counter()
     for found in findings:

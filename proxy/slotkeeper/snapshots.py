@@ -17,14 +17,14 @@ from slotkeeper.config import UsageError
 from slotkeeper.inventory import Inventory
 from slotkeeper.terminal.figures import UNKNOWN, age, one_line, size
 from slotkeeper.terminal.out import complain, say
-from slotkeeper.web.snapshots import Verdict
+from slotkeeper.web.snapshots import FileVerdict
 
 PREFIX: Final = "slotkeeper-"  # of every id: not shown
 WIDE: Final = 110  # columns from which on names are long
 NAME: Final = 12  # cells of one
 WIDE_NAME: Final = 36
 SHORTEST: Final = 4  # letters at the end of an id that may stand for it
-COLOURS: Final = {Verdict.WHOLE: "green", Verdict.UNREAD: "yellow"}  # the others are red
+COLOURS: Final = {FileVerdict.WHOLE: "green", FileVerdict.UNREAD: "yellow"}  # the others are red
 TRAITS: Final = {"golden": "shared", "draft": "draft", "repaired": "mended"}
 
 
@@ -67,7 +67,7 @@ async def verify(inventory: Inventory, ids: Sequence[str], out: Console, told: C
     async for line in inventory.verify(ids):
         told(line)
         total += 1
-        whole += line["verdict"] == Verdict.WHOLE
+        whole += line["verdict"] == FileVerdict.WHOLE
         colour, word = COLOURS.get(line["verdict"], "red"), line["verdict"]
         left = f"; a whole copy is left: {', '.join(line['tiers'])}" if copy_left(line) else ""
         out.print(
@@ -153,4 +153,4 @@ def short(id_: str) -> str:
 
 
 def copy_left(line: dict[str, Any]) -> bool:
-    return bool(line["tiers"]) and line["verdict"] in {Verdict.DAMAGED, Verdict.MISSING}
+    return bool(line["tiers"]) and line["verdict"] in {FileVerdict.DAMAGED, FileVerdict.MISSING}

@@ -13,10 +13,10 @@ from typing import Final
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from slotkeeper.asking import AdminPort, AskedError, admin_port
+from slotkeeper.asking import AdminClient, AskedError, admin_port
 from slotkeeper.terminal.figures import span
 from slotkeeper.terminal.out import complain
-from slotkeeper.terminal.screen import Seen, screen
+from slotkeeper.terminal.screen import ScreenState, screen
 
 REQUESTS: Final = 10  # of the last ones; a terminal shows as many as it has lines for
 
@@ -52,15 +52,15 @@ async def top(
     return 0
 
 
-async def look(port: AdminPort, out: Console) -> Seen:
+async def look(port: AdminClient, out: Console) -> ScreenState:
     """Raises AskedError."""
     limit = max(REQUESTS, out.height) if out.is_terminal else REQUESTS
     state = await port.get("/api/state")
     listed = await port.get("/api/requests", limit=limit)
-    return Seen(state=state, requests=listed["requests"], at=time.time())
+    return ScreenState(state=state, requests=listed["requests"], at=time.time())
 
 
-async def _again(port: AdminPort, out: Console, draw: Draw, last: Seen) -> Seen:
+async def _again(port: AdminClient, out: Console, draw: Draw, last: ScreenState) -> ScreenState:
     """Draws what is there now, or what was there last and why that is all."""
     try:
         seen = await look(port, out)
@@ -71,7 +71,7 @@ async def _again(port: AdminPort, out: Console, draw: Draw, last: Seen) -> Seen:
     return seen
 
 
-def _shown(seen: Seen, port: AdminPort, out: Console, trouble: str = "") -> RenderableType:
+def _shown(seen: ScreenState, port: AdminClient, out: Console, trouble: str = "") -> RenderableType:
     return screen(seen, port.client.base_url.netloc.decode(), out.width, trouble)
 
 

@@ -20,7 +20,7 @@ from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.config import UsageError
 from slotkeeper.engine.client import Health
 from slotkeeper.engine.flags import EngineFlags, FlagError, given
-from slotkeeper.engine.launch import EngineBinary, Kind, NoEngineError, find_engine, free_port
+from slotkeeper.engine.launch import EngineBinary, EngineKind, NoEngineError, find_engine, free_port
 from slotkeeper.engine.process import EngineDiedError, EngineProcess
 from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, private_folder, recommended
 from slotkeeper.engine.supervisor import Supervisor
@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """What will be started."""
 
     binary: EngineBinary
@@ -98,7 +98,7 @@ def _plan(
     slots: int,
     context_tokens: int,
     extra: Sequence[str],
-) -> Plan:
+) -> LaunchPlan:
     binary = find_engine(engine)
     words = list(extra)
     trained = 0
@@ -109,7 +109,7 @@ def _plan(
     elif model is not None:
         raise UsageError("the model is named twice: by --model and after --")
     folder = settings.slot_dir or _state_folder()
-    environ = None if binary.kind is Kind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
+    environ = None if binary.kind is EngineKind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
     args = [
         *recommended(
             binary.known,
@@ -125,7 +125,7 @@ def _plan(
         *words,
     ]
     flags = replace(EngineFlags.parse(args, environ), build=binary.build)
-    return Plan(binary=binary, args=args, flags=flags, log_path=folder / LOG_NAME)
+    return LaunchPlan(binary=binary, args=args, flags=flags, log_path=folder / LOG_NAME)
 
 
 def _keeps_apart(settings: Settings, flags: EngineFlags) -> bool:
@@ -187,7 +187,7 @@ def _tells_secret(flag: str) -> bool:
     return flag == "-hft" or (tells_secret(flag) and not flag.endswith("tokens"))  # --image-max-tokens 512
 
 
-async def _supervise(plan: Plan, links: Mapping[EngineId, EngineLink]) -> None:
+async def _supervise(plan: LaunchPlan, links: Mapping[EngineId, EngineLink]) -> None:
     base = plan.flags.base
     log.info(
         "engine_start",

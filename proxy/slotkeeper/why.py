@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from slotkeeper.asking import AdminPort, AskedError, admin_port
+from slotkeeper.asking import AdminClient, AskedError, admin_port
 from slotkeeper.config import UsageError
 from slotkeeper.terminal.account import account
 from slotkeeper.terminal.figures import span
@@ -50,7 +50,7 @@ async def why(
     return 0
 
 
-async def _one(port: AdminPort, out: Console, id_: str, *, as_json: bool) -> None:
+async def _one(port: AdminClient, out: Console, id_: str, *, as_json: bool) -> None:
     document = await port.get(f"/api/requests/{quote(id_, safe='')}")
     if as_json:
         say(document)
@@ -58,7 +58,7 @@ async def _one(port: AdminPort, out: Console, id_: str, *, as_json: bool) -> Non
         out.print(account(document, out.width, time.time()))
 
 
-async def _list(port: AdminPort, out: Console, *, last: int, repeated: bool, as_json: bool) -> None:
+async def _list(port: AdminClient, out: Console, *, last: int, repeated: bool, as_json: bool) -> None:
     found = (await port.get("/api/requests", limit=last, **({"repeated": 1} if repeated else {})))["requests"]
     if as_json:
         for one in found:
@@ -69,7 +69,7 @@ async def _list(port: AdminPort, out: Console, *, last: int, repeated: bool, as_
         out.print(await _nothing(port, repeated=repeated))
 
 
-async def _nothing(port: AdminPort, *, repeated: bool) -> str:
+async def _nothing(port: AdminClient, *, repeated: bool) -> str:
     """Why the list is empty."""
     state = await port.get("/api/state")
     if repeated and (await port.get("/api/requests", limit=1))["requests"]:

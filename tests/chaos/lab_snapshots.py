@@ -27,7 +27,7 @@ from slotkeeper.engine.process import EngineProcess
 from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId
-from slotkeeper.store.intake import Saved
+from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.kept import Kept
 
 CHAT: Final = "/v1/chat/completions"
@@ -199,7 +199,7 @@ class Witness:
     def _watch_store(self, store: Any) -> None:
         keep = store.keep
 
-        async def seen(temporary: str, saved: Saved, others: Iterable[SnapshotId] = ()) -> Kept:
+        async def seen(temporary: str, saved: SavedFile, others: Iterable[SnapshotId] = ()) -> Kept:
             kept = await keep(temporary, saved, others)
             name = f"{kept.id}.slot"
             self.kept[name] = digest(self.slots / name)

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from chaos.lab_snapshots import Witness, bench, in_front_of, known, turn_and_save, undisturbed
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.store.store import Store
 
@@ -46,7 +46,7 @@ def fallbacks(metrics: Metrics) -> float:
 @pytest.mark.parametrize("jump", JUMPS.values(), ids=JUMPS)
 async def test_a_clock_that_jumps_costs_no_answer_and_no_file(tmp_path: Path, clock: Clock, jump):
     """While the sidecar runs, and again between two of its lives. The engine has no part in that."""
-    async with bench("tiny-hybrid", Kind.XLLAMACPP, tmp_path / "engine", "--cache-ram", "0") as engine:
+    async with bench("tiny-hybrid", EngineKind.XLLAMACPP, tmp_path / "engine", "--cache-ram", "0") as engine:
         talks = await undisturbed(engine, TALKS, turns=5)
         witness = Witness(engine.slots)
         kept: set[str] = set()

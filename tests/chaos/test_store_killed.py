@@ -21,7 +21,7 @@ from pathlib import Path
 from slotkeeper.engine.slotfile import whole
 from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store.intake import Edit, Saved
+from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.names import INDEX
 from slotkeeper.store.store import Store
 from unit.store.saving import ENGINE, file_of, ids, names_in, offered
@@ -81,8 +81,8 @@ async def save(store: Store, hot: Path, chance: random.Random) -> None:
         with (hot / name).open("ab") as file:
             file.write(part)
         await asyncio.sleep(0)
-    edit = (lambda _file, files: Edit(recipe=whole(files[0]))) if chance.random() < 0.5 else None
-    saved = Saved(fingerprint=ENGINE, tokens=Tokens(ids(seed)), written=len(data), edit=edit)
+    edit = (lambda _file, files: SlotFileEdit(recipe=whole(files[0]))) if chance.random() < 0.5 else None
+    saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(seed)), written=len(data), edit=edit)
     kept = await store.keep(name, saved)
     say("kept", kept.id, seed)
 

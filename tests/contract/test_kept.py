@@ -18,7 +18,7 @@ PARTS: Final = ("scheduler", "conversation", "api", "vocab", "engine", "store", 
 MAKERS: Final = frozenset(
     {
         *("dict", "list", "set", "deque", "OrderedDict", "defaultdict", "Counter", "bytearray"),
-        *("WeakValueDictionary", "SimpleQueue", "Queue", "Recent"),
+        *("WeakValueDictionary", "SimpleQueue", "Queue", "Recent", "RecentRequests"),
     }
 )
 DISPLAYS: Final = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)

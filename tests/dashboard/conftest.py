@@ -16,7 +16,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 
 FLAGS: Final = (
     "--no-sandbox",  # a container has none, and the page is ours
@@ -40,7 +40,7 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Restartable]:
     folder = tmp_path_factory.mktemp("dashboard")
-    async with lab.tiny_engine(Tiny.HYBRID, Kind.XLLAMACPP, folder) as started:
+    async with lab.tiny_engine(Tiny.HYBRID, EngineKind.XLLAMACPP, folder) as started:
         yield started
 
 

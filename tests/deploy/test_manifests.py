@@ -16,7 +16,7 @@ from slotkeeper import __version__
 from slotkeeper.address import Address
 from slotkeeper.engine.builds import LAZY_SINCE
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import Kind, find_engine
+from slotkeeper.engine.launch import EngineKind, find_engine
 from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, recommended
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 
@@ -193,7 +193,7 @@ def test_the_engine_has_the_flags_of_slotkeeper_up(manifests: Manifests):
     engine = EngineFlags.parse(manifests.runs("engine").command)
     assert engine.slot_save_path
     advised = recommended(
-        find_engine(Kind.XLLAMACPP).known,
+        find_engine(EngineKind.XLLAMACPP).known,
         port=engine.port,
         slot_dir=engine.slot_save_path,
         slots=engine.n_parallel or 0,

@@ -37,17 +37,18 @@ from slotkeeper.bench.counter import counted
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import Kind, find_engine, free_port, skulk_can_exist
+from slotkeeper.engine.launch import EngineKind, find_engine, free_port, skulk_can_exist
 from slotkeeper.engine.process import EngineProcess
 
 BUILDS: Final = tuple(
     pytest.param(
         kind.value,
         marks=pytest.mark.skipif(
-            kind is Kind.SKULK and not skulk_can_exist(), reason="this wheel is for Linux on x86-64 only"
+            kind is EngineKind.SKULK and not skulk_can_exist(),
+            reason="this wheel is for Linux on x86-64 only",
         ),
     )
-    for kind in (Kind.SKULK, Kind.XLLAMACPP)
+    for kind in (EngineKind.SKULK, EngineKind.XLLAMACPP)
 )
 
 
@@ -101,7 +102,7 @@ def engine_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Factory
 
     def make(
         model: str = Tiny.HYBRID,
-        build: str = Kind.XLLAMACPP,
+        build: str = EngineKind.XLLAMACPP,
         *,
         args: Sequence[str] = (),
         port: int | None = None,

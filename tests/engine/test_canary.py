@@ -18,13 +18,13 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.engine import logprob_fingerprint
 from slotkeeper.engine.canary import CANARY_TOKENS, ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.traits import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId
 
-VERSIONS = {Kind.SKULK: 2, Kind.XLLAMACPP: 4}
+VERSIONS = {EngineKind.SKULK: 2, EngineKind.XLLAMACPP: 4}
 HYBRID = EngineTraits(n_slots=2, memory=Memory.HYBRID)
 NAME = "some engine"
 EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
@@ -71,7 +71,7 @@ def states(engine) -> list[tuple]:
 async def test_an_unused_engine_tells_all_about_its_files(engine_factory, build, model):
     engine = engine_factory(model, build)
     reading = await look(engine, may_compute=True)
-    carries = build == Kind.XLLAMACPP and model is not Tiny.DENSE
+    carries = build == EngineKind.XLLAMACPP and model is not Tiny.DENSE
     assert reading.no_files is None
     assert reading.traits.snapshots
     assert (reading.traits.state_version, reading.traits.files_carry) == (VERSIONS[build], carries)
@@ -83,7 +83,7 @@ async def test_an_unused_engine_tells_all_about_its_files(engine_factory, build,
 async def test_without_leave_to_compute_a_new_build_does_not_tell_at_first(engine):
     before = evaluated(engine)
     reading = await look(engine)
-    assert reading.traits.files_carry is (None if engine.build == Kind.XLLAMACPP else False)
+    assert reading.traits.files_carry is (None if engine.build == EngineKind.XLLAMACPP else False)
     assert evaluated(engine) == before
     assert reading.traits.snapshots
 
@@ -95,21 +95,21 @@ async def test_an_engine_that_makes_no_checkpoints_writes_none(engine_factory, b
 
 
 async def test_a_large_batch_is_no_reason_to_see_no_checkpoint(engine_factory):
-    engine = engine_factory(Tiny.HYBRID, Kind.XLLAMACPP, args=["-ub", "4096", "-b", "4096"])
+    engine = engine_factory(Tiny.HYBRID, EngineKind.XLLAMACPP, args=["-ub", "4096", "-b", "4096"])
     assert (await look(engine, may_compute=True)).traits.files_carry is True
 
 
 async def test_what_is_known_helps_where_no_canary_can_run_if_it_is_about_this_engine(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
     known = await probe(engine, may_compute=True)
-    assert known.files_carry is (build == Kind.XLLAMACPP)
+    assert known.files_carry is (build == EngineKind.XLLAMACPP)
     assert evaluated(engine) == (CANARY_TOKENS if known.files_carry else 0)
     await prefill(engine, 1, 40)
     before = evaluated(engine)
     there = await probe(engine, known=known, may_compute=True)
     elsewhere = await probe(engine, known=replace(known, engine="another"), may_compute=True)
     assert (there.files_carry, evaluated(engine)) == (known.files_carry, before)
-    assert elsewhere.files_carry is (None if build == Kind.XLLAMACPP else False)
+    assert elsewhere.files_carry is (None if build == EngineKind.XLLAMACPP else False)
 
 
 async def test_a_used_engine_is_not_disturbed_and_its_checkpoints_are_evidence(engine_factory, build):
@@ -119,7 +119,7 @@ async def test_a_used_engine_is_not_disturbed_and_its_checkpoints_are_evidence(e
     before = states(engine)
     found = await probe(engine, may_compute=True)
     assert (found.state_version, evaluated(engine)) == (VERSIONS[build], 40 + 30)
-    assert found.files_carry is (build == Kind.XLLAMACPP)
+    assert found.files_carry is (build == EngineKind.XLLAMACPP)
     assert found.layout
     assert states(engine) == before == [(False, 40), (False, 30)]
     assert not list(engine.slot_dir.iterdir())
@@ -130,7 +130,7 @@ async def test_of_a_used_engine_the_emptiest_slot_is_saved(engine_factory, build
     await prefill(engine, 0, 40)
     found = await probe(engine, may_compute=True)
     assert found.layout == "", "the file was not of the slot that nobody has used"
-    assert found.files_carry is (None if build == Kind.XLLAMACPP else False)
+    assert found.files_carry is (None if build == EngineKind.XLLAMACPP else False)
 
 
 async def test_an_engine_whose_slots_are_all_at_work_is_left_alone(engine_factory, build):

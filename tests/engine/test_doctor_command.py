@@ -22,7 +22,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.cli import main
 from slotkeeper.engine import logprob_fingerprint
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import Kind, find_engine, free_port
+from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 
 pytestmark = pytest.mark.alternating
@@ -195,7 +195,7 @@ def test_snapshots_that_work_are_described_and_leave_no_trace(engine_factory, bu
     engine = engine_factory(model, build)
     code, out = look_at_files(engine.base, engine.slot_dir)
     assert code == 0, out
-    newer = build == Kind.XLLAMACPP
+    newer = build == EngineKind.XLLAMACPP
     assert re.search(rf"files of version {4 if newer else 2}, fingerprint [0-9a-f]{{16}}", out)
     assert ("carry the checkpoints" in out) is (newer and model is not Tiny.DENSE)
     assert ("carry no checkpoints" in out) is (not newer and model is not Tiny.DENSE)
@@ -219,7 +219,7 @@ def test_an_engine_of_others_that_was_used_may_have_flags_that_nobody_knows(
 def test_a_draft_has_its_state_in_checkpoints_only(engine_factory, build, look_at_files):
     engine = engine_factory(Tiny.HYBRID_MTP, build, args=["--spec-type", "draft-mtp"])
     out = look_at_files(engine.base, engine.slot_dir)[1]
-    newer = build == Kind.XLLAMACPP
+    newer = build == EngineKind.XLLAMACPP
     assert ("only the checkpoints" in finding(out, "draft", "note")) is newer
 
 

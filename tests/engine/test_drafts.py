@@ -16,15 +16,15 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 
 pytestmark = pytest.mark.alternating
 
 CHATS = 5
 TURN = 8000  # characters, some 2100 tokens
 SAID = 200  # tokens that are drafted for
-KEPT = {Kind.SKULK: 0.65, Kind.XLLAMACPP: 0.94}  # of the drafts that a computed slot has accepted
-DEARER = {Kind.SKULK: 0, Kind.XLLAMACPP: 4}  # tokens computed beyond those that are new
+KEPT = {EngineKind.SKULK: 0.65, EngineKind.XLLAMACPP: 0.94}  # of the drafts that a computed slot has accepted
+DEARER = {EngineKind.SKULK: 0, EngineKind.XLLAMACPP: 4}  # tokens computed beyond those that are new
 
 
 class Drafts(NamedTuple):
@@ -74,7 +74,7 @@ async def test_after_a_restart_drafts_are_accepted_again(build, tmp_path):
                 await lab.restarted(engine, sidecar)
                 await lab.rested(sidecar)  # also until its slots are warm
                 ours = await ask(client, history, SAID, ignore_eos=True)
-                assert ours["timings"]["cache_n"] >= held - DEARER[Kind(build)]
+                assert ours["timings"]["cache_n"] >= held - DEARER[EngineKind(build)]
                 asked.append((history, ours))
         restored, computed = [drafts(ours) for _, ours in asked], []
         async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as direct:
@@ -83,4 +83,4 @@ async def test_after_a_restart_drafts_are_accepted_again(build, tmp_path):
                 assert reply(ours) == reply(fresh)
                 computed.append(drafts(fresh))
     share = rate(restored) / rate(computed)
-    assert share >= KEPT[Kind(build)], (restored, computed)
+    assert share >= KEPT[EngineKind(build)], (restored, computed)

@@ -9,7 +9,7 @@ import pytest
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.client import EngineClient, EngineError
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.types import SlotId
 
@@ -68,8 +68,8 @@ async def test_a_model_of_the_same_shapes_is_another_engine_though_it_takes_the_
 
 async def test_another_rope_base_is_another_engine_though_it_takes_the_file(engine_factory):
     """Only with the build whose flags are all known to its program."""
-    one = engine_factory(Tiny.DENSE, Kind.SKULK)
-    other = engine_factory(Tiny.DENSE, Kind.SKULK, args=["--rope-freq-base", "500000"])
+    one = engine_factory(Tiny.DENSE, EngineKind.SKULK)
+    other = engine_factory(Tiny.DENSE, EngineKind.SKULK, args=["--rope-freq-base", "500000"])
     async with EngineClient(one.base) as client:
         await client.prefill(range(5, 100), SlotId(0))
         await client.save(SlotId(0), "state")
@@ -96,6 +96,6 @@ async def test_the_same_model_elsewhere_is_the_same_engine(engine_factory, build
 
 
 async def test_builds_that_do_not_read_each_others_files_differ(engine_factory):
-    assert await fingerprint(engine_factory(build=Kind.SKULK)) != await fingerprint(
-        engine_factory(build=Kind.XLLAMACPP)
+    assert await fingerprint(engine_factory(build=EngineKind.SKULK)) != await fingerprint(
+        engine_factory(build=EngineKind.XLLAMACPP)
     )

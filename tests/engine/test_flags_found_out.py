@@ -11,7 +11,7 @@ from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine import flag_canary
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flag_canary import FEW
-from slotkeeper.engine.launch import Kind, find_engine
+from slotkeeper.engine.launch import EngineKind, find_engine
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.traits import Known
 from slotkeeper.scheduler.types import SlotId
@@ -50,7 +50,7 @@ async def test_whether_checkpoints_outlive_the_next_task_is_found_out(engine_fac
     reading = await look(engine_factory(model, build, args=[*args, "-cms", str(step)]))
     told = found(reading)
     told.pop("checkpoint_cap", None)
-    if build == Kind.SKULK:
+    if build == EngineKind.SKULK:
         assert told == {"checkpoint_min_step": step, "ram_cache": True}
     else:  # they do in any case
         assert told == {"ram_cache": True}
@@ -72,7 +72,7 @@ async def test_an_engine_with_few_checkpoints_is_found_out(engine_factory, build
 @pytest.mark.parametrize("cap", [32, 64])
 @pytest.mark.parametrize("step", ["0", "8192"])
 async def test_whether_it_keeps_as_many_as_we_advise_is_found_out(engine_factory, build, model, cap, step):
-    if build == Kind.SKULK and step != "0":
+    if build == EngineKind.SKULK and step != "0":
         pytest.skip("there the list is never full")
     reading = await look(engine_factory(model, build, args=["-cms", step, "-ctxcp", str(cap)]))
     assert found(reading)["checkpoint_cap"] == cap
@@ -98,7 +98,7 @@ async def test_however_it_chooses_slots_nothing_wrong_is_concluded(engine_factor
     reading = await look(engine_factory(Tiny.HYBRID, build, args=[*args, "-cms", "0"]))
     told = found(reading)
     assert told.get("ram_cache") in {None, True}
-    assert told.get("checkpoint_min_step") in ({None, 0} if build == Kind.SKULK else {None})
+    assert told.get("checkpoint_min_step") in ({None, 0} if build == EngineKind.SKULK else {None})
     assert told.get("checkpoint_cap") in {None, 32}
 
 

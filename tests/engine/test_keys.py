@@ -17,7 +17,7 @@ from slotkeeper.bench.lab import ready, url_of
 from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.settings import Settings
-from slotkeeper.web.door import Door, Verdict
+from slotkeeper.web.door import Door, KeyCheck
 
 KEY: Final = {"Authorization": "Bearer sesame"}
 STRANGERS: Final[tuple[dict[str, str], ...]] = (
@@ -100,8 +100,8 @@ async def test_strangers_cost_nothing_and_learn_nothing(engine_factory, build):
 
 
 async def test_where_nobody_can_say_who_may_nothing_is_done_but_forwarding(engine, monkeypatch):
-    async def unsure(*_: object) -> Verdict:
-        return Verdict.UNSURE
+    async def unsure(*_: object) -> KeyCheck:
+        return KeyCheck.UNSURE
 
     async def not_known(*_: object) -> bool:
         return False

@@ -8,7 +8,7 @@ import pytest
 
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.types import SlotId
 
@@ -54,12 +54,14 @@ async def test_an_engine_that_starts_as_it_was_has_its_old_voice(look, build, mo
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP])
 @pytest.mark.parametrize("flags", ["--rope-freq-base 500000", "--rope-freq-scale 0.9"])
 async def test_another_rope_is_another_voice_and_the_old_one_is_known_again(look, model, flags):
-    first = await look(model, Kind.SKULK)
-    other = await look(model, Kind.SKULK, *flags.split())
+    first = await look(model, EngineKind.SKULK)
+    other = await look(model, EngineKind.SKULK, *flags.split())
     assert other.voice != first.voice
     assert other.traits.fingerprint != first.traits.fingerprint
-    assert (await look(model, Kind.SKULK)).traits.fingerprint == first.traits.fingerprint
-    assert (await look(model, Kind.SKULK, *flags.split())).traits.fingerprint == other.traits.fingerprint
+    assert (await look(model, EngineKind.SKULK)).traits.fingerprint == first.traits.fingerprint
+    assert (
+        await look(model, EngineKind.SKULK, *flags.split())
+    ).traits.fingerprint == other.traits.fingerprint
 
 
 async def test_an_engine_that_was_used_already_is_taken_for_the_last_one(look, build):

@@ -16,7 +16,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.replay import generates, shot
 from slotkeeper.bench.target import Target
 from slotkeeper.bench.trace import merged, read
-from slotkeeper.engine.launch import Kind, skulk_can_exist
+from slotkeeper.engine.launch import EngineKind, skulk_can_exist
 
 CONTEXT = 49152  # the longest prompt has 42,399 tokens
 REPLY = 16  # tokens: the history is the recorded one, whatever is said now
@@ -27,7 +27,7 @@ AT_MOST = 1.02  # times the oracle of what the client sent
 WITH_PLANTS = {"aider/main1": 1.12, "claude-code/trace-0100": 1.12, "claude-code/trace-0300": 1.12}
 ANYBODY_WITH_PLANTS = 1.06
 
-BUILDS = (Kind.SKULK, Kind.XLLAMACPP) if skulk_can_exist() else (Kind.XLLAMACPP,) * 2
+BUILDS = (EngineKind.SKULK, EngineKind.XLLAMACPP) if skulk_can_exist() else (EngineKind.XLLAMACPP,) * 2
 DEALT = [
     pytest.param(path, BUILDS[at % 2], id=recorded.name(path)) for at, path in enumerate(recorded.sessions())
 ]
@@ -35,7 +35,7 @@ DEALT = [
 
 @recorded.needed
 @pytest.mark.parametrize(("path", "kind"), DEALT)
-async def test_what_real_agents_send_is_computed_once(path: Path, kind: Kind, tmp_path):
+async def test_what_real_agents_send_is_computed_once(path: Path, kind: EngineKind, tmp_path):
     entries = [entry for entry in merged([read(path)]) if generates(entry)]
     async with (
         lab.tiny_engine(Tiny.HYBRID, kind, tmp_path, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,

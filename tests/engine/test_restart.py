@@ -11,7 +11,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.play import play
-from slotkeeper.bench.restart import Change, Conversation
+from slotkeeper.bench.restart import Change, RestartedChat
 from slotkeeper.bench.sessions import Turn
 from slotkeeper.bench.target import Target
 
@@ -22,16 +22,16 @@ MORE = 1.05  # times the oracle may be computed
 EACH = 64  # tokens, and so many more for each conversation
 
 
-def two(change: Change) -> list[Conversation]:
-    return [Conversation(number=number, change=change) for number in (1, 2)]
+def two(change: Change) -> list[RestartedChat]:
+    return [RestartedChat(number=number, change=change) for number in (1, 2)]
 
 
-async def begin(chats: Sequence[Conversation], target: Target) -> None:
+async def begin(chats: Sequence[RestartedChat], target: Target) -> None:
     for chat in chats:
         expect_answered(await play(chat.begin(), target, session=f"chat {chat.number}"))
 
 
-async def go_on(chats: Sequence[Conversation], target: Target, sidecar: Sidecar | None = None) -> Totals:
+async def go_on(chats: Sequence[RestartedChat], target: Target, sidecar: Sidecar | None = None) -> Totals:
     """Clients that think before each question: until the sidecar has saved what there is.
 
     To one that asks at once, some tokens more may be given sooner than a slot that is just being saved.
@@ -141,7 +141,7 @@ async def test_a_sidecar_that_vanished_before_it_could_save_has_lost_that(build,
     assert found.computed > 1.5 * found.oracle
 
 
-async def goes_on_at(sidecar: Sidecar, chats: Sequence[Conversation], oracle: Oracle) -> Totals:
+async def goes_on_at(sidecar: Sidecar, chats: Sequence[RestartedChat], oracle: Oracle) -> Totals:
     """The same clients with a new sidecar."""
     async with Target(lab.url_of(sidecar)) as target:
         target.oracle = oracle

@@ -18,7 +18,7 @@ from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import PLAIN, edited, system, user
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.runtime import editing
 from slotkeeper.scheduler.snapshots import Snapshot
 from slotkeeper.scheduler.types import Reason
@@ -114,7 +114,7 @@ async def test_a_file_with_fewer_and_with_foreign_checkpoints_brings_the_same_st
     """The engine keeps six, which are of the last two turns; the first question's are in an earlier file."""
     made = spied(monkeypatch)
     async with lab.tiny_engine(
-        Tiny.HYBRID, Kind.XLLAMACPP, tmp_path, "--ctx-checkpoints", "6", "-cms", "0"
+        Tiny.HYBRID, EngineKind.XLLAMACPP, tmp_path, "--ctx-checkpoints", "6", "-cms", "0"
     ) as engine:
         async with a_sidecar(engine) as (sidecar, client):
             history = await chat(client, sidecar, turns=3)

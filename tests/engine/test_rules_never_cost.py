@@ -13,7 +13,7 @@ from engine import mixes
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 
 pytestmark = pytest.mark.alternating
 
@@ -63,7 +63,7 @@ async def both(model: Tiny, build: str, folder: Path) -> tuple[Mapping[str, int]
 
 @pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.DENSE], ids=str)
 async def test_no_mix_of_agents_costs_more_than_stock(model, build, tmp_path):
-    if model is Tiny.DENSE and build != Kind.XLLAMACPP:
+    if model is Tiny.DENSE and build != EngineKind.XLLAMACPP:
         pytest.skip("one build will do: what rules send is the same on every kind of memory")
     stock, ours, fixed = await both(model, build, tmp_path)
     print({name: (tokens, ours[name]) for name, tokens in stock.items()})  # noqa: T201 - for whoever runs it

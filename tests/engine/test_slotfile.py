@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engine.conftest import Engine
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.slotfile import (
     Damage,
     Donor,
@@ -125,7 +125,7 @@ def test_a_file_says_what_the_engine_says(engine: Engine) -> None:
         file = understood(data)
         n_read = at.restore(data)
         without_checkpoints = at.restore(data[: file.payload_end])
-    newer, dense = engine.build == Kind.XLLAMACPP, engine.model.stem == Tiny.DENSE
+    newer, dense = engine.build == EngineKind.XLLAMACPP, engine.model.stem == Tiny.DENSE
     assert file.version == (4 if newer else 2)
     assert file.tokens == Tokens(ids)
     assert [r.at for r in file.records] == ([N - 4 - UBATCH, N - 4] if newer and not dense else [])
@@ -203,7 +203,7 @@ def test_whatever_befalls_a_file_there_is_a_verdict(engine: Engine) -> None:
 def test_a_trimmed_file_restores_with_the_checkpoint_that_was_kept(model, engine_factory) -> None:
     args = [*ALONE, *(DRAFTS if model == Tiny.HYBRID_MTP else [])]
     ids = prompt(N)
-    with bench(engine_factory(model, Kind.XLLAMACPP, args=args)) as at:
+    with bench(engine_factory(model, EngineKind.XLLAMACPP, args=args)) as at:
         at.complete(ids[:704])
         at.complete(ids)
         data = at.save()
@@ -223,7 +223,7 @@ def test_a_trimmed_file_restores_with_the_checkpoint_that_was_kept(model, engine
 def test_a_checkpoint_of_another_file_works(model, engine_factory) -> None:
     args = [*ALONE, *(DRAFTS if model == Tiny.HYBRID_MTP else [])]
     ids = prompt(N)
-    with bench(engine_factory(model, Kind.XLLAMACPP, args=args)) as at:
+    with bench(engine_factory(model, EngineKind.XLLAMACPP, args=args)) as at:
         at.complete(ids)
         data = at.save()
         at.complete([*ids[:600], 7, 7, 7, 7], slot=1)
@@ -261,7 +261,7 @@ def test_a_repaired_window_is_extended_and_never_wrongly_cut(held, engine_factor
 
 def test_a_repaired_window_is_cut_at_its_checkpoints(engine_factory) -> None:
     ids = prompt(N)
-    with bench(engine_factory(Tiny.SWA, Kind.XLLAMACPP, args=ALONE)) as at:
+    with bench(engine_factory(Tiny.SWA, EngineKind.XLLAMACPP, args=ALONE)) as at:
         at.complete(ids)
         data = at.save()
         file = understood(data)
@@ -296,7 +296,7 @@ def test_another_last_token_brings_the_drafts_back(engine_factory) -> None:
 
     ids = prompt(N)
     extended = [*ids, 9, 9]
-    with bench(engine_factory(Tiny.HYBRID_MTP, Kind.XLLAMACPP, args=[*ALONE, *DRAFTS])) as at:
+    with bench(engine_factory(Tiny.HYBRID_MTP, EngineKind.XLLAMACPP, args=[*ALONE, *DRAFTS])) as at:
         at.complete(ids)
         data = at.save()
         file = understood(data)

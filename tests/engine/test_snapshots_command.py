@@ -11,7 +11,7 @@ from rich.console import Console
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.inventory import folder, running
 from slotkeeper.runtime.remembered import FILE
 from slotkeeper.snapshots import snapshots
@@ -88,7 +88,7 @@ async def test_a_folder_is_listed_alike_when_its_sidecar_has_ended(build, tmp_pa
 
 async def test_what_a_canary_has_shown_is_known_where_none_is_possible(build, tmp_path):
     """A second sidecar in front of an engine that is in use: one slot is still empty and shows nothing."""
-    carries = {Kind.SKULK: False, Kind.XLLAMACPP: True}[Kind(build)]
+    carries = {EngineKind.SKULK: False, EngineKind.XLLAMACPP: True}[EngineKind(build)]
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
         async with lab.keeping(engine) as first:
             assert first.driver.front.traits.files_carry is carries

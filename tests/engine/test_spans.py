@@ -8,7 +8,7 @@ from collector import collecting, values
 from slotkeeper.bench import lab
 from slotkeeper.bench.prose import prose
 from slotkeeper.observe.spans import REQUEST
-from slotkeeper.observe.why.record import Stage
+from slotkeeper.observe.why.record import RequestStage
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "Spans of this test. " + prose(6000, 3)}
@@ -41,13 +41,13 @@ async def test_a_span_says_what_the_engine_counted_and_how_the_time_was_spent(en
     assert warm["gen_ai.usage.cache_read.input_tokens"] > 0.8 * cold["gen_ai.usage.input_tokens"]
     # Where most of it is planted, the few tokens of the request itself may take too short for a span.
     planted = cold["slotkeeper.planted_tokens"]
-    longest = Stage.PLANT if planted > cold["slotkeeper.computed_tokens"] / 2 else Stage.PREFILL
+    longest = RequestStage.PLANT if planted > cold["slotkeeper.computed_tokens"] / 2 else RequestStage.PREFILL
     assert f"slotkeeper.{longest.value}" in collector.inside(spans[0])
     plants = [child for child in collector.children(spans[0]) if child.name == "slotkeeper.plant"]
     assert sum(values(plant)["slotkeeper.tokens"] for plant in plants) <= planted
     for span in spans:
         for child in collector.children(span):
-            assert child.name in {f"slotkeeper.{stage.value}" for stage in Stage}
+            assert child.name in {f"slotkeeper.{stage.value}" for stage in RequestStage}
             assert child.trace_id == span.trace_id
             assert child.start_time_unix_nano <= child.end_time_unix_nano
             # What is found beside the request's own way may end after it: the tokens of a short prompt.

@@ -19,7 +19,7 @@ from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import prompt_of
 from slotkeeper.runtime.structure import boundaries_of
-from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.traits import Memory
 
@@ -108,8 +108,8 @@ async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
         changed = await engine.text({**chat, "messages": other})
         text = next(n for n, (a, b) in enumerate(zip(whole, changed, strict=False)) if a != b)
         opener = family.user if message["role"] == "user" else family.tool
-        kind = Kind(message["role"]) if places else Kind.HEAD
-        if kind is Kind.HEAD and family.inside:  # another conversation, which has no more than this
+        kind = BoundaryKind(message["role"]) if places else BoundaryKind.HEAD
+        if kind is BoundaryKind.HEAD and family.inside:  # another conversation, which has no more than this
             changed = await engine.text({**chat, "messages": other[: index + 1]})
             places.append(Boundary(prompt.lcp(await engine.ids(changed)), kind))
         elif opener:
@@ -117,9 +117,9 @@ async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
         else:
             places.append(Boundary(prompt.lcp(await engine.ids(changed)), kind))
     if not family.user:  # the head and the last question are all that is looked for
-        places = [places[0], *[place for place in places[1:] if place.kind is Kind.USER][-1:]]
+        places = [places[0], *[place for place in places[1:] if place.kind is BoundaryKind.USER][-1:]]
     asked = await engine.ids(await engine.text({**chat, "add_generation_prompt": False}))
-    return [*places, Boundary(len(asked), Kind.TURN)]
+    return [*places, Boundary(len(asked), BoundaryKind.TURN)]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -201,7 +201,7 @@ RESPONSES = {
 
 @pytest.mark.parametrize("engine", ["tiny-dense"], indirect=True)
 async def test_a_conversation_has_the_same_boundaries_in_every_api(engine):
-    kinds = [Kind.HEAD, Kind.USER, Kind.TOOL, Kind.USER, Kind.TURN]
+    kinds = [BoundaryKind.HEAD, BoundaryKind.USER, BoundaryKind.TOOL, BoundaryKind.USER, BoundaryKind.TURN]
     async with Told(engine.base) as told:
         prompt, found = await told.asked(Api.CHAT, {"messages": WHOLE})
         assert [boundary.kind for boundary in found] == kinds
@@ -262,7 +262,7 @@ async def test_a_long_message_is_cut_where_its_last_lines_begin(engine_factory, 
             whole = await engine.text(chat)
             line = document[document.rindex("\n") + 1 :] + QUESTION  # it begins with its blanks
             before = await engine.ids(whole[: whole.rindex(line)])
-            assert Boundary(len(before), Kind.QUESTION) in found, kind
+            assert Boundary(len(before), BoundaryKind.QUESTION) in found, kind
             assert prompt.begins_with(before), kind
-            assert any(b.kind is Kind.LINE for b in found), kind
+            assert any(b.kind is BoundaryKind.LINE for b in found), kind
             assert list(found) == sorted(found)

@@ -7,7 +7,7 @@ import pytest
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.engine.doctor import SaveSupport, Severity, examine, probe
-from slotkeeper.engine.launch import Kind
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.obstacles import Why
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.tokens import Tokens
@@ -30,7 +30,7 @@ async def test_a_strange_engine_tells_memory_slots_and_age(engine):
     traits = reading.traits
     assert (traits.memory, traits.n_swa) == KINDS[Tiny(engine.model.stem)]
     assert (traits.n_slots, traits.n_ctx) == (2, 65536)
-    assert traits.eager_thinning is (engine.build == Kind.SKULK)
+    assert traits.eager_thinning is (engine.build == EngineKind.SKULK)
     assert traits.user_start == (tuple(opener),)
     assert traits.markers.user == (Tokens(opener),)
     assert traits.markers.tool

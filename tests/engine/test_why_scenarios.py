@@ -21,10 +21,10 @@ from slotkeeper.bench.play import at_once, play
 from slotkeeper.bench.prose import prose
 from slotkeeper.bench.sessions import SESSIONS, Script, Turn, chat, edited, system, user
 from slotkeeper.bench.target import Target
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.conversation.reasons import CAUSES, Cause
 from slotkeeper.conversation.requests.layout import Section
-from slotkeeper.engine.launch import Kind as Build
+from slotkeeper.engine.launch import EngineKind as Build
 from slotkeeper.observe.why.words import FEW
 from slotkeeper.scheduler.losses import Loss
 
@@ -39,33 +39,33 @@ class Said:
     """What must be said of every request whose label is like this one."""
 
     label: str
-    kind: Kind
+    kind: RequestKind
     section: Section | None = None
     cause: Cause | None = None
     rule: str | None = None
     lost: Loss | None = None  # by the older build; where the newer loses anything, by it as well
 
 
-FIRST, TURN = Said(label="turn 1", kind=Kind.COLD), Said(label="turn *", kind=Kind.MAIN_TURN)
+FIRST, TURN = Said(label="turn 1", kind=RequestKind.COLD), Said(label="turn *", kind=RequestKind.MAIN_TURN)
 STRIPPED = Cause.TEMPLATE_STRIPS_REASONING
-SAMPLED = {"kind": Kind.MAIN_TURN, "section": Section.REASONING, "cause": STRIPPED}
-OPENED = {"kind": Kind.MAIN_TURN, "section": Section.REPLY, "cause": Cause.TEMPLATE_RERENDERS}
+SAMPLED = {"kind": RequestKind.MAIN_TURN, "section": Section.REASONING, "cause": STRIPPED}
+OPENED = {"kind": RequestKind.MAIN_TURN, "section": Section.REPLY, "cause": Cause.TEMPLATE_RERENDERS}
 RERENDERED = {
-    "kind": Kind.TOOL_ROUND_TRIP,
+    "kind": RequestKind.TOOL_ROUND_TRIP,
     "section": Section.CALL,
     "cause": Cause.CALL_RERENDERED,
     "rule": "tool_calls",
 }
-LOOPED = {"kind": Kind.MAIN_TURN, "cause": STRIPPED, "lost": Loss.CHECKPOINT}
+LOOPED = {"kind": RequestKind.MAIN_TURN, "cause": STRIPPED, "lost": Loss.CHECKPOINT}
 CLOCK = {
-    "kind": Kind.REWRITE,
+    "kind": RequestKind.REWRITE,
     "section": Section.SYSTEM,
     "cause": Cause.CLOCK,
     "rule": "clock",
     "lost": Loss.CHECKPOINT,
 }
-EDITED = {"kind": Kind.BRANCH, "section": Section.USER, "cause": Cause.MESSAGE_EDITED}
-TAKEN = {"kind": Kind.MAIN_TURN, "lost": Loss.OVERWRITTEN}
+EDITED = {"kind": RequestKind.BRANCH, "section": Section.USER, "cause": Cause.MESSAGE_EDITED}
+TAKEN = {"kind": RequestKind.MAIN_TURN, "lost": Loss.OVERWRITTEN}
 
 
 def big_context() -> Script:
@@ -88,7 +88,7 @@ SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
         "ii-d",
         SESSIONS["tool-loop"],
         (
-            Said(label="task 1 call 1", kind=Kind.COLD),
+            Said(label="task 1 call 1", kind=RequestKind.COLD),
             Said(label="task 1 answer", **RERENDERED, lost=Loss.CHECKPOINT),
             Said(label="task ? call 1", **LOOPED),
             Said(label="task *", **RERENDERED),
@@ -102,7 +102,7 @@ SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
         (
             FIRST,
             TURN,
-            Said(label="regenerate *", kind=Kind.RETRY),
+            Said(label="regenerate *", kind=RequestKind.RETRY),
             Said(label="edit the last *", **EDITED, lost=Loss.CHECKPOINT),
             Said(label="add to the last *", **EDITED, lost=Loss.OVERWRITTEN),
             Said(label="edit message 3, cut off *", **EDITED, lost=Loss.CHECKPOINT),
@@ -114,9 +114,9 @@ SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
         "v",
         SESSIONS["interleaved"],
         (
-            Said(label="A1", kind=Kind.COLD),
-            Said(label="title", kind=Kind.COLD),
-            Said(label="B1", kind=Kind.COLD, section=Section.USER, cause=Cause.ANOTHER_TASK),
+            Said(label="A1", kind=RequestKind.COLD),
+            Said(label="title", kind=RequestKind.COLD),
+            Said(label="B1", kind=RequestKind.COLD, section=Section.USER, cause=Cause.ANOTHER_TASK),
             Said(label="[AB]?", **TAKEN),
         ),
     ),
@@ -127,7 +127,7 @@ SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
             FIRST,
             TURN,
             Said(label="edit message 2*", **EDITED, lost=Loss.CHECKPOINT),
-            Said(label="back *", kind=Kind.MAIN_TURN),
+            Said(label="back *", kind=RequestKind.MAIN_TURN),
         ),
     ),
     (

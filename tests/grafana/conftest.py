@@ -12,14 +12,14 @@ import pytest
 
 from engine.conftest import start, wait_until
 from scraping import TOKEN, Watched, running, scraping, used
-from slotkeeper.engine.launch import Kind, free_port
+from slotkeeper.engine.launch import EngineKind, free_port
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
     with ExitStack() as stack:
-        engine = start("tiny-hybrid", Kind.XLLAMACPP, folder=folder)
+        engine = start("tiny-hybrid", EngineKind.XLLAMACPP, folder=folder)
         stack.callback(engine.process.kill)
         data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         where = ("--upstream", engine.base, "--listen", data, "--admin-listen", admin)

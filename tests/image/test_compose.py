@@ -13,7 +13,7 @@ from containers import ROOT
 from image.compose import BASE, FOLDER, NEEDED, OVERRIDES, VARIANTS, merged, read, seconds, services
 from image.dockerfile import image
 from slotkeeper.engine.builds import LAZY_SINCE
-from slotkeeper.engine.launch import Kind, find_engine, skulk_can_exist
+from slotkeeper.engine.launch import EngineKind, find_engine, skulk_can_exist
 from slotkeeper.engine.recommend import recommended
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 
@@ -107,7 +107,7 @@ def test_it_asks_itself_whether_it_is_healthy_as_its_image_does(parts):
 @pytest.mark.skipif(not skulk_can_exist(), reason="the stock binary is for Linux on x86-64 only")
 def test_its_flags_are_those_of_up(parts):
     engine = parts["engine"]
-    binary = find_engine(Kind.SKULK)
+    binary = find_engine(EngineKind.SKULK)
     advised = recommended(
         binary.known,
         port=port_of(engine),

@@ -19,7 +19,7 @@ from image.dockerfile import image
 from programs import program
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.engine.launch import Kind, find_engine, free_port
+from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 
 TOKEN = "a token of this test"  # noqa: S105 - of this test
 CHAT = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8, "stream": True}
@@ -56,7 +56,7 @@ def check_of(part: dict[str, Any]) -> list[str]:
 def stack(request, tmp_path) -> Iterator[Stack]:
     parts = services(BASE)
     sidecar, engine = parts["slotkeeper"], parts["engine"]
-    binary = find_engine(getattr(request, "param", Kind.XLLAMACPP))
+    binary = find_engine(getattr(request, "param", EngineKind.XLLAMACPP))
     model = build_model(Tiny.HYBRID)
     slots, secret = tmp_path / "slots", tmp_path / "token"
     slots.mkdir()

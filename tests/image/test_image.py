@@ -20,7 +20,7 @@ from image.builder import Room, build, container, inspected
 from image.dockerfile import image
 from slotkeeper import __version__
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.launch import Kind, free_port
+from slotkeeper.engine.launch import EngineKind, free_port
 
 pytestmark = [
     pytest.mark.image,
@@ -147,7 +147,7 @@ def test_its_bytecode_is_there_and_counts_whatever_the_times_of_files(room):
 def test_a_chat_passes_and_is_saved_and_sigterm_ends_it(room, tmp_path):
     """By an engine of this machine, in the folder that both see. Its model the sidecar may not look at."""
     line = ("--slot-save-path", str(tmp_path / "slots"))
-    engine = start(Tiny.HYBRID, Kind.XLLAMACPP, args=line, folder=tmp_path)
+    engine = start(Tiny.HYBRID, EngineKind.XLLAMACPP, args=line, folder=tmp_path)
     log = tmp_path / "sidecar.log"
     try:
         with serving(room, engine.base, log) as served:

@@ -23,7 +23,6 @@ from slotkeeper.scheduler.effects import (
     Erase,
     Forward,
     Learned,
-    Moment,
     Observe,
     Plant,
     Prove,
@@ -31,6 +30,7 @@ from slotkeeper.scheduler.effects import (
     Report,
     Restore,
     Save,
+    SaveMoment,
     SetTimer,
     Stop,
 )
@@ -347,7 +347,7 @@ def unpinned(request: str, reason: Reason, **wanted: Any) -> Expected:
     return Expected(Forward, {"request": request, "slot": None, "reason": reason, **wanted})
 
 
-def saves(slot: int, moment: Moment = Moment.PAUSE, **wanted: Any) -> Expected:
+def saves(slot: int, moment: SaveMoment = SaveMoment.PAUSE, **wanted: Any) -> Expected:
     return Expected(Save, {"place__slot": slot, "moment": moment, **wanted})
 
 

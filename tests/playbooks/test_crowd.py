@@ -32,7 +32,7 @@ from playbooks.playbook import (
     written,
 )
 from slotkeeper.scheduler import arrivals
-from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.tokens import Tokens
@@ -63,7 +63,7 @@ def test_it_is_parked_where_its_next_turn_goes_on():
     play << arrives("r2") << knows("r2", B)
     play >> plants("r2", 0, Purpose.BACK, tokens=CUT)
     play << filled(1)
-    assert play >> saves(0, Moment.PARK, request="r2", tokens=CUT) << saved("s1") >> goes("r2", slot=0)
+    assert play >> saves(0, SaveMoment.PARK, request="r2", tokens=CUT) << saved("s1") >> goes("r2", slot=0)
     second = play.placement.pending("r2")
     assert second.planted == second.parked == 1  # computed while r2 waited, but not of its prompt
     assert play << ends("r2", len(B), 0) >> reports("r2")
@@ -72,7 +72,7 @@ def test_it_is_parked_where_its_next_turn_goes_on():
     play << arrives("r3") << knows("r3", again)
     play >> plants("r3", 0, Purpose.BACK)
     play << filled(1)
-    play >> saves(0, Moment.PARK) << saved("s2") >> restores(0, "s1") << restored()
+    play >> saves(0, SaveMoment.PARK) << saved("s2") >> restores(0, "s1") << restored()
     assert play >> goes("r3", slot=0, reason=Reason.SNAPSHOT)
     assert play.placement.pending("r3").predicted == len(CUT)
 
@@ -96,7 +96,7 @@ def test_where_the_next_turn_is_known_to_extend_it_it_is_parked_as_it_is():
     play = old()
     assert one_turn(play, "r1", A, slot=0)
     assert play << follows("r1", A + RESULT)
-    assert play << arrives("r2") << knows("r2", B) >> saves(0, Moment.PARK, tokens=A)
+    assert play << arrives("r2") << knows("r2", B) >> saves(0, SaveMoment.PARK, tokens=A)
 
 
 def test_where_the_next_turn_is_known_to_part_early_the_cut_before_that_counts():
@@ -111,7 +111,7 @@ def test_where_the_next_turn_is_known_to_part_early_the_cut_before_that_counts()
 def test_what_can_be_cut_after_a_restore_is_parked_as_it_is(kind):
     play = old(**kind)
     assert answered(play)
-    assert play << arrives("r2") << knows("r2", B) >> saves(0, Moment.PARK)
+    assert play << arrives("r2") << knows("r2", B) >> saves(0, SaveMoment.PARK)
 
 
 def test_when_the_client_leaves_on_the_way_back_the_slot_is_still_known():
@@ -129,7 +129,7 @@ def test_a_file_that_is_only_checked_yet_is_waited_for_where_another_has_almost_
     play.table.rates.state = 4096  # bytes a token: a restore is quick
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
-    play << arrives("r3") << knows("r3", C) >> saves(0, Moment.PARK)
+    play << arrives("r3") << knows("r3", C) >> saves(0, SaveMoment.PARK)
     assert (
         play
         << written()
@@ -138,7 +138,7 @@ def test_a_file_that_is_only_checked_yet_is_waited_for_where_another_has_almost_
     )
     play << arrives("r4") << knows("r4", A + OTHER)
     assert play.placement.queued == 1
-    assert play << filed("r3", snapshot("whole", A)) >> saves(1, Moment.PARK)
+    assert play << filed("r3", snapshot("whole", A)) >> saves(1, SaveMoment.PARK)
     assert play << written() >> restores(1, "whole", request="r4")
 
 
@@ -150,7 +150,7 @@ def crowded(**more) -> Play:
     play = Play(**{"memory": "dense", **NEW_FILES, **more})
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
-    play << arrives("r3") << knows("r3", C) >> saves(0, Moment.PARK) << written()
+    play << arrives("r3") << knows("r3", C) >> saves(0, SaveMoment.PARK) << written()
     assert play >> goes("r3", slot=0) << filed("r3", snapshot("s1", A))
     assert play << ends("r3", len(C)) >> reports("r3")
     return play
@@ -167,10 +167,10 @@ def test_in_a_crowd_it_is_saved_as_soon_as_the_save_is_worth_waiting_for():
     ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
     while not play.effects:
         play.wakes()
-    assert play >> saves(1, Moment.PAUSE, tokens=B) << saved("s2")
+    assert play >> saves(1, SaveMoment.PAUSE, tokens=B) << saved("s2")
     while not play.effects:
         play.wakes()
-    assert play >> saves(0, Moment.PAUSE, tokens=C)
+    assert play >> saves(0, SaveMoment.PAUSE, tokens=C)
     assert play.clock - ended < 4 * seconds
 
 
@@ -213,7 +213,7 @@ def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
     assert play << follows("r2", None)
     play << arrives("r3") << knows("r3", C) >> plants("r3", 0, Purpose.BACK)
     play << filled(1)
-    play >> saves(0, Moment.PARK) << saved("s1")
+    play >> saves(0, SaveMoment.PARK) << saved("s1")
     assert play >> goes("r3", slot=0) << ends("r3", len(C), generated=len(REPLY)) >> reports("r3")
     while not play.effects:
         play.wakes()
@@ -309,9 +309,11 @@ def test_a_conversation_that_was_restored_has_not_just_begun():
     play = Play(memory="dense", n_slots=1, **NEW_FILES)
     for turn in range(1, 5):
         assert one_turn(play, f"a{turn}", A.cut(0, turn * 700), slot=0, cached=(turn - 1) * 700)
-    assert play << arrives("b") << knows("b", B) >> saves(0, Moment.PARK) << saved("s1") >> goes("b", slot=0)
+    assert (
+        play << arrives("b") << knows("b", B) >> saves(0, SaveMoment.PARK) << saved("s1") >> goes("b", slot=0)
+    )
     assert play << ends("b", len(B)) >> reports("b")
-    play << arrives("a5") << knows("a5", A) >> saves(0, Moment.PARK) << saved("s2") >> restores(0, "s1")
+    play << arrives("a5") << knows("a5", A) >> saves(0, SaveMoment.PARK) << saved("s2") >> restores(0, "s1")
     play << restored() >> goes("a5", slot=0) << ends("a5", len(A), 2800)
     assert play >> proves("s1", paid=True) >> reports("a5")
     assert play.table.shadow.slots[0].turns == 5

@@ -30,9 +30,9 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
-from slotkeeper.scheduler.effects import Moment, Plant, Purpose
+from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
 from slotkeeper.scheduler.limits import Limits
-from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 
@@ -40,7 +40,7 @@ HEAD, OTHER_HEAD = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]
 PROMPTS = [HEAD + ask for ask in ASKS]
 BRANCH = HEAD.cut(0, 1000) + ASKS[1].cut(0, 4)  # the engine keeps a checkpoint four tokens before an end
-AT_HEAD = Boundary(1000, Kind.HEAD)
+AT_HEAD = Boundary(1000, BoundaryKind.HEAD)
 LATER_BUILD = {"eager_thinning": False}
 
 
@@ -79,11 +79,11 @@ def test_an_engine_that_thins_gets_a_file_instead():
     play = Play(n_slots=1, eager_thinning=True, **OLD_FILES)
     play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD)
     play >> plants("r1", 0, Purpose.PLANT, tokens=HEAD) << planted("r1", 1000)
-    assert play >> saves(0, Moment.BOUNDARY, tokens=HEAD) << saved("head") >> goes("r1", slot=0)
+    assert play >> saves(0, SaveMoment.BOUNDARY, tokens=HEAD) << saved("head") >> goes("r1", slot=0)
     assert play << ends("r1", 2000, 1000) >> reports("r1")
 
     play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
-    play >> plants("r2", 0, Purpose.BACK) << planted("r2") >> saves(0, Moment.PARK) << saved("first")
+    play >> plants("r2", 0, Purpose.BACK) << planted("r2") >> saves(0, SaveMoment.PARK) << saved("first")
     assert play >> restores(0, "head") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
 
 
@@ -97,20 +97,20 @@ def test_a_file_that_can_only_be_extended_ends_where_all_that_parted_can_go_on(f
     play << arrives("r1") << knows("r1", document + Tokens([7]) + ASKS[1])
     play >> plants("r1", 0, Purpose.PLANT)
     assert len(play.step.tokens) == begins
-    assert play << planted("r1", begins) >> saves(0, Moment.BOUNDARY)
+    assert play << planted("r1", begins) >> saves(0, SaveMoment.BOUNDARY)
 
 
 def test_a_long_head_of_which_nothing_is_known_gets_checkpoints_at_even_distances():
     head = Tokens(range(10_000, 14_500))
     play = Play(n_slots=1, **LATER_BUILD)
-    play << arrives("r1") << knows("r1", head + ASKS[0], Boundary(len(head), Kind.HEAD))
+    play << arrives("r1") << knows("r1", head + ASKS[0], Boundary(len(head), BoundaryKind.HEAD))
     for done, at in pairwise((0, 1028, 2052, 3076, 4100, 4504)):
         play >> plants("r1", 0, Purpose.PLANT, tokens=(head + ASKS[0]).cut(0, at))
         play << planted("r1", at - done)
     assert play >> goes("r1", slot=0) << ends("r1", 5500, 4504) >> reports("r1")
 
     agent = head.cut(0, 3500) + Tokens(range(20_000, 21_000)) + ASKS[1]  # its tools are others from there on
-    play << arrives("r2") << knows("r2", agent, Boundary(4500, Kind.HEAD))
+    play << arrives("r2") << knows("r2", agent, Boundary(4500, BoundaryKind.HEAD))
     play >> plants("r2", 0, Purpose.PLANT, tokens=agent.cut(0, 3504)) << planted("r2", 3504 - 3072)
     assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
 
@@ -139,8 +139,8 @@ def test_who_begins_with_what_is_just_being_saved_waits_for_the_file():
     assert play >> goes("r3", slot=1)
     assert play << ends("r3", 2000, 0) >> reports("r3")
     assert play.placement.queued == 1
-    assert play << planted("r1", 1004) >> saves(0, Moment.BOUNDARY)
-    assert play << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0) >> saves(1, Moment.PARK)
+    assert play << planted("r1", 1004) >> saves(0, SaveMoment.BOUNDARY)
+    assert play << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0) >> saves(1, SaveMoment.PARK)
     assert (
         play
         << saved("bert")
@@ -158,7 +158,7 @@ def test_who_waits_for_a_file_goes_on_when_there_will_be_none(end):
     if end == "left":
         assert play << leaves("r1") >> plants("r2", 1, Purpose.PLANT)
     else:
-        assert play << planted("r1", 1004) >> saves(0, Moment.BOUNDARY)
+        assert play << planted("r1", 1004) >> saves(0, SaveMoment.BOUNDARY)
         assert play << unsaved() >> goes("r1", slot=0) >> plants("r2", 1, Purpose.PLANT)
 
 
@@ -174,7 +174,7 @@ def test_a_plant_that_fails_costs_the_request_nothing_but_time():
 def test_the_places_worth_most_are_taken_and_those_beside_them_left_out():
     length = 40_000
     prompt = Tokens(range(length))
-    users = [Boundary(at, Kind.USER) for at in (9000, 9100, 9200, 20_000, 20_050, 30_000, 38_000)]
+    users = [Boundary(at, BoundaryKind.USER) for at in (9000, 9100, 9200, 20_000, 20_050, 30_000, 38_000)]
     play = Play(n_slots=1, checkpoint_cap=8, **LATER_BUILD)  # a quarter of them for one request
     play << arrives("r1") << knows("r1", prompt, *users)
     assert play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 9004))
@@ -198,7 +198,9 @@ def test_with_a_draft_model_foreign_tokens_make_the_file_one_that_brings_drafts_
     foreign = HEAD + first + first + first + first
     play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD)
     play >> plants("r1", 0, Purpose.PLANT, tokens=foreign) << planted("r1", 1004)
-    assert play >> saves(0, Moment.BOUNDARY) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
+    assert (
+        play >> saves(0, SaveMoment.BOUNDARY) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
+    )
     assert play << ends("r1", 2000, 1000) >> reports("r1", predicted=1000)
 
 
@@ -218,7 +220,7 @@ def test_a_request_goes_on_once_its_file_is_written_and_others_wait_until_it_can
     play = Play(**NEW_FILES, **LATER_BUILD)
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
-    assert play << planted("r1", 1004) >> saves(0, Moment.BOUNDARY)
+    assert play << planted("r1", 1004) >> saves(0, SaveMoment.BOUNDARY)
     assert play << written() >> goes("r1", slot=0)
     assert play.placement.queued == 1
     assert play.placement.unsaved(play.clock)
@@ -233,7 +235,11 @@ def test_a_request_goes_on_once_its_file_is_written_and_others_wait_until_it_can
 
 def asked(prompt, question=30):
     """One long message whose last line, and one 300 tokens before the end, begin at a token."""
-    places = [(1000, Kind.HEAD), (len(prompt) - 300, Kind.LINE), (len(prompt) - question, Kind.QUESTION)]
+    places = [
+        (1000, BoundaryKind.HEAD),
+        (len(prompt) - 300, BoundaryKind.LINE),
+        (len(prompt) - question, BoundaryKind.QUESTION),
+    ]
     return [Boundary(at, kind) for at, kind in places]
 
 
@@ -267,12 +273,12 @@ def held_checkpoints(play):
 @pytest.mark.parametrize("build", [{**NEW_FILES, **LATER_BUILD}, {**OLD_FILES, "eager_thinning": True}])
 def test_a_plant_does_not_cost_the_request_a_checkpoint_of_its_own(build):
     """One ubatch before its end; behind that the head ends, where a file is worth it."""
-    prompt, head = PROMPTS[0].cut(0, 870), Boundary(612, Kind.HEAD)
+    prompt, head = PROMPTS[0].cut(0, 870), Boundary(612, BoundaryKind.HEAD)
     play = Play(n_slots=1, **build)
     play << arrives("r1") << knows("r1", prompt, head)
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 358)) << planted("r1", 358)
     play >> plants("r1", 0, Purpose.PLANT) << planted("r1", 612 - 358)
-    play >> saves(0, Moment.BOUNDARY) << saved("head")
+    play >> saves(0, SaveMoment.BOUNDARY) << saved("head")
     if play.effects and isinstance(play.effects[0], Plant):
         play >> plants("r1", 0, Purpose.PLANT) << planted("r1")
     assert play >> goes("r1", slot=0) << ends("r1", 870, 616) >> reports("r1")
@@ -292,13 +298,13 @@ def test_a_checkpoint_and_a_file_that_nearly_meet_are_made_together_and_cost_no_
     head = Tokens(range(10_000, 14_098))
     prompt = head + ASKS[0]
     play = Play(n_slots=1, checkpoint_cap=64, **NEW_FILES, **LATER_BUILD)
-    play << arrives("r1") << knows("r1", prompt, Boundary(len(head), Kind.HEAD))
+    play << arrives("r1") << knows("r1", prompt, Boundary(len(head), BoundaryKind.HEAD))
     ends_at = []
     while isinstance(play.effects[0], Plant):
         ends_at.append(len(play.effects[0].tokens))
         play >> plants("r1", 0, Purpose.PLANT) << planted("r1")
     assert ends_at == sorted(set(ends_at))
-    assert play >> saves(0, Moment.BOUNDARY)
+    assert play >> saves(0, SaveMoment.BOUNDARY)
 
 
 @pytest.mark.parametrize(
@@ -320,5 +326,5 @@ def test_no_line_is_cut_where_the_engine_keeps_a_checkpoint_near_enough():
     """With small batches it leaves one 68 tokens before the end."""
     prompt = Tokens(range(8000))
     play = Play(n_slots=1, checkpoint_cap=64, n_ubatch=64, **LATER_BUILD)
-    play << arrives("r1") << knows("r1", prompt, Boundary(7970, Kind.QUESTION))
+    play << arrives("r1") << knows("r1", prompt, Boundary(7970, BoundaryKind.QUESTION))
     assert play >> goes("r1", slot=0)

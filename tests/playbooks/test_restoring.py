@@ -35,7 +35,7 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.effects import Moment, Purpose, Restore
+from slotkeeper.scheduler.effects import Purpose, Restore, SaveMoment
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.snapshots import Tier
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_forgotten_and_the_next_best_taken():
 def test_a_refused_file_is_not_offered_again_and_the_slot_is_empty():
     play = hybrid(n_slots=1)
     assert one_turn(play, "r1", B, slot=0)
-    assert play << arrives("r2") << knows("r2", A + MORE) >> saves(0, Moment.PARK)
+    assert play << arrives("r2") << knows("r2", A + MORE) >> saves(0, SaveMoment.PARK)
     assert play << saved("s2") >> restores(0, "s1")
     assert play << restored(Loading.REFUSED) >> goes("r2", slot=0)
     assert play << ends("r2", 5100, 0) >> reports("r2", predicted=0)
@@ -216,7 +216,7 @@ def test_t9_a_restored_slot_is_erased_before_the_engine_would_cut_it_inside_its_
     assert play << arrives("r2") << knows("r2", A.cut(0, 4800) + C) >> erases(0)
     # Its beginning is computed anew, so it can be saved: prompts have parted behind it.
     play << erased() >> plants("r2", 0, Purpose.PLANT, tokens=A.cut(0, 4800)) << planted("r2", 4800)
-    assert play >> saves(0, Moment.BOUNDARY) << saved("s2") >> goes("r2", slot=0)
+    assert play >> saves(0, SaveMoment.BOUNDARY) << saved("s2") >> goes("r2", slot=0)
     assert play << ends("r2", 9800, 4800) >> reports("r2", predicted=4800)
 
 

@@ -25,7 +25,7 @@ from playbooks.playbook import (
     starts,
     unsaved,
 )
-from slotkeeper.scheduler.effects import Moment, Save
+from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.preparing import SAVES_REST
 from slotkeeper.scheduler.tokens import Tokens
@@ -187,10 +187,10 @@ def test_a_long_conversation_is_parked_before_another_takes_its_slot():
     play = dense(n_slots=1)
     for turn in range(1, 6):
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
-    assert play << arrives("r9") << knows("r9", A) >> saves(0, Moment.PARK, request="r9", tokens=LONG)
+    assert play << arrives("r9") << knows("r9", A) >> saves(0, SaveMoment.PARK, request="r9", tokens=LONG)
     assert play << saved("s1") >> goes("r9", slot=0, reason=Reason.COLD)
     assert play << ends("r9", 1000) >> reports("r9", usage__planted=0)
-    play << arrives("r10") << knows("r10", LONG + A) >> saves(0, Moment.PARK) << saved("s2")
+    play << arrives("r10") << knows("r10", LONG + A) >> saves(0, SaveMoment.PARK) << saved("s2")
     assert play >> restores(0, "s1") << restored() >> goes("r10", slot=0, reason=Reason.SNAPSHOT)
 
 
@@ -209,7 +209,7 @@ def test_a_request_goes_on_when_the_save_before_it_fails():
     play = dense(n_slots=1)
     for turn in range(1, 6):
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
-    assert play << arrives("r9") << knows("r9", A) >> saves(0, Moment.PARK)
+    assert play << arrives("r9") << knows("r9", A) >> saves(0, SaveMoment.PARK)
     assert play << unsaved() >> goes("r9", slot=0)
 
 
@@ -217,7 +217,7 @@ def test_when_the_client_leaves_during_the_save_the_file_and_the_slot_are_kept()
     play = dense(n_slots=1)
     for turn in range(1, 6):
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
-    assert play << arrives("r9") << knows("r9", A) >> saves(0, Moment.PARK)
+    assert play << arrives("r9") << knows("r9", A) >> saves(0, SaveMoment.PARK)
     assert play << leaves("r9") << saved("s1")
     assert "s1" in play.placement.catalog
     assert play.later(1) << sees(contents={0: 10_000})

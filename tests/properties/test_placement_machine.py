@@ -54,7 +54,7 @@ from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
-from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.table import LINGER, SlotState
 from slotkeeper.scheduler.tokens import EMPTY, Tokens
 from slotkeeper.scheduler.traits import EngineTraits, Memory
@@ -64,7 +64,11 @@ SETTINGS = settings(max_examples=150, stateful_step_count=40)
 STEPS_TO_REST = 40  # for each request and task: a long run leaves a long line behind
 ROOM = 4000  # tokens that fit into the hot tier: files must go now and then
 TOKEN_BYTES = 65536
-BOUNDARIES = (Boundary(10, Kind.HEAD), Boundary(60, Kind.USER), Boundary(130, Kind.USER))
+BOUNDARIES = (
+    Boundary(10, BoundaryKind.HEAD),
+    Boundary(60, BoundaryKind.USER),
+    Boundary(130, BoundaryKind.USER),
+)
 KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "two prompts", "embeddings", "resumable")
 
 

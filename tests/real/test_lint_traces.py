@@ -11,7 +11,7 @@ from slotkeeper.api.identity import named
 from slotkeeper.bench.trace import merged, read
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import explain
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.conversation.record import Who
 from slotkeeper.lint import costs, examined, laid_out
 
@@ -48,7 +48,7 @@ KINDS = {
     "pi/think1": {"cold": 1},
     "qwen-code/sub1": {"cold": 2, "rewrite": 1},
 }
-GOES_ON = {Kind.TOOL_ROUND_TRIP, Kind.MAIN_TURN}
+GOES_ON = {RequestKind.TOOL_ROUND_TRIP, RequestKind.MAIN_TURN}
 
 
 pytestmark = recorded.needed

@@ -10,12 +10,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slotkeeper.conversation.causes import Cause
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.conversation.naming import Name
 from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.conversation.rules.shown import Change
-from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Stage
+from slotkeeper.conversation.rules.shown import ShownChange
+from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, RequestStage
 from slotkeeper.scheduler.figures import Sums, usage_of
 from slotkeeper.scheduler.losses import Loss, Lost
 from slotkeeper.scheduler.types import Reason
@@ -47,7 +47,7 @@ def ended(number: int = 1, **given: Any) -> Record:
     """One that was answered, with nothing computed twice."""
     basis: Document = {
         "conversation": 3,
-        "kind": Kind.MAIN_TURN,
+        "kind": RequestKind.MAIN_TURN,
         "engine": ENGINE,
         "slot": 1,
         "outcome": "ok",
@@ -85,9 +85,9 @@ def rewritten(number: int = 1, **given: Any) -> Record:
         ),
     }
     found = ended(number, **(basis | given))
-    found.add(Stage.PARSE, 10.0, 10.001)
-    found.add(Stage.PLANT, 10.25, 10.75, tokens=500, note="plant")
-    found.add(Stage.PREFILL, 10.75, 11.0)
+    found.add(RequestStage.PARSE, 10.0, 10.001)
+    found.add(RequestStage.PLANT, 10.25, 10.75, tokens=500, note="plant")
+    found.add(RequestStage.PREFILL, 10.75, 11.0)
     return found
 
 
@@ -95,8 +95,8 @@ def lost(number: int = 1) -> Record:
     return ended(number, cached=3_000, lost=Lost(Loss.OVERWRITTEN, 8_000), decision=None)
 
 
-def change(mode: Mode, before: str, after: str) -> Change:
-    return Change(RuleName.DATE, mode, "messages[0].content", before, after)
+def change(mode: Mode, before: str, after: str) -> ShownChange:
+    return ShownChange(RuleName.DATE, mode, "messages[0].content", before, after)
 
 
 def state(**given: Any) -> Document:

@@ -250,7 +250,7 @@ def prompt_tree() -> tuple[int, int]:
 
 
 def layouts_of_requests() -> tuple[int, int]:
-    recent = layouts.Recent()
+    recent = layouts.RecentRequests()
     for n in range(10 * layouts.RECENT):
         doc = {"messages": [user(f"{n}")]}
         recent.add(Api.CHAT, "key", doc, lay_out(Api.CHAT, doc), 100)

@@ -13,7 +13,7 @@ from slotkeeper.cli import main
 from slotkeeper.observe.why.shown import summary
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.figures import Sums
-from slotkeeper.terminal.screen import HISTORY, Seen, history, screen
+from slotkeeper.terminal.screen import HISTORY, ScreenState, history, screen
 from slotkeeper.top import top
 from unit.looking import CAME, ENGINE, Document, admin, ended, lost, rewritten, state
 
@@ -23,7 +23,7 @@ NOBODY = "http://127.0.0.1:1"
 def drawn(width: int = 100, trouble: str = "", requests=(), **given) -> str:
     """The screen as text, without the spaces at the ends of lines."""
     out = Console(file=io.StringIO(), width=width)
-    seen = Seen(state=state(**given), requests=[summary(one) for one in requests], at=CAME)
+    seen = ScreenState(state=state(**given), requests=[summary(one) for one in requests], at=CAME)
     out.print(screen(seen, "127.0.0.1:9090", width, trouble))
     return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
 

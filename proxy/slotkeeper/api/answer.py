@@ -36,7 +36,7 @@ class Answer:
     error: str | None  # the type of an error that it carried, never its text
 
 
-class Reading(Protocol):
+class AnswerReading(Protocol):
     """How one API writes its answers."""
 
     def event(self, name: str, data: bytes) -> None:
@@ -117,7 +117,7 @@ class AnswerReader:
             self._draft.unread += 1
 
 
-def _reading(api: Api, draft: AnswerBuilder) -> Reading:
+def _reading(api: Api, draft: AnswerBuilder) -> AnswerReading:
     match api:
         case Api.MESSAGES:
             return AnthropicReading(draft)

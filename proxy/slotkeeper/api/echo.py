@@ -22,7 +22,7 @@ OPENINGS: Final = ("x", "\n\n7")
 _Way = TypeVar("_Way", bound=StrEnum)
 
 
-class Reasoning(StrEnum):
+class ReasoningForm(StrEnum):
     """What becomes of the reasoning of a reply."""
 
     KEPT = "kept"
@@ -67,8 +67,8 @@ class Arguments(StrEnum):
 class Habit:
     """How one client sends replies back; None is not known yet, and of several ways each is possible."""
 
-    calling: Reasoning | None = None  # in a reply that calls tools
-    answering: Reasoning | None = None  # in one that does not
+    calling: ReasoningForm | None = None  # in a reply that calls tools
+    answering: ReasoningForm | None = None  # in one that does not
     forgets: bool | None = None  # at a user's message the reasoning in all earlier replies is left out
     wrap: tuple[str, str] | None = None  # what stands around reasoning that was moved into the content
     wrap_alone: tuple[str, str] | None = None  # the same, where nothing else was said
@@ -80,14 +80,14 @@ class Habit:
     asks_after: bool = False  # or behind them
     puzzling: bool = False  # the last reply did not come back in any way that we know
 
-    def way(self, message: Doc) -> Reasoning | None:
+    def way(self, message: Doc) -> ReasoningForm | None:
         """What becomes of the reasoning in `message`."""
         return self.calling if message.get("tool_calls") else self.answering
 
     def wrapping(self, message: Doc) -> tuple[str, str] | None:
         return self.wrap if words(message).strip() else self.wrap_alone
 
-    def having(self, message: Doc, way: Reasoning) -> Habit:
+    def having(self, message: Doc, way: ReasoningForm) -> Habit:
         """The same habit, with another way for such messages."""
         return replace(self, calling=way) if message.get("tool_calls") else replace(self, answering=way)
 
@@ -101,7 +101,7 @@ def returnable(reply: Doc) -> bool:
 def guesses(habit: Habit, reply: Doc, messages: Sequence[Doc]) -> tuple[Habit, ...]:
     """The habit if all that matters here of it is known, else the two that differ most, or none."""
     way, thought, calls = habit.way(reply), text(reply, "reasoning_content"), rows(reply.get("tool_calls"))
-    if habit.puzzling or (thought and way is Reasoning.INLINE and habit.wrapping(reply) is None):
+    if habit.puzzling or (thought and way is ReasoningForm.INLINE and habit.wrapping(reply) is None):
         return ()
     content = _extremes(habit.content, lambda trim: trim.of(words(reply)))
     thoughtful = _extremes(habit.thought, lambda trim: trim.of(thought))
@@ -114,7 +114,7 @@ def guesses(habit: Habit, reply: Doc, messages: Sequence[Doc]) -> tuple[Habit, .
             thought=(thoughtful[at],),
             arguments=(written[at],),
         )
-        for at, unknown, forgets in ((0, Reasoning.KEPT, False), (1, Reasoning.DROPPED, True))
+        for at, unknown, forgets in ((0, ReasoningForm.KEPT, False), (1, ReasoningForm.DROPPED, True))
     )
     forgetting = not calls and faithful.forgets is not careless.forgets and thoughts(messages) > 0
     differ = forgetting or echoed(faithful, reply) != echoed(careless, reply)
@@ -164,12 +164,12 @@ def echoed(habit: Habit, reply: Doc) -> Doc:
     content, thought = words(reply), text(reply, "reasoning_content")
     said: Doc = {"role": "assistant", "content": habit.content[0].of(content)}
     match habit.way(reply):
-        case Reasoning.INLINE if thought and (wrap := habit.wrapping(reply)):
+        case ReasoningForm.INLINE if thought and (wrap := habit.wrapping(reply)):
             opening, closing = wrap
             said["content"] = opening + thought.strip() + closing + content.strip()
-        case Reasoning.PART if thought:
+        case ReasoningForm.PART if thought:
             said["content"] = [{"type": "text", "text": part} for part in (thought, content) if part]
-        case Reasoning.KEPT if thought:
+        case ReasoningForm.KEPT if thought:
             said["reasoning_content"] = habit.thought[0].of(thought)
         case _:
             pass

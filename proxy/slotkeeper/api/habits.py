@@ -12,7 +12,7 @@ from slotkeeper.api.document import Doc, rows, table, text
 from slotkeeper.api.echo import (
     Arguments,
     Habit,
-    Reasoning,
+    ReasoningForm,
     Trim,
     echoed,
     texts,
@@ -58,7 +58,7 @@ def gleaned(habit: Habit, messages: Sequence[Doc]) -> Habit:
             continue
         if at < last:
             habit = replace(habit, forgets=False)
-        habit = habit.having(message, Reasoning.KEPT)
+        habit = habit.having(message, ReasoningForm.KEPT)
     return _completed(habit)
 
 
@@ -103,21 +103,25 @@ def _reasonings(habit: Habit, reply: Doc, echo: Doc) -> Iterator[Habit]:
     if not thought:
         yield habit
         return
-    yield habit.having(reply, Reasoning.KEPT)
-    yield habit.having(reply, Reasoning.DROPPED)
-    yield habit.having(reply, Reasoning.PART)
+    yield habit.having(reply, ReasoningForm.KEPT)
+    yield habit.having(reply, ReasoningForm.DROPPED)
+    yield habit.having(reply, ReasoningForm.PART)
     opening, _, rest = words(echo).partition(thought.strip())
     wrap = (opening, rest.removesuffix(said))
     if sum(map(len, wrap)) <= _WRAP_LIMIT:
-        inline = habit.having(reply, Reasoning.INLINE)
+        inline = habit.having(reply, ReasoningForm.INLINE)
         yield replace(inline, wrap=wrap) if said else replace(inline, wrap_alone=wrap)
 
 
 def _completed(habit: Habit) -> Habit:
     """Who drops reasoning between calls does so after an answer; who keeps it after one does so before."""
-    if habit.answering is None and habit.calling is Reasoning.DROPPED:
-        return replace(habit, answering=Reasoning.DROPPED)
-    if habit.calling is None and habit.answering in (Reasoning.KEPT, Reasoning.INLINE, Reasoning.PART):
+    if habit.answering is None and habit.calling is ReasoningForm.DROPPED:
+        return replace(habit, answering=ReasoningForm.DROPPED)
+    if habit.calling is None and habit.answering in (
+        ReasoningForm.KEPT,
+        ReasoningForm.INLINE,
+        ReasoningForm.PART,
+    ):
         return replace(habit, calling=habit.answering)
     return habit
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from slotkeeper.api import layout_anthropic, layout_responses
 from slotkeeper.api.document import Doc, NotOurs, rows, table, text
 from slotkeeper.api.layout_parts import mark, options, section_of, strings, tools
-from slotkeeper.api.layouts import Seen, listed
+from slotkeeper.api.layouts import SeenRequest, listed
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.requests.layout import Call, Layout, Message, Path, Role, Section, Text
 
@@ -27,7 +27,7 @@ _ROLES: Final = {
 _PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type, and where its string is
 
 
-def lay_out(api: Api, doc: Doc, before: Seen | None = None) -> Layout | None:
+def lay_out(api: Api, doc: Doc, before: SeenRequest | None = None) -> Layout | None:
     """The request in `doc`, sent to a route of `api`; None where we cannot read it, or it is no chat.
 
     Messages that are equal in `before` are taken from there.
@@ -46,7 +46,7 @@ def lay_out(api: Api, doc: Doc, before: Seen | None = None) -> Layout | None:
         return None
 
 
-def _chat(doc: Doc, before: Seen | None) -> Layout | None:
+def _chat(doc: Doc, before: SeenRequest | None) -> Layout | None:
     given, offered = doc.get("messages"), tools(doc)
     if offered is None or not isinstance(given, list) or not all(isinstance(m, dict) for m in given):
         return None

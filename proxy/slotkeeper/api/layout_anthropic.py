@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from slotkeeper.api.document import Doc, pick, rows, text
 from slotkeeper.api.layout_parts import mark, section_of, strings, tools
-from slotkeeper.api.layouts import Seen, listed
+from slotkeeper.api.layouts import SeenRequest, listed
 from slotkeeper.conversation.requests.layout import Call, Layout, Message, Path, Role, Section, Text
 
 _ROLES: Final = {"assistant": Role.ASSISTANT, "system": Role.SYSTEM}
@@ -14,7 +14,7 @@ _PARTS: Final = {"text": "text"}
 _OPTIONS: Final = ("chat_template_kwargs",)
 
 
-def lay_out(doc: Doc, before: Seen | None = None) -> Layout | None:
+def lay_out(doc: Doc, before: SeenRequest | None = None) -> Layout | None:
     """A /v1/messages body; None where we cannot read it."""
     given, offered = doc.get("messages", ...), tools(doc)
     if offered is None or given is ...:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from slotkeeper.api.document import Doc, NotOurs, rows, table, text
 from slotkeeper.api.layout_parts import mark, options, section_of, strings, tools
-from slotkeeper.api.layouts import Seen, listed
+from slotkeeper.api.layouts import SeenRequest, listed
 from slotkeeper.conversation.requests.layout import Call, Layout, Message, Path, Role, Section, Text
 
 _ASKING: Final = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}
@@ -18,7 +18,7 @@ _SAID: Final = {"output_text": "text", "input_text": "text", "refusal": "refusal
 _IMAGE: Final = "input_image"
 
 
-def lay_out(doc: Doc, before: Seen | None = None) -> Layout | None:
+def lay_out(doc: Doc, before: SeenRequest | None = None) -> Layout | None:
     """A /v1/responses body; None where we cannot read it."""
     given, offered = doc.get("input"), tools(doc)
     if offered is None:

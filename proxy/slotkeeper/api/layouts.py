@@ -23,7 +23,7 @@ _LISTS: Final = {Api.CHAT: "messages", Api.MESSAGES: "messages", Api.RESPONSES: 
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRequest:
     """A client's own list of messages, and what was made of each."""
 
     raw: Sequence[Any]
@@ -38,16 +38,16 @@ class Seen:
         return min(len(self.raw), len(given))
 
 
-def seen(api: Api, doc: Doc, layout: Layout) -> Seen | None:
+def seen(api: Api, doc: Doc, layout: Layout) -> SeenRequest | None:
     """What the next request may have in common with this one; None where nothing is worth keeping."""
     raw = doc.get(_LISTS.get(api, ""))
     if not isinstance(raw, list) or any(message.media for message in layout.messages):
         return None
-    return Seen(raw, layout.messages[len(layout.messages) - len(raw) :], strict=api is Api.MESSAGES)
+    return SeenRequest(raw, layout.messages[len(layout.messages) - len(raw) :], strict=api is Api.MESSAGES)
 
 
 def listed(
-    given: Sequence[Doc], key: str, make: Callable[[Doc, Path], Message], before: Seen | None
+    given: Sequence[Doc], key: str, make: Callable[[Doc, Path], Message], before: SeenRequest | None
 ) -> tuple[Message, ...]:
     """The messages of a client's list under `key`. What `make` raises comes through."""
     start = before.start(given) if before else 0
@@ -55,22 +55,22 @@ def listed(
     return (*(before.messages[:start] if before else ()), *rest)
 
 
-class Recent:
+class RecentRequests:
     """The last requests of all clients."""
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self._kept: deque[tuple[Api, str, Seen, int]] = deque()
+        self._kept: deque[tuple[Api, str, SeenRequest, int]] = deque()
         self._limit = limit
         self._size = 0
 
     def __repr__(self) -> str:
         return f"<Recent {len(self._kept)} requests>"
 
-    def of(self, api: Api, client: str) -> list[Seen]:
+    def of(self, api: Api, client: str) -> list[SeenRequest]:
         """Those of one client, the latest first."""
         return [kept for of, who, kept, _ in reversed(self._kept) if of is api and who == client]
 
-    def add(self, api: Api, client: str, doc: Doc, layout: Layout, size: int) -> Seen | None:
+    def add(self, api: Api, client: str, doc: Doc, layout: Layout, size: int) -> SeenRequest | None:
         """Remember it, unless its body of `size` bytes is too large; what there is to remember."""
         kept = seen(api, doc, layout)
         if kept is None or size > self._limit:
@@ -82,7 +82,7 @@ class Recent:
         return kept
 
 
-def most_like(recent: Iterable[Seen], api: Api, doc: Doc) -> Seen | None:
+def most_like(recent: Iterable[SeenRequest], api: Api, doc: Doc) -> SeenRequest | None:
     """The one that has most in common with `doc`."""
     given = doc.get(_LISTS.get(api, ""))
     return max(recent, key=lambda kept: kept.start(given), default=None) if isinstance(given, list) else None

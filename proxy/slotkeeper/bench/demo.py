@@ -36,7 +36,7 @@ THROUGH: Final = "through Slotkeeper"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class DemoScene:
     """One engine, and what stands in front of it if anything does."""
 
     engine: lab.Restartable
@@ -74,7 +74,7 @@ ROWS: Final[Rows] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class DemoStage:
     """Where the session is played."""
 
     binary: EngineBinary
@@ -82,17 +82,17 @@ class Stage:
     folder: Path
 
     @asynccontextmanager
-    async def open(self, way: str) -> AsyncIterator[Scene]:
+    async def open(self, way: str) -> AsyncIterator[DemoScene]:
         """A fresh engine."""
         slots = self.folder / ("direct" if way == DIRECT else "through")
         slots.mkdir()
         flags = lab.stock_flags(self.binary, self.model, slots, context_tokens=CONTEXT_TOKENS)
         async with lab.restartable(self.binary, flags, self.folder / f"{way}.log") as engine:
             if way == DIRECT:
-                yield Scene(engine=engine, sidecar=None)
+                yield DemoScene(engine=engine, sidecar=None)
             else:
                 async with lab.keeping(engine) as sidecar:
-                    yield Scene(engine=engine, sidecar=sidecar)
+                    yield DemoScene(engine=engine, sidecar=sidecar)
 
 
 async def demo(*, engine: str | None, model: str) -> int:
@@ -105,7 +105,7 @@ async def demo(*, engine: str | None, model: str) -> int:
         return 2
     try:
         with tempfile.TemporaryDirectory(prefix="slotkeeper-demo-") as folder:
-            stage = Stage(binary=find_engine(engine), model=build(tiny), folder=Path(folder))
+            stage = DemoStage(binary=find_engine(engine), model=build(tiny), folder=Path(folder))
             _introduce(console, stage)
             found = await _both(stage, console)
     except (NoEngineError, MissingExtraError, EngineDiedError) as error:
@@ -114,7 +114,7 @@ async def demo(*, engine: str | None, model: str) -> int:
     return _report(console, found)
 
 
-def _introduce(console: Console, stage: Stage) -> None:
+def _introduce(console: Console, stage: DemoStage) -> None:
     console.print(
         f"Two agents with one system prompt, and a title request for each, on {stage.model.stem} and "
         f"llama-server {stage.binary.kind}, stock flags, two slots. After their first task the engine is "
@@ -123,7 +123,7 @@ def _introduce(console: Console, stage: Stage) -> None:
     )
 
 
-async def _both(stage: Stage, console: Console) -> dict[str, list[Sample]]:
+async def _both(stage: DemoStage, console: Console) -> dict[str, list[Sample]]:
     requests = _length()
     columns = (TextColumn("{task.description:<20}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     found: dict[str, list[Sample]] = {}
@@ -135,7 +135,7 @@ async def _both(stage: Stage, console: Console) -> dict[str, list[Sample]]:
     return found
 
 
-async def _played(scene: Scene, target: Target, way: str, step: Callable[[Sample], None]) -> list[Sample]:
+async def _played(scene: DemoScene, target: Target, way: str, step: Callable[[Sample], None]) -> list[Sample]:
     async def before(turn: Turn) -> None:
         await scene.before(turn, target.counter)
 

@@ -14,7 +14,7 @@ from slotkeeper.bench.counter import counted
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineBinary, Kind, find_engine, free_port
+from slotkeeper.engine.launch import EngineBinary, EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.engine.recommend import CONTEXT_TOKENS, recommended
 from slotkeeper.scheduler.table import SlotState
@@ -62,7 +62,7 @@ def up_flags(
 
 def _no_device(binary: EngineBinary) -> tuple[str, ...]:
     """A user's own build keeps its devices; the packaged ones have none, or a software one."""
-    return () if binary.kind is Kind.LLAMA_SERVER else ("--device", "none")
+    return () if binary.kind is EngineKind.LLAMA_SERVER else ("--device", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class Change(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Conversation:
+class RestartedChat:
     """One client's chat: `begin` is played before the restart, `go_on` after it."""
 
     number: int

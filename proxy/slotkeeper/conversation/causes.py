@@ -17,7 +17,7 @@ from slotkeeper.conversation.divergence import (
     rests,
     same_text,
 )
-from slotkeeper.conversation.kinds import Kind, asks_for_summary, kind_at
+from slotkeeper.conversation.kinds import RequestKind, asks_for_summary, kind_at
 from slotkeeper.conversation.likeness import another_agent, tool_name
 from slotkeeper.conversation.phrases import FILES, PRUNED, says
 from slotkeeper.conversation.reasons import CAUSES, OF_FACT, Cause
@@ -36,7 +36,7 @@ _OTHER_TOOLS: Final = frozenset({Cause.TOOL_ADDED, Cause.TOOL_REMOVED, Cause.TOO
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    kind: Kind
+    kind: RequestKind
     divergence: Divergence | None = None  # None: nothing parts, or nothing was there before
     cause: Cause | None = None
     rule: RuleName | None = None  # that puts it right; none can between two conversations
@@ -101,13 +101,13 @@ def of_template(before: Layout) -> Cause:
     return Cause.TEMPLATE_STRIPS_REASONING if reasons else Cause.TEMPLATE_RERENDERS
 
 
-def _between_sessions(old: Layout, new: Layout, divergence: Divergence, kind: Kind) -> Cause:
+def _between_sessions(old: Layout, new: Layout, divergence: Divergence, kind: RequestKind) -> Cause:
     """What parts two sessions: a value in what they share, else another task, or another agent.
 
     Where most of the piece is the same, it is the same agent, and the piece was edited.
     """
     cause, found = _cause(old, new, divergence, kind), rests(old, new)
-    if found is None or (kind is Kind.COMPACTION and cause is Cause.HISTORY_REPLACED):
+    if found is None or (kind is RequestKind.COMPACTION and cause is Cause.HISTORY_REPLACED):
         return cause
     piece = found[0][0].text if found[0] else ""
     mostly_same = divergence.offset * 2 > len(piece)
@@ -119,7 +119,7 @@ def _between_sessions(old: Layout, new: Layout, divergence: Divergence, kind: Ki
     return cause if goes_on and mostly_same else Cause.ANOTHER_TASK
 
 
-def _cause(old: Layout, new: Layout, divergence: Divergence, kind: Kind) -> Cause:
+def _cause(old: Layout, new: Layout, divergence: Divergence, kind: RequestKind) -> Cause:
     at = divergence.message
     if divergence.section is Section.OPTIONS:
         return Cause.OPTIONS
@@ -130,7 +130,7 @@ def _cause(old: Layout, new: Layout, divergence: Divergence, kind: Kind) -> Caus
         return _of_tools(old, new, found)
     if at < max(old.lead, new.lead):
         return _of_value(found) or Cause.SYSTEM_EDITED
-    if kind is Kind.COMPACTION and not asks_for_summary(new):
+    if kind is RequestKind.COMPACTION and not asks_for_summary(new):
         return Cause.HISTORY_REPLACED
     return _of_messages(old.messages, new.messages, at, found)
 

@@ -19,7 +19,7 @@ from slotkeeper.conversation.record import Match
 from slotkeeper.conversation.requests.layout import Layout, Message, Role, Section
 
 
-class Kind(StrEnum):
+class RequestKind(StrEnum):
     """In reports, logs, metrics and tests alike."""
 
     COLD = "cold"  # a conversation begins; a sub-agent's as well
@@ -32,7 +32,7 @@ class Kind(StrEnum):
     BRANCH = "branch"  # goes back to an earlier message and on from there
 
 
-def kind_at(layout: Layout, match: Match, divergence: Divergence | None) -> Kind:
+def kind_at(layout: Layout, match: Match, divergence: Divergence | None) -> RequestKind:
     """Every request has one; what a client's own words say of it comes first.
 
     The divergence is where it parts from the one before it.
@@ -41,22 +41,22 @@ def kind_at(layout: Layout, match: Match, divergence: Divergence | None) -> Kind
         return by_words
     before = match.before
     if before is None:
-        return Kind.SIDE if _beside(layout, match) else Kind.COLD
+        return RequestKind.SIDE if _beside(layout, match) else RequestKind.COLD
     if before.aside and divergence is None:
-        return Kind.SIDE
+        return RequestKind.SIDE
     old = before.received
     if divergence is None or divergence.section is Section.OPTIONS:
         return _going_on(old, layout)
     if match.common >= len(old.messages) - old.lead:
-        return Kind.REWRITE  # all of its messages are still there
-    return Kind.REWRITE if _still_there(old, layout, old.lead + match.common) else Kind.BRANCH
+        return RequestKind.REWRITE  # all of its messages are still there
+    return RequestKind.REWRITE if _still_there(old, layout, old.lead + match.common) else RequestKind.BRANCH
 
 
 def leads_nowhere(layout: Layout, match: Match) -> bool:
     """Whether its conversation does not go on from it: the next turn leaves a title or a summary out."""
     by_words = _by_words(layout, match)
     if by_words is not None:
-        return by_words is Kind.SIDE or asks_for_summary(layout)
+        return by_words is RequestKind.SIDE or asks_for_summary(layout)
     if match.before is None:
         return _beside(layout, match)
     return match.before.aside and parted(match.before.received, layout) is None
@@ -72,14 +72,14 @@ def new_messages(layout: Layout, match: Match) -> tuple[Message, ...]:
     return layout.messages[layout.lead + match.common :] if match.before else layout.messages[layout.lead :]
 
 
-def _by_words(layout: Layout, match: Match) -> Kind | None:
+def _by_words(layout: Layout, match: Match) -> RequestKind | None:
     if asks_for_summary(layout):
-        return Kind.COMPACTION
+        return RequestKind.COMPACTION
     lead, new = layout.messages[: layout.lead], new_messages(layout, match)
     if any(says(m, ASIDE_SYSTEM) for m in lead) or any(user_says(m, ASIDE) for m in new[-1:]):
-        return Kind.SIDE
+        return RequestKind.SIDE
     if _cut_short(match) and any(user_says(m, SUMMARIZED) for m in (*new, *layout.messages[-1:])):
-        return Kind.COMPACTION
+        return RequestKind.COMPACTION
     return None
 
 
@@ -97,12 +97,12 @@ def _beside(layout: Layout, match: Match) -> bool:
     return len(layout.tools) <= 1 and theirs.isdisjoint(map(tool_name, layout.tools))
 
 
-def _going_on(old: Layout, new: Layout) -> Kind:
+def _going_on(old: Layout, new: Layout) -> RequestKind:
     if len(new.messages) == len(old.messages):
-        return Kind.RETRY
+        return RequestKind.RETRY
     if len(new.messages) < len(old.messages):
-        return Kind.BRANCH
-    return Kind.TOOL_ROUND_TRIP if _answers(new.messages[-1]) else Kind.MAIN_TURN
+        return RequestKind.BRANCH
+    return RequestKind.TOOL_ROUND_TRIP if _answers(new.messages[-1]) else RequestKind.MAIN_TURN
 
 
 def _answers(message: Message) -> bool:

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from slotkeeper.conversation.reasons import OF_FACT, Cause
-from slotkeeper.conversation.requests.facts import Fact, facts
+from slotkeeper.conversation.requests.facts import FoundFact, facts
 from slotkeeper.conversation.requests.layout import Section
 
 AGAIN: Final = 16  # characters behind a value that are the same again: it was the value only
@@ -33,7 +33,7 @@ def value_cause(before: str, after: str, offset: int, section: Section) -> Cause
     return Cause.WHITESPACE if before.split() == after.split() else None
 
 
-def covering(before: str, after: str, offset: int, section: Section) -> Fact | None:
+def covering(before: str, after: str, offset: int, section: Section) -> FoundFact | None:
     """The known fact in which either text goes its own way: what rules can put right."""
     if section is Section.REPLY:
         return None
@@ -41,7 +41,7 @@ def covering(before: str, after: str, offset: int, section: Section) -> Fact | N
     return _at(facts(before, authored=authored), offset) or _at(facts(after, authored=authored), offset)
 
 
-def _at(found: tuple[Fact, ...], offset: int) -> Fact | None:
+def _at(found: tuple[FoundFact, ...], offset: int) -> FoundFact | None:
     return next((fact for fact in found if fact.start <= offset < fact.end), None)
 
 

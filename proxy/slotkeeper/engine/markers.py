@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.families import CHAT, Family
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers, boundaries
 from slotkeeper.scheduler.tokens import Tokens
 
 Chat = dict[str, Any]
@@ -28,7 +28,7 @@ CALLED: Final = {
     "tool_calls": [{"id": CALL, "type": "function", "function": {"name": NAME, "arguments": '{"a":"b"}'}}],
 }
 RESULT: Final = {"role": "tool", "tool_call_id": CALL, "content": "slotkeeper-result"}
-KINDS: Final = {"user": Kind.USER, "tool": Kind.TOOL}
+KINDS: Final = {"user": BoundaryKind.USER, "tool": BoundaryKind.TOOL}
 LONGEST: Final = 32  # tokens of a generation prompt; more is a history that was rendered again
 OTHER: Final = "other text"  # instead of a text that begins with "slotkeeper"
 
@@ -108,7 +108,7 @@ def agrees(found: Sequence[Boundary], places: Sequence[Boundary]) -> bool:
         found: by the markers, as `boundaries` gives them, with the turn.
         places: where the texts of the messages begin, or a little later.
     """
-    kinds = [*(place.kind for place in places), Kind.TURN]
+    kinds = [*(place.kind for place in places), BoundaryKind.TURN]
     if [boundary.kind for boundary in found] != kinds:
         return False
     return all(
@@ -161,7 +161,7 @@ async def _places(engine: Renderer, chat: Chat, prompt: Tokens) -> list[Boundary
     for index, message in enumerate(chat["messages"]):
         if message["role"] in KINDS:
             at = prompt.lcp(await engine.render(_with_other(chat, index)))
-            places.append(Boundary(at, KINDS[message["role"]] if places else Kind.HEAD))
+            places.append(Boundary(at, KINDS[message["role"]] if places else BoundaryKind.HEAD))
     return places
 
 

@@ -21,7 +21,7 @@ WATCH_SECONDS: Final = 0.5
 USAGE_EXIT: Final = 2
 
 
-class UsageError(ValueError):
+class EngineUsageError(ValueError):
     """An argument that this program cannot take."""
 
 
@@ -52,7 +52,7 @@ def flash(text: str) -> Any:
 def only_none(text: str) -> int:
     """--device none: the library is built for CPUs, so there is nothing to leave out."""
     if text != "none":
-        raise UsageError(f"--device {text}: only `none` (this engine computes on the CPU)")
+        raise EngineUsageError(f"--device {text}: only `none` (this engine computes on the CPU)")
     return 0
 
 
@@ -148,14 +148,14 @@ def settings(argv: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield SWITCHES[name]
             continue
         if name not in BY_NAME:
-            raise UsageError(f"{word} is not supported here; supported: {', '.join(sorted(SUPPORTED))}")
+            raise EngineUsageError(f"{word} is not supported here; supported: {', '.join(sorted(SUPPORTED))}")
         if (text := next(words, None)) is None:
-            raise UsageError(f"{word} needs a value")
+            raise EngineUsageError(f"{word} needs a value")
         field, read = BY_NAME[name]
         try:
             yield field, read(text)
         except (ValueError, KeyError, OSError) as error:
-            raise UsageError(f"{word} {text}: {error}") from error
+            raise EngineUsageError(f"{word} {text}: {error}") from error
 
 
 def params(argv: Sequence[str]) -> Any:
@@ -168,7 +168,7 @@ def params(argv: Sequence[str]) -> Any:
         *path, last = field.split(".")
         setattr(reduce(getattr, path, result), last, value)
     if not result.model.path:
-        raise UsageError("-m MODEL.gguf is missing")
+        raise EngineUsageError("-m MODEL.gguf is missing")
     if result.n_parallel < 0:  # llama-server: "n_parallel is set to auto" (engine.md T6)
         result.n_parallel, result.kv_unified = 4, True
     if result.cpuparams_batch.n_threads < 0:
@@ -185,7 +185,7 @@ def main(argv: Sequence[str]) -> int:
     parent = os.environ.get(PARENT)
     try:
         server = Server(params(argv))
-    except UsageError as error:
+    except EngineUsageError as error:
         sys.stderr.write(f"error: {error}\n")
         return USAGE_EXIT
     done = threading.Event()

@@ -53,7 +53,7 @@ Fallback = Literal[
 ]
 
 
-class Cut(StrEnum):
+class ConnectionCut(StrEnum):
     """Why a client's connection was broken off or refused."""
 
     STALLED = "stalled"  # it did not read its answer
@@ -234,7 +234,7 @@ class Metrics:
     def fallback(self, reason: Fallback) -> None:
         self.fallbacks.labels(reason=reason).inc()
 
-    def cut(self, reason: Cut) -> None:
+    def cut(self, reason: ConnectionCut) -> None:
         self.cuts.labels(reason=reason.value).inc()
 
     def refused(self, doubt: Doubt) -> None:
@@ -283,7 +283,7 @@ class Metrics:
             (self.refusals, Doubt),
             (self.poisoned, Poison),
             (self.overhead, get_args(Stage)),
-            (self.cuts, Cut),
+            (self.cuts, ConnectionCut),
             (self.crowded, Crowded),
             (self.operation_seconds, ("save", "restore")),
         )

@@ -50,7 +50,7 @@ W3C: Final = TraceContextTextMapPropagator()
 log = get_logger(__name__)
 
 
-class Trace:
+class TraceContext:
     """One request's place in a trace. Nothing is sent of it unless `end` is called."""
 
     __slots__ = ("_caller", "_own", "_send", "trace_parent")
@@ -95,7 +95,7 @@ class Spans:
     def __repr__(self) -> str:
         return f"<Spans to {self._endpoint}>"
 
-    def begin(self, headers: Mapping[str, str]) -> Trace:
+    def begin(self, headers: Mapping[str, str]) -> TraceContext:
         """Of a request with these headers.
 
         It belongs to the trace that `traceparent` and `tracestate` name, and is sampled if that one is.
@@ -108,7 +108,7 @@ class Spans:
         wanted = sampled.decision is Decision.RECORD_AND_SAMPLE
         flags = TraceFlags(TraceFlags.SAMPLED if wanted else TraceFlags.DEFAULT)
         own = _context(trace, ids.generate_span_id(), flags, sampled.trace_state)
-        return Trace(own, caller if caller.is_valid else None, self._send)
+        return TraceContext(own, caller if caller.is_valid else None, self._send)
 
     def _send(self, record: Record, own: SpanContext, caller: SpanContext | None) -> None:
         """All spans are made when all is over, so nothing has to be started, locked or checked."""

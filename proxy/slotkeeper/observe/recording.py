@@ -43,7 +43,7 @@ class TooSlowError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class RecordedRequest:
     """One request on its way to the disk."""
 
     at: float
@@ -68,7 +68,7 @@ class Recorder:
         self._failed = failed
         self._seldom = Seldom(log)
         self._run = moment(time.time_ns())
-        self._queue: SimpleQueue[Heard | None] = SimpleQueue()
+        self._queue: SimpleQueue[RecordedRequest | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0  # bytes
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -97,7 +97,7 @@ class Recorder:
             session: its conversation, as the client calls it or by a number of ours; None: of none.
             at: seconds since the epoch.
         """
-        heard = Heard(at=at, path=path, headers=headers, body=body, client=client, session=session)
+        heard = RecordedRequest(at=at, path=path, headers=headers, body=body, client=client, session=session)
         with self._lock:
             fits = self._waiting < WAITING_BYTES  # one body may be larger than that
             self._waiting += heard.weight if fits else 0
@@ -126,7 +126,7 @@ class Recorder:
         self._seldom.warning("not_recorded", error=sayable(error))
 
 
-def line(heard: Heard, run: str) -> bytes:
+def line(heard: RecordedRequest, run: str) -> bytes:
     """A request as one line. `run` tells our numbers of this run from those of another."""
     path, _, query = heard.path.partition("?")
     secrets = Secrets.of(heard.headers, query)

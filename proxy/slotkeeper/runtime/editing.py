@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Final
 
-from slotkeeper.engine.slotfile import Donor, Patch, Record, SlotFile, graft, patched, repair_window
+from slotkeeper.engine.slotfile import Donor, Patch, SlotFile, SlotFileRecord, graft, patched, repair_window
 from slotkeeper.scheduler.state import user_starts
 from slotkeeper.scheduler.traits import EngineTraits, Memory
-from slotkeeper.store.intake import Edit
+from slotkeeper.store.intake import SlotFileEdit
 
 LARGE: Final = 64 << 20  # bytes of checkpoints, from which on they are chosen
 NEWEST: Final = 2  # checkpoints: where the next turn begins, and the last prompt's end
@@ -31,7 +31,7 @@ class Editing:
     cuts: Collection[int] = ()
     written: tuple[int, ...] | None = None  # checkpoints that the engine wrote: the slot has those
 
-    def __call__(self, opened: FileIO, files: Sequence[SlotFile]) -> Edit | None:
+    def __call__(self, opened: FileIO, files: Sequence[SlotFile]) -> SlotFileEdit | None:
         own, *others = files
         self.written = tuple(record.at for record in own.records)
         places = {*self.cuts, *user_starts(own.tokens, self.traits)}
@@ -41,10 +41,10 @@ class Editing:
         if len(kept) == len(own.records) and not donors and not patch:
             return None
         recipe = graft(own, kept, donors)
-        return Edit(recipe=patched(recipe, patch) if patch else recipe, repaired=patch is not None)
+        return SlotFileEdit(recipe=patched(recipe, patch) if patch else recipe, repaired=patch is not None)
 
 
-def worth_keeping(file: SlotFile, places: Collection[int]) -> list[Record]:
+def worth_keeping(file: SlotFile, places: Collection[int]) -> list[SlotFileRecord]:
     """All, where they are small; else the first, the newest, and those at places where prompts part."""
     records = file.records
     if sum(record.length for record in records) < LARGE:
@@ -55,7 +55,7 @@ def worth_keeping(file: SlotFile, places: Collection[int]) -> list[Record]:
 
 def missing(
     file: SlotFile,
-    kept: Sequence[Record],
+    kept: Sequence[SlotFileRecord],
     others: Sequence[SlotFile],
     places: Collection[int],
     traits: EngineTraits,
@@ -77,7 +77,7 @@ def missing(
     return donors
 
 
-def _nearest(records: Sequence[Record], places: Collection[int]) -> dict[int, Record]:
+def _nearest(records: Sequence[SlotFileRecord], places: Collection[int]) -> dict[int, SlotFileRecord]:
     """The last checkpoint before each place, for those that have one close to it."""
     ordered = sorted(records, key=lambda record: record.at)
     found = {}
@@ -88,9 +88,9 @@ def _nearest(records: Sequence[Record], places: Collection[int]) -> dict[int, Re
     return found
 
 
-def _newest(records: Sequence[Record]) -> list[Record]:
+def _newest(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
     """The last ones, but of several that are close together only one."""
-    found: list[Record] = []
+    found: list[SlotFileRecord] = []
     for record in reversed(records):
         if len(found) < NEWEST and all(abs(record.at - other.at) > NEAR for other in found):
             found.append(record)

@@ -13,7 +13,7 @@ from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
 from slotkeeper.api.identity import named
 from slotkeeper.api.layout import lay_out
-from slotkeeper.api.layouts import Recent, Seen, most_like, seen
+from slotkeeper.api.layouts import RecentRequests, SeenRequest, most_like, seen
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations, goes_on
 from slotkeeper.conversation.likeness import keys_of
@@ -23,7 +23,7 @@ from slotkeeper.conversation.rules.apply import Outcome, canonical
 from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.conversation.rules.modes import Choice, Modes
 from slotkeeper.conversation.rules.registry import RULES
-from slotkeeper.conversation.rules.shown import Change, changes
+from slotkeeper.conversation.rules.shown import ShownChange, changes
 from slotkeeper.observe.metrics import Action, Metrics
 from slotkeeper.observe.why.record import Decision, PromptDivergence
 from slotkeeper.runtime.aside import Runner, here
@@ -52,7 +52,7 @@ class Taken:
     conversation: Conversation | None = None  # that it is the last request of by now
     ahead: Mapping[bool, DivergenceReport] = field(default_factory=dict)  # what is to be said of either form
     judged: DivergenceReport | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ShownChange, ...] = ()
 
     @property
     def rewritten(self) -> Doc | None:
@@ -86,7 +86,7 @@ class Rewriting:
         """`text`: whether excerpts of prompts may be kept for `why`."""
         self.conversations = Conversations()
         self._text = text
-        self._before = Recent()
+        self._before = RecentRequests()
         self._choice = choice
         self._metrics = metrics
         self._new: list[Taken] = []  # that are not in the book yet
@@ -211,7 +211,7 @@ def _fixed(sent: Outcome) -> tuple[str, ...]:
 # -- what may be done beside the loop: it reads, and makes new things --------------------------------
 
 
-def _laid_out(api: Api, doc: Doc, who: Who, recent: Sequence[Seen]) -> tuple[Layout, Keys] | None:
+def _laid_out(api: Api, doc: Doc, who: Who, recent: Sequence[SeenRequest]) -> tuple[Layout, Keys] | None:
     layout = lay_out(api, doc, most_like(recent, api, doc))
     return None if layout is None else (layout, keys_of(who, layout))
 

@@ -12,7 +12,7 @@ from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.editing import Editing
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.scheduler.effects import Moment, Save
+from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.events import Event, Filed, Saved
 from slotkeeper.scheduler.snapshots import Snapshot
 from slotkeeper.scheduler.traits import EngineTraits
@@ -94,14 +94,14 @@ class Saver:
     async def _keep(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> Saved:
         """Check what the engine has written, edit it, and add it to the catalog."""
         edit = Editing(traits, save.cuts)
-        facts = intake.Saved(
+        facts = intake.SavedFile(
             fingerprint=traits.fingerprint,
             tokens=save.tokens,
             written=file.result.written,
             layout=link.layout,
             build=link.build,
             edit=edit,
-            golden=save.moment is Moment.BOUNDARY,
+            golden=save.moment is SaveMoment.BOUNDARY,
         )
         try:
             kept = await self._store.keep(file.name, facts, save.others)

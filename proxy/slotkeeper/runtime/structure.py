@@ -19,7 +19,7 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import FAILURES
 from slotkeeper.scheduler.checkpoints import checkpoints_last
 from slotkeeper.scheduler.endings import begins, endings, last_message
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers, boundaries
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers, boundaries
 from slotkeeper.scheduler.tokens import Tokens
 
 SHORTEST: Final = 512  # tokens: computing a shorter prompt takes no longer than rendering it again is worth
@@ -66,10 +66,12 @@ async def _rendered(
     messages = chat["messages"]
     roles = [text(message, "role") for message in messages]
     lead = next((n for n, role in enumerate(roles) if role not in LEADING), len(roles))
-    found = [Boundary(await _divergence_at(link, chat, messages[:lead], prompt, auth), Kind.HEAD)]
+    found = [Boundary(await _divergence_at(link, chat, messages[:lead], prompt, auth), BoundaryKind.HEAD)]
     last = max((n for n, role in enumerate(roles) if role == "user"), default=lead)
     if not markers.user and last > lead:
-        found.append(Boundary(await _divergence_at(link, chat, messages[:last], prompt, auth), Kind.USER))
+        found.append(
+            Boundary(await _divergence_at(link, chat, messages[:last], prompt, auth), BoundaryKind.USER)
+        )
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.checkpoints import checkpoints_last
-from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.limits import WORTH_A_FILE
 from slotkeeper.scheduler.pricing import Want, blind_price, loss, parked_price, price_of, restore_price
 from slotkeeper.scheduler.ram_cache import contains
@@ -243,7 +243,7 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
     if victim.adapted or victim.total < WORTH_A_FILE:
         return None
     lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
-    saving: tuple[Step, ...] = (Keep(Moment.PARK),)
+    saving: tuple[Step, ...] = (Keep(SaveMoment.PARK),)
     if (end := goes_on_from(victim, table.traits)) < victim.total:
         saving, cost = (Prefill(victim.tokens.cut(0, end), Purpose.BACK), *saving), cost + TOUCH_PRICE
     if cost >= lost:

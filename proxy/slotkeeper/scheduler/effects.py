@@ -39,7 +39,7 @@ class Poison(StrEnum):
     UNSOUND = "unsound"  # it refused a file, and then did not compute a few tokens from the first one on
 
 
-class Moment(StrEnum):
+class SaveMoment(StrEnum):
     """When a slot is saved."""
 
     PARK = "park"  # before a request overwrites it
@@ -71,7 +71,7 @@ class Save:
 
     request: RequestId
     place: Place
-    moment: Moment
+    moment: SaveMoment
     tokens: Tokens  # that the slot should hold; the file's own list is the truth
     size: int  # bytes, as far as can be foretold
     others: tuple[SnapshotId, ...] = ()  # of the same conversation: their checkpoints may be taken over

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.tokens import Tokens
 
 LONG: Final = 1024  # tokens of a message: in a shorter one the engine's own checkpoints are near enough
@@ -21,23 +21,23 @@ CLOSING: Final = 64  # tokens of a template behind a message, at most
 
 def last_message(found: Sequence[Boundary], length: int) -> range | None:
     """The tokens of the user message that ends a prompt, if it is a long one."""
-    asked = [boundary for boundary in found if boundary.kind is not Kind.TURN]
-    if not asked or asked[-1].kind is Kind.TOOL:
+    asked = [boundary for boundary in found if boundary.kind is not BoundaryKind.TURN]
+    if not asked or asked[-1].kind is BoundaryKind.TOOL:
         return None
-    end = found[-1].at if found[-1].kind is Kind.TURN else length
+    end = found[-1].at if found[-1].kind is BoundaryKind.TURN else length
     message = range(asked[-1].at, end)
     return message if len(message) >= LONG else None
 
 
-def endings(text: str) -> list[tuple[str, Kind]]:
+def endings(text: str) -> list[tuple[str, BoundaryKind]]:
     """The ends of a message that begin with a line: the last paragraph and line, and a few further back."""
     tail = text.rstrip()[-REACH:]
     starts = list(_starts(tail))
     if not starts:
         return []
     paragraph = next((at for at, first in reversed(starts) if first), None)
-    kinds = dict.fromkeys(_spread([len(tail) - at for at, _ in starts]), Kind.LINE)
-    kinds |= {len(tail) - at: Kind.QUESTION for at in (starts[-1][0], paragraph) if at is not None}
+    kinds = dict.fromkeys(_spread([len(tail) - at for at, _ in starts]), BoundaryKind.LINE)
+    kinds |= {len(tail) - at: BoundaryKind.QUESTION for at in (starts[-1][0], paragraph) if at is not None}
     return [(tail[-length:], kinds[length]) for length in sorted(kinds)]
 
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.chore import Chore
-from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.limits import WORTH_A_FILE
 from slotkeeper.scheduler.pricing import restore_price
 from slotkeeper.scheduler.slot_contents import SlotContents, goes_on_from, reuse
@@ -88,7 +88,7 @@ def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, 
     if not table.traits.snapshots or contents.total < WORTH_A_FILE or contents.rough or contents.adapted:
         return None
     if unsaved(contents, table.traits, catalog):
-        return _mark(contents, table.traits) or Keep(Moment.PAUSE)
+        return _mark(contents, table.traits) or Keep(SaveMoment.PAUSE)
     return _next_cut(contents, contents, table, catalog, rested=rested)
 
 
@@ -100,7 +100,7 @@ def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
     if contents.total == home.total and home.opaque:  # the file has told the ids that we did not know
         home = chore.home = contents
     if isinstance(chore.step, Prefill) and chore.step.purpose is not Purpose.HOME:
-        return Keep(Moment.PAUSE)
+        return Keep(SaveMoment.PAUSE)
     if chore.leaves:
         return None
     if isinstance(chore.step, Keep) and contents is home and (mark := _mark(contents, traits)):

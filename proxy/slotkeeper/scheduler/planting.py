@@ -28,12 +28,12 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.checkpoints import TAIL, after_prefill, checkpoints_last, keeps_checkpoints
-from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.limits import WORTH_A_FILE, HourlyBudget
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.steps import Keep, Prefill, Step, marked
-from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.traits import EngineTraits
@@ -51,7 +51,7 @@ SEEN_ONCE: Final = 0.3
 NEW_HEAD: Final = 0.5
 EDIT: Final = 0.02
 SOMEWHERE: Final = 0.02  # in a stretch of tools and system text
-GUESSED: Final = {Kind.QUESTION: 0.1, Kind.LINE: 0.02}  # in a long message at the end
+GUESSED: Final = {BoundaryKind.QUESTION: 0.1, BoundaryKind.LINE: 0.02}  # in a long message at the end
 
 STRETCH: Final = 1024  # tokens, at least
 STRETCHES: Final = MOST  # at most, of one head
@@ -69,14 +69,14 @@ class Structure:
     @property
     def head(self) -> int:
         """Tokens before the first message; 0 = not known."""
-        return next((b.at for b in self.boundaries if b.kind is Kind.HEAD), 0)
+        return next((b.at for b in self.boundaries if b.kind is BoundaryKind.HEAD), 0)
 
 
 NO_STRUCTURE: Final = Structure()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CutPlace:
     """Where prompts may part."""
 
     at: int  # tokens
@@ -94,23 +94,23 @@ class Cut:
     file: bool
 
 
-def places(structure: Structure, length: int) -> Iterator[Place]:
+def places(structure: Structure, length: int) -> Iterator[CutPlace]:
     head = structure.head
     for branch in structure.branches:
         seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
         inside = branch.at <= head
-        yield Place(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
+        yield CutPlace(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
     if head and not WORTH_A_FILE <= structure.known < head:
-        yield Place(head, NEW_HEAD, shared=True)
+        yield CutPlace(head, NEW_HEAD, shared=True)
     stretch = max(STRETCH, head // STRETCHES)
     for at in range(stretch, head, stretch):
         if at > structure.known:
-            yield Place(at, SOMEWHERE, shared=False)
+            yield CutPlace(at, SOMEWHERE, shared=False)
     for boundary in structure.boundaries:
-        if boundary.kind is Kind.USER and boundary.at < length:
-            yield Place(boundary.at, EDIT, shared=False)
+        if boundary.kind is BoundaryKind.USER and boundary.at < length:
+            yield CutPlace(boundary.at, EDIT, shared=False)
         elif boundary.kind in GUESSED:
-            yield Place(boundary.at, GUESSED[boundary.kind], shared=False, guessed=True)
+            yield CutPlace(boundary.at, GUESSED[boundary.kind], shared=False, guessed=True)
 
 
 def steps(
@@ -197,7 +197,7 @@ def _displaced(
 
 
 def _checkpoints(
-    found: Collection[Place], reuse_plan: ReusePlan, alone: Collection[int], traits: EngineTraits
+    found: Collection[CutPlace], reuse_plan: ReusePlan, alone: Collection[int], traits: EngineTraits
 ) -> set[int]:
     """Where checkpoints are worth a plant, beside those that the request itself will leave."""
     if not checkpoints_last(traits):
@@ -216,10 +216,10 @@ def _checkpoints(
     return chosen
 
 
-def _best(found: Collection[Place], cuts: Collection[int]) -> Place | None:
+def _best(found: Collection[CutPlace], cuts: Collection[int]) -> CutPlace | None:
     """The place that saves most: for every prompt that parts there or behind it, up to the next cut."""
 
-    def worth(place: Place) -> float:
+    def worth(place: CutPlace) -> float:
         lower = max(cut for cut in cuts if cut <= place.at)
         upper = min((cut for cut in cuts if cut > place.at), default=inf)
         return (place.at - lower) * sum(p.chance for p in found if place.at <= p.at < upper)
@@ -235,7 +235,7 @@ def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: Engin
 
 
 def _files(
-    found: Collection[Place], prompt: Tokens, thinned_to: int, table: EngineTable, catalog: Catalog
+    found: Collection[CutPlace], prompt: Tokens, thinned_to: int, table: EngineTable, catalog: Catalog
 ) -> set[int]:
     """The shared beginning that is most worth a file, if no file has it.
 
@@ -266,19 +266,19 @@ def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
     if not cut.file:
         yield beyond
     elif not cut.checkpoint:
-        yield from (exactly, Keep(Moment.BOUNDARY))
+        yield from (exactly, Keep(SaveMoment.BOUNDARY))
     elif not traits.files_carry:
-        yield from (exactly, Keep(Moment.BOUNDARY), beyond)
+        yield from (exactly, Keep(SaveMoment.BOUNDARY), beyond)
     elif traits.speculative:
-        yield from (Prefill(marked(exactly.tokens), Purpose.PLANT), Keep(Moment.BOUNDARY))
+        yield from (Prefill(marked(exactly.tokens), Purpose.PLANT), Keep(SaveMoment.BOUNDARY))
     else:
-        yield from (beyond, Keep(Moment.BOUNDARY))
+        yield from (beyond, Keep(SaveMoment.BOUNDARY))
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:
     """What the last `left` of these steps will save at a boundary, None if nothing."""
     for index in range(len(plan_steps) - left, len(plan_steps)):
         step, before = plan_steps[index], plan_steps[index - 1]
-        if index and isinstance(step, Keep) and step.moment is Moment.BOUNDARY:
+        if index and isinstance(step, Keep) and step.moment is SaveMoment.BOUNDARY:
             return before.tokens if isinstance(before, Prefill) else None
     return None

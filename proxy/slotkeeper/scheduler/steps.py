@@ -10,7 +10,7 @@ from typing import assert_never
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.checkpoints import TAIL
-from slotkeeper.scheduler.effects import Erase, Moment, Plant, Purpose, Restore, Save
+from slotkeeper.scheduler.effects import Erase, Plant, Purpose, Restore, Save, SaveMoment
 from slotkeeper.scheduler.snapshots import Snapshot
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import EMPTY, Tokens
@@ -35,7 +35,7 @@ class Prefill:
 class Keep:
     """Save what the slot holds."""
 
-    moment: Moment
+    moment: SaveMoment
 
 
 @dataclass(frozen=True, slots=True)

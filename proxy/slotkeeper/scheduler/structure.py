@@ -15,7 +15,7 @@ from enum import StrEnum
 from slotkeeper.scheduler.tokens import Tokens
 
 
-class Kind(StrEnum):
+class BoundaryKind(StrEnum):
     """What begins at a boundary."""
 
     HEAD = "head"  # the first message after tools and system text, which other conversations share
@@ -29,7 +29,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True, order=True)
 class Boundary:
     at: int  # tokens before it
-    kind: Kind
+    kind: BoundaryKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +60,20 @@ def boundaries(prompt: Tokens, markers: Markers, rendered: Iterable[Boundary] = 
         markers: of the engine's template. Text of a message that spells a marker is taken for one.
         rendered: what was found by rendering the chat otherwise.
     """
-    kinds = dict.fromkeys(_starts(prompt, markers.user), Kind.USER)
-    kinds |= dict.fromkeys(_starts(prompt, markers.tool), Kind.TOOL)
+    kinds = dict.fromkeys(_starts(prompt, markers.user), BoundaryKind.USER)
+    kinds |= dict.fromkeys(_starts(prompt, markers.tool), BoundaryKind.TOOL)
     for boundary in sorted(rendered, reverse=True):  # so that of two at one place HEAD comes last
         if boundary.at < len(prompt):
             kinds[boundary.at] = boundary.kind
     replies = _starts(prompt, markers.reply)
     turn = _turn(prompt, markers, replies, last=max(kinds, default=-1))
-    head = next((at for at, kind in kinds.items() if kind is Kind.HEAD), None)
+    head = next((at for at, kind in kinds.items() if kind is BoundaryKind.HEAD), None)
     if head is None and markers.user and not markers.lead_inside:
         head = min((at for at in (*kinds, *replies) if at != turn), default=None)
     if head is not None:
-        kinds = {at: kind for at, kind in kinds.items() if at > head} | {head: Kind.HEAD}
+        kinds = {at: kind for at, kind in kinds.items() if at > head} | {head: BoundaryKind.HEAD}
     if turn is not None:
-        kinds[turn] = Kind.TURN
+        kinds[turn] = BoundaryKind.TURN
     return tuple(Boundary(at, kinds[at]) for at in sorted(kinds))
 
 
@@ -81,7 +81,7 @@ def in_replies(
     places: Iterable[int], prompt: Tokens, found: Iterable[Boundary], markers: Markers
 ) -> set[int]:
     """Those of some places that lie in something that the model said, as far as the markers tell."""
-    asked = [boundary.at for boundary in found if boundary.kind is not Kind.TURN]  # ascending
+    asked = [boundary.at for boundary in found if boundary.kind is not BoundaryKind.TURN]  # ascending
     replies = _starts(prompt, markers.reply)
     return {at for at in places if _last(replies, at) > _last(asked, at)}
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from slotkeeper.scheduler.snapshots import SnapshotId, Tier
-from slotkeeper.store.health import INDEX, Health
+from slotkeeper.store.health import INDEX, StoreHealth
 from slotkeeper.store.index import Index
 from slotkeeper.store.kept import Kept
 from slotkeeper.store.lanes import Lane
@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Catalogue:
     """Changed in the event loop's thread alone. When its index fails it goes on, with a remark."""
 
-    def __init__(self, index: Path, health: Health) -> None:
+    def __init__(self, index: Path, health: StoreHealth) -> None:
         self._index = Index(index)
         self._health = health
         self._lane = Lane("index")

@@ -19,7 +19,7 @@ ROOM: Final = "room in the hot folder"
 INDEX: Final = "the index"
 
 
-class Health:
+class StoreHealth:
     """`now` is any clock that does not jump."""
 
     def __init__(self, now: Callable[[], float]) -> None:

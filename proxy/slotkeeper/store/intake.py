@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.engine.slotfile import Damage, Recipe, SlotFile, Span, read
+from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, read
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, names
 from slotkeeper.store.files import Halt, Passed, Stamp
@@ -17,7 +17,7 @@ from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class SlotFileEdit:
     """How the file that is kept differs from the one that was saved."""
 
     recipe: Recipe
@@ -25,12 +25,12 @@ class Edit:
 
 
 # Given the saved file, and what was read of it and of those of `others` that can still be used; index 0 is
-# the saved one, as in Span. Called in a thread; what it raises, `keep` raises. None = keep it as it is.
-Editor = Callable[[FileIO, Sequence[SlotFile]], Edit | None]
+# the saved one, as in ByteSpan. Called in a thread; what it raises, `keep` raises. None = keep it as it is.
+Editor = Callable[[FileIO, Sequence[SlotFile]], SlotFileEdit | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedFile:
     """What the caller knows of a state that it has just had saved."""
 
     fingerprint: str
@@ -43,21 +43,21 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class CheckedFile:
     manifest: Manifest
     tokens: Tokens  # of the file's header: what the engine will believe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class SnapshotIntake:
     """What is to become of one saved state."""
 
     folder: SnapshotFolder
-    saved: Saved
+    saved: SavedFile
     now: float  # wall clock, seconds
     halt: Halt
 
-    def take(self, temporary: str, others: Sequence[FileIO]) -> Taken:
+    def take(self, temporary: str, others: Sequence[FileIO]) -> CheckedFile:
         """Check what was saved, edit it, hash it and move it into the folder, as T2 and T3 demand.
 
         `others` are files that were checked. The temporary file is gone afterwards, whatever happens.
@@ -81,7 +81,7 @@ class Intake:
         finally:
             path.unlink(missing_ok=True)
 
-    def _edited(self, edit: Edit, sources: Sequence[FileIO]) -> Taken:
+    def _edited(self, edit: SlotFileEdit, sources: Sequence[FileIO]) -> CheckedFile:
         """Write the edited file, and read it once more: what counts is what is in it."""
         path = self.folder.path / names.new_temporary(self.now)
         try:
@@ -97,7 +97,7 @@ class Intake:
 
     def _admit(
         self, path: Path, found: SlotFile, before: Stamp, passed: Passed, *, repaired: bool = False
-    ) -> Taken:
+    ) -> CheckedFile:
         manifest = Manifest(
             id=names.new_id(self.now),
             fingerprint=self.saved.fingerprint,
@@ -116,7 +116,7 @@ class Intake:
             namespace=self.saved.tokens.space,
         )
         self.folder.admit(path, manifest, before)
-        return Taken(manifest=manifest, tokens=found.tokens)
+        return CheckedFile(manifest=manifest, tokens=found.tokens)
 
 
 def transfer(
@@ -130,7 +130,7 @@ def transfer(
     path = target.path / names.new_temporary(now)
     with source.open(manifest.id) as file:
         try:
-            passed = files.pour((Span(0, 0, manifest.size),), [file], path, halt)
+            passed = files.pour((ByteSpan(0, 0, manifest.size),), [file], path, halt)
         except EOFError as error:
             raise UnfitError(f"{manifest.id} is too short: {error}") from error
         if passed.sha256 != manifest.sha256 or files.stamp(file).size != manifest.size:
@@ -170,7 +170,7 @@ def _whole(file: FileIO, stamp: Stamp) -> SlotFile:
     return found
 
 
-def _agree(found: SlotFile, saved: Saved) -> None:
+def _agree(found: SlotFile, saved: SavedFile) -> None:
     """What is known of a slot may be a token or a reply behind or ahead, but never something else."""
     held, expected = found.tokens, saved.tokens
     common = held.within(expected.space).lcp(expected)

@@ -11,9 +11,9 @@ from pathlib import Path
 from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.store import names
 from slotkeeper.store.catalogue import Catalogue
-from slotkeeper.store.health import Health
+from slotkeeper.store.health import StoreHealth
 from slotkeeper.store.index import Use
-from slotkeeper.store.intake import Saved
+from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.kept import Kept
 from slotkeeper.store.sweep import Swept
 from slotkeeper.store.tiers import Tiers
@@ -46,7 +46,7 @@ class Store:
     ) -> None:
         """`state` is where the index lies; without it, the hot folder. `clock` is the wall clock."""
         self._clock = clock
-        self._health = Health(time.monotonic)
+        self._health = StoreHealth(time.monotonic)
         self._tiers = Tiers(hot, cold, clock=clock, health=self._health)
         self._catalogue = Catalogue((state or hot) / names.INDEX, self._health)
         self._saving: set[str] = set()  # temporary names that an engine may be writing to
@@ -112,7 +112,7 @@ class Store:
         self._own(temporary)
         await self._tiers.unlink(temporary)
 
-    async def keep(self, temporary: str, saved: Saved, others: Sequence[SnapshotId] = ()) -> Kept:
+    async def keep(self, temporary: str, saved: SavedFile, others: Sequence[SnapshotId] = ()) -> Kept:
         """Make a snapshot of what an engine has saved. The temporary file is gone afterwards.
 
         `others` are snapshots that `saved.edit` may take checkpoints from; those that cannot be used are

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from slotkeeper.scheduler.snapshots import SnapshotId, Tier
 from slotkeeper.store.files import Halt
-from slotkeeper.store.health import ROOM, Health
-from slotkeeper.store.intake import Intake, Saved, Taken, transfer
+from slotkeeper.store.health import ROOM, StoreHealth
+from slotkeeper.store.intake import CheckedFile, SavedFile, SnapshotIntake, transfer
 from slotkeeper.store.kept import Kept
 from slotkeeper.store.lanes import Lane
 from slotkeeper.store.snapshot_folder import SnapshotFolder
@@ -23,7 +23,9 @@ from slotkeeper.store.trouble import SnapshotError, StoreError, Trouble
 class Tiers:
     """`urgent` is for what a client waits for, `patient` for all else that takes time, `quick` for a look."""
 
-    def __init__(self, hot: Path, cold: Path | None, *, clock: Callable[[], float], health: Health) -> None:
+    def __init__(
+        self, hot: Path, cold: Path | None, *, clock: Callable[[], float], health: StoreHealth
+    ) -> None:
         self.hot = SnapshotFolder(hot, Tier.HOT)
         self.folders = {Tier.HOT: self.hot}
         if cold:
@@ -84,11 +86,11 @@ class Tiers:
         with self._health.watching(f"remove {path}", Tier.HOT):
             await self.quick.do(lambda _: path.unlink(missing_ok=True))
 
-    async def take_in(self, temporary: str, saved: Saved, others: Sequence[Kept]) -> Taken:
-        def work(halt: Halt) -> Taken:
+    async def take_in(self, temporary: str, saved: SavedFile, others: Sequence[Kept]) -> CheckedFile:
+        def work(halt: Halt) -> CheckedFile:
             with ExitStack() as stack, self._timed(Tier.HOT, saved.written):
                 usable = [file for kept in others if (file := self._usable(kept, stack, halt))]
-                intake = Intake(folder=self.hot, saved=saved, now=self._clock(), halt=halt)
+                intake = SnapshotIntake(folder=self.hot, saved=saved, now=self._clock(), halt=halt)
                 return intake.take(temporary, usable)
 
         with self._health.watching(f"keep a snapshot in {self.hot.path}", Tier.HOT):

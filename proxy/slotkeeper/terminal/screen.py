@@ -45,7 +45,7 @@ COLOURS: Final = {"idle": "dim", "running": "green", "launched": "green", "tende
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ScreenState:
     """One look at a sidecar."""
 
     state: Document  # of /api/state
@@ -53,7 +53,7 @@ class Seen:
     at: float  # seconds since the epoch
 
 
-def screen(seen: Seen, where: str, width: int, trouble: str = "") -> Group:
+def screen(seen: ScreenState, where: str, width: int, trouble: str = "") -> Group:
     """At most `width` cells wide. `trouble`: why this is not of this moment."""
     state = seen.state
     parts: list[RenderableType] = [headline(state, where)]
@@ -153,7 +153,7 @@ def _bar_cells(width: int) -> int:
     return BAR if width >= WIDE else NARROW_BAR
 
 
-def _requests(seen: Seen, width: int) -> Iterator[RenderableType]:
+def _requests(seen: ScreenState, width: int) -> Iterator[RenderableType]:
     if seen.requests:
         yield requests(seen.requests, width, seen.at)
         return

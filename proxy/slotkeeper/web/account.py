@@ -25,7 +25,7 @@ from slotkeeper.api.weight import check_depth, check_lists, check_values
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.errors import EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
-from slotkeeper.observe.why.record import Record, Stage
+from slotkeeper.observe.why.record import Record, RequestStage
 from slotkeeper.runtime import render
 from slotkeeper.runtime.aside import Runner, here
 from slotkeeper.runtime.driver import Driver
@@ -39,7 +39,7 @@ from slotkeeper.scheduler.structure import Boundary
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId
 from slotkeeper.web.explaining import Explaining, NameKeeper
-from slotkeeper.web.learning import Heard, learn
+from slotkeeper.web.learning import AnsweredRequest, learn
 from slotkeeper.web.listener import Listener
 
 # Elsewhere the difference may come from our conversion of the body.
@@ -153,7 +153,7 @@ class Account:
             self._metrics.fallback("parse")
         now = self._driver.now()
         self._metrics.spent("parse", now - self.arrived)
-        self.record.add(Stage.PARSE, self.arrived, now)
+        self.record.add(RequestStage.PARSE, self.arrived, now)
 
     # -- the form in which it goes out -------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Account:
             rendered.set()
             at = driver.now()
             tokens = None if self.prompt is None else len(self.prompt)
-            self.record.add(Stage.RENDER, started, at, tokens=tokens)
+            self.record.add(RequestStage.RENDER, started, at, tokens=tokens)
             driver.post(
                 Rendered(
                     at=at,
@@ -338,7 +338,7 @@ class Account:
             await self.rendered.wait()
             if self.ask is None or self.prompt is None or answer.reply is None:
                 return
-            heard = Heard(
+            heard = AnsweredRequest(
                 request=self.key,
                 request_id=self.id,
                 client=self.record.client,

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.observe.metrics import Cut, Metrics
+from slotkeeper.observe.metrics import ConnectionCut, Metrics
 
 log = get_logger(__name__)
 
@@ -39,7 +39,7 @@ class Complaints(logging.Logger):
 
     def _malformed(self, error: HttpProcessingError, args: tuple[Any, ...]) -> None:
         """Its text quotes what was sent, so it is not said."""
-        self._metrics.cut(Cut.MALFORMED)
+        self._metrics.cut(ConnectionCut.MALFORMED)
         _, *clients = args
         self._seldom.warning(
             "malformed_request", error=type(error).__name__, client=clients[0] if clients else None

@@ -18,7 +18,7 @@ from typing import Final, cast
 from aiohttp import web
 
 from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.observe.metrics import Cut, Metrics
+from slotkeeper.observe.metrics import ConnectionCut, Metrics
 from slotkeeper.runtime.tasks import Tasks
 
 DESCRIPTORS: Final = 65_536  # enough for any use
@@ -89,7 +89,7 @@ class Connections:
         """Let it in, or cut it off."""
         refused = self._refused(connection.address)
         if refused is not None or self._handlers is None:
-            self.cut(connection, refused or Cut.FULL)
+            self.cut(connection, refused or ConnectionCut.FULL)
             return
         handler = self._handlers()
         self._by_address[connection.address] += 1
@@ -101,7 +101,7 @@ class Connections:
             plug = connection.taken()
         except OSError:
             self.left(connection, handler)
-            self.cut(connection, Cut.FULL)
+            self.cut(connection, ConnectionCut.FULL)
             return
         connection.next_handler = handler
         shaking = self._handshakes.start(self._secure(connection, plug, self._tls))
@@ -114,20 +114,22 @@ class Connections:
                 lambda: connection, plug, ssl=tls, ssl_handshake_timeout=self._head_seconds
             )
         except OSError:  # the errors of ssl and of time are too
-            self._metrics.cut(Cut.HANDSHAKE)
-            self._seldom.warning("connection_refused", why=Cut.HANDSHAKE.value, client=connection.address)
+            self._metrics.cut(ConnectionCut.HANDSHAKE)
+            self._seldom.warning(
+                "connection_refused", why=ConnectionCut.HANDSHAKE.value, client=connection.address
+            )
 
     def _shaken(self, connection: _Connection, handler: web.RequestHandler, plug: socket.socket) -> None:
         if connection.handler is None:
             self.left(connection, handler)
             plug.close()
 
-    def _refused(self, address: str) -> Cut | None:
+    def _refused(self, address: str) -> ConnectionCut | None:
         """Why there is no room for it; None if there is."""
         if len(self._open) >= self._most:
-            return Cut.FULL
+            return ConnectionCut.FULL
         if self._by_address[address] >= self._of_one and not is_in(address, self._trusted):
-            return Cut.ADDRESS
+            return ConnectionCut.ADDRESS
         return None
 
     def left(self, connection: _Connection, handler: asyncio.BaseProtocol) -> None:
@@ -136,7 +138,7 @@ class Connections:
             if self._by_address[connection.address] <= 0:
                 del self._by_address[connection.address]
 
-    def cut(self, connection: _Connection, why: Cut) -> None:
+    def cut(self, connection: _Connection, why: ConnectionCut) -> None:
         if connection.transport is not None:
             connection.transport.abort()
         self._metrics.cut(why)
@@ -151,11 +153,11 @@ class Connections:
                 continue
             if connection.closing is not None:
                 if now - connection.closing > CLOSING_SECONDS:
-                    self.cut(connection, Cut.CLOSING)
+                    self.cut(connection, ConnectionCut.CLOSING)
             elif connection.transport is not None and connection.transport.is_closing():
                 connection.closing = now
             elif not connection.begun and now - connection.since > self._head_seconds:
-                self.cut(connection, Cut.HEAD)
+                self.cut(connection, ConnectionCut.HEAD)
         self._next_look = loop.call_later(self._head_seconds / LOOKS, self._look)
 
 

@@ -18,7 +18,7 @@ from slotkeeper.api.secrets import Secrets
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.web.connections import Connections
-from slotkeeper.web.door import Judged, Refusal, Verdict
+from slotkeeper.web.door import Judged, KeyCheck, Refusal
 from slotkeeper.web.exchange import Exchange, Gate
 from slotkeeper.web.intake import Body, Intake
 from slotkeeper.web.outlet import Outlet
@@ -90,7 +90,7 @@ class DataPort:
             self._not_again(request)
             self._gate.door.admit(request, api, path)
             takes_slot, came = api in TAKES_SLOT, self._gate.driver.now()
-            judged: Judged = Verdict.LET_IN
+            judged: Judged = KeyCheck.LET_IN
             if api in JUDGED:
                 judged = await self._gate.door.judge(request, since=came, later=takes_slot)
             if isinstance(judged, Refusal):
@@ -102,7 +102,7 @@ class DataPort:
                     self._gate, request, api, body or b"", known_as, judged=judged, came=came, form=form
                 ).run()
             if api is Api.CONTROL:
-                return await self._acted(request, body or b"", known_as, let_in=judged is Verdict.LET_IN)
+                return await self._acted(request, body or b"", known_as, let_in=judged is KeyCheck.LET_IN)
             return await self._through(request, api, body, known_as)
         except Fault as fault:
             return self._failed(api, fault, known_as)

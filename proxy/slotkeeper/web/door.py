@@ -29,7 +29,7 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import ClientId, EngineId
 from slotkeeper.web.connections import Network, asker
 from slotkeeper.web.keys import Key, OwnKeys
-from slotkeeper.web.upstream import Answer, Upstream
+from slotkeeper.web.upstream import Upstream, UpstreamAnswer
 
 SHOWN: Final = (*AUTH, "Cookie")  # and what a gateway in front of it may
 OURS_SHOWN: Final = ("Cookie",)  # where the key is ours, the same for all
@@ -51,14 +51,14 @@ OWN_REFUSED: Final = (
 _NAMESPACES: Final = b"namespaces of slotkeeper"  # what the folder's secret is used for here
 
 
-class Verdict(StrEnum):
+class KeyCheck(StrEnum):
     LET_IN = "let_in"
     LATER = "later"  # the engine is gone, and had let it in: to be judged when that is back
     UNSURE = "unsure"  # no engine could say: the request goes straight through, without any work for it
 
 
-Refusal = Answer  # the engine's own words
-Judged = Verdict | Refusal
+Refusal = UpstreamAnswer  # the engine's own words
+Judged = KeyCheck | Refusal
 V = TypeVar("V")
 Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of what was shown
 
@@ -140,12 +140,12 @@ class Door:
         await driver.folder_tried()  # whose secret tells namespaces
         if any(link.doubtful for link in driver.links.values()):
             if later and self._was_let_in(request):
-                return Verdict.LATER
+                return KeyCheck.LATER
             await driver.awake(since)
         judged = await self._judged(request)
-        if judged is Verdict.UNSURE:  # it may be starting
+        if judged is KeyCheck.UNSURE:  # it may be starting
             if later and driver.expects_one and self._was_let_in(request):
-                return Verdict.LATER
+                return KeyCheck.LATER
             await driver.awake(since)
             judged = await self._judged(request)
         return judged
@@ -187,7 +187,7 @@ class Door:
         return True
 
     async def _judged(self, request: web.BaseRequest) -> Judged:
-        links, judged, wanted = self._driver.links.values(), Verdict.LET_IN, False
+        links, judged, wanted = self._driver.links.values(), KeyCheck.LET_IN, False
         there = [link for link in links if link.health is not Health.DOWN] or list(links)
         for link in there:
             if await self._wants_no_key(link):
@@ -196,9 +196,9 @@ class Door:
             said = await self._by(link, request)
             if isinstance(said, Refusal):
                 return said
-            if said is Verdict.UNSURE:
+            if said is KeyCheck.UNSURE:
                 judged = said
-        if judged is Verdict.LET_IN:
+        if judged is KeyCheck.LET_IN:
             self._let_in(request, verified=wanted)
         return judged
 
@@ -209,16 +209,16 @@ class Door:
             return open_
         asked_of = link.process
         said = await self._ask(link, CIMultiDict())
-        if said is not Verdict.UNSURE:
+        if said is not KeyCheck.UNSURE:
             lasts = float("inf") if asked_of else REFUSAL_LASTS  # its process is not known yet
-            self._anyone[link.engine] = asked_of, said is Verdict.LET_IN, self._now() + lasts
-        return said is Verdict.LET_IN
+            self._anyone[link.engine] = asked_of, said is KeyCheck.LET_IN, self._now() + lasts
+        return said is KeyCheck.LET_IN
 
     async def _by(self, link: EngineLink, request: web.BaseRequest) -> Judged:
         now, seen = self._now(), (link.engine, link.process, self._digest(request, self._shown))
         until = self._known.get(seen)
         if until is not None and now < until:
-            return Verdict.LET_IN
+            return KeyCheck.LET_IN
         # Its words depend on Origin too, which it repeats.
         heard = (link.engine, link.process, self._digest(request, (*self._shown, "Origin")))
         again, refusal = self._refused.get(heard, (0.0, None))
@@ -231,34 +231,34 @@ class Door:
             case Refusal() if self.keys:
                 raise UpstreamFault(OWN_REFUSED)
             case Refusal() if not link.up:  # no key was ever accepted: the route may be closed
-                return Verdict.UNSURE
+                return KeyCheck.UNSURE
             case Refusal():
                 self._known.pop(seen, None)
                 _keep(self._refused, heard, (self._now() + REFUSAL_LASTS, said), MOST_REFUSED)
-            case Verdict.LET_IN:
+            case KeyCheck.LET_IN:
                 _keep(self._known, seen, self._now() + LASTS, MOST_KNOWN)
                 link.let_in(self.lent(request))
-            case Verdict.UNSURE if until is not None:  # it was let in before
-                return Verdict.LET_IN
+            case KeyCheck.UNSURE if until is not None:  # it was let in before
+                return KeyCheck.LET_IN
         return said
 
     async def _ask(self, link: EngineLink, headers: CIMultiDict[str]) -> Judged:
         if link.pulse.frozen:
-            return Verdict.UNSURE
+            return KeyCheck.UNSURE
         try:
             answer = await self._upstream.look(link.engine, self._path, headers, seconds=ASK_SECONDS)
         except UpstreamFault:
             link.kick()
-            return Verdict.UNSURE
+            return KeyCheck.UNSURE
         async with answer:
             if answer.status >= 500:  # it is loading, or what stands in front cannot reach it
-                return Verdict.UNSURE
+                return KeyCheck.UNSURE
             if answer.status not in REFUSES:
-                return Verdict.LET_IN
+                return KeyCheck.LET_IN
             try:
-                return await Answer.of(answer)
+                return await UpstreamAnswer.of(answer)
             except UpstreamFault:
-                return Verdict.UNSURE
+                return KeyCheck.UNSURE
 
     def _digest(self, request: web.BaseRequest, fields: tuple[str, ...]) -> bytes:
         digest = blake2b(key=self._salt, digest_size=16)

@@ -30,7 +30,7 @@ from slotkeeper.scheduler.events import Arrived, Started
 from slotkeeper.scheduler.types import Crowded, EngineId, Reason
 from slotkeeper.web.account import Account
 from slotkeeper.web.connections import Network, asker
-from slotkeeper.web.door import Caller, Door, Refusal, Verdict, credentials, digest_of
+from slotkeeper.web.door import Caller, Door, KeyCheck, Refusal, credentials, digest_of
 from slotkeeper.web.keys import CrowdedFault, Used
 from slotkeeper.web.outlet import ReadAhead
 from slotkeeper.web.relay import Relay
@@ -91,7 +91,7 @@ class Exchange:
         body: bytes,
         request_id: str,
         *,
-        judged: Verdict,
+        judged: KeyCheck,
         came: float,
         form: bool = False,
     ) -> None:
@@ -101,7 +101,7 @@ class Exchange:
         """
         self._gate = gate
         self._judged = judged
-        self._let_in = judged is not Verdict.UNSURE
+        self._let_in = judged is not KeyCheck.UNSURE
         self._waits_since = came
         self._request = request
         self._api = api
@@ -244,7 +244,7 @@ class Exchange:
         account, driver = self._account, self._gate.driver
         driver.rouse()
         await driver.awake(self._waits_since)
-        if self._judged is Verdict.LATER:
+        if self._judged is KeyCheck.LATER:
             await self._judge()
         self._check_line()
         renders = account.open()
@@ -267,7 +267,7 @@ class Exchange:
         if isinstance(judged, Refusal):
             self._let_in = False
             raise errors.retold(judged.status, judged.body)
-        self._judged, self._caller = Verdict.LET_IN, self._gate.door.caller(self._request)
+        self._judged, self._caller = KeyCheck.LET_IN, self._gate.door.caller(self._request)
 
     def _check_line(self) -> None:
         """Raises ClientFault where too many wait."""

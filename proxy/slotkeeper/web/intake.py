@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.api.errors import ClientFault
-from slotkeeper.observe.metrics import Cut, Metrics
+from slotkeeper.observe.metrics import ConnectionCut, Metrics
 
 RETRY_AFTER: Final = 5  # seconds
 SLOWEST: Final = 16 * 1024  # bytes a second of a body that takes longer than that
@@ -72,7 +72,7 @@ class Body:
                     whole += piece
                     limit.reschedule(until + self._taken / SLOWEST)
         except TimeoutError as error:
-            self._intake.metrics.cut(Cut.BODY)
+            self._intake.metrics.cut(ConnectionCut.BODY)
             raise ClientFault(
                 f"the body did not come in time: {self._taken} bytes of it; send it at once, or raise "
                 "--body-timeout",

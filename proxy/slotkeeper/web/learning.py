@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class AnsweredRequest:
     """A request whose answer has ended well."""
 
     request: RequestId
@@ -32,14 +32,14 @@ class Heard:
     generated: int  # tokens
 
 
-async def learn(driver: Driver, link: EngineLink, heard: Heard) -> None:
+async def learn(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> None:
     """Tell the driver what can be found out; nothing, where rendering fails."""
     await _as_sampled(driver, link, heard)
     begins = await _as_sent_back(driver, link, heard) if driver.looks_ahead else None
     driver.post(NextKnown(at=driver.now(), request=heard.request, tokens=begins))
 
 
-async def _as_sampled(driver: Driver, link: EngineLink, heard: Heard) -> None:
+async def _as_sampled(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> None:
     try:
         tokens = await render.with_reply(
             link, heard.ask, heard.prompt, heard.reply, generated=heard.generated, auth=heard.auth
@@ -51,7 +51,7 @@ async def _as_sampled(driver: Driver, link: EngineLink, heard: Heard) -> None:
         driver.post(ReplyKnown(at=driver.now(), request=heard.request, tokens=tokens))
 
 
-async def _as_sent_back(driver: Driver, link: EngineLink, heard: Heard) -> Tokens | None:
+async def _as_sent_back(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> Tokens | None:
     try:
         return await driver.next_turns.prefix(
             link,

@@ -16,7 +16,7 @@ from typing import Final, Self
 from aiohttp import web
 
 from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.observe.metrics import Cut, Metrics
+from slotkeeper.observe.metrics import ConnectionCut, Metrics
 from slotkeeper.web.upstream import CHUNK, abort
 
 BLOCK: Final = 256 * 1024  # so much room is taken at a time
@@ -49,7 +49,7 @@ class ReadAhead:
     def cut_off(self, request: web.BaseRequest, unread: int) -> Stalled:
         """Break the connection of a client that does not read."""
         abort(request)
-        self._metrics.cut(Cut.STALLED)
+        self._metrics.cut(ConnectionCut.STALLED)
         self._seldom.warning("client_stalled", client=request.remote, unread=unread, seconds=self.seconds)
         return Stalled("the client does not read its answer")
 

@@ -15,7 +15,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Acted, Arrived, Gone
 from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
-from slotkeeper.web.upstream import Answer, Upstream, answering
+from slotkeeper.web.upstream import Upstream, UpstreamAnswer, answering
 
 OFF: Final = "slot actions are off here; the operator of the sidecar can allow them (--slot-actions on)"
 
@@ -58,10 +58,10 @@ class SlotActions:
             driver.post(Gone(at=driver.now(), request=key))
             raise
         # Once it is sent the engine does it, whether or not its client waits for that.
-        said: list[Answer | UpstreamFault] = []
+        said: list[UpstreamAnswer | UpstreamFault] = []
         await asyncio.shield(driver.tasks.start(self._act(forward, action, request, known_as, said)))
         match said:
-            case [Answer() as answer]:
+            case [UpstreamAnswer() as answer]:
                 return answer.response(known_as)
             case [UpstreamFault() as fault]:
                 driver.links[forward.engine].kick()
@@ -74,7 +74,7 @@ class SlotActions:
         action: SlotAction,
         request: web.Request,
         known_as: str,
-        said: list[Answer | UpstreamFault],
+        said: list[UpstreamAnswer | UpstreamFault],
     ) -> None:
         driver, left = self._driver, None if action.act is Act.SAVE else 0  # as long as it is unknown
         try:
@@ -88,8 +88,8 @@ class SlotActions:
 
     async def _send(
         self, engine: EngineId, action: SlotAction, request: web.Request, known_as: str
-    ) -> Answer:
+    ) -> UpstreamAnswer:
         async with answering(self._driver.links[engine]):
             sent = await self._upstream.post(engine, action.target, action.body, request, known_as)
             async with sent:
-                return await Answer.of(sent)
+                return await UpstreamAnswer.of(sent)

@@ -26,7 +26,7 @@ OFF: Final = "there are no snapshots here: start the sidecar with --slot-dir"
 LAST_SECOND: Final = 253402300799.0  # of the year 9999: RFC 3339 has no later one
 
 
-class Verdict(StrEnum):
+class FileVerdict(StrEnum):
     """Of one snapshot whose every byte was to be read."""
 
     WHOLE = "whole"
@@ -72,7 +72,7 @@ class SnapshotRoutes:
         await answer.prepare(request)
         for id_ in wanted or sorted(known):
             line = await verified(store, id_)
-            if line["verdict"] != Verdict.WHOLE:
+            if line["verdict"] != FileVerdict.WHOLE:
                 self._tell(store, id_)
             await answer.write(orjson.dumps(line) + b"\n")
         await answer.write_eof()
@@ -162,15 +162,15 @@ def described(kept: Kept) -> dict[str, Any]:
 
 async def verified(store: Store, id_: SnapshotId) -> dict[str, Any]:
     """Hash every copy of it again, off the loop; what is damaged goes to quarantine."""
-    verdict, why = Verdict.WHOLE, ""
+    verdict, why = FileVerdict.WHOLE, ""
     try:
         await store.verify(id_)
     except MissingError as error:
-        verdict, why = Verdict.MISSING, str(error)
+        verdict, why = FileVerdict.MISSING, str(error)
     except SnapshotError as error:
-        verdict, why = Verdict.DAMAGED, str(error)
+        verdict, why = FileVerdict.DAMAGED, str(error)
     except StoreError as error:
-        verdict, why = Verdict.UNREAD, str(error)
+        verdict, why = FileVerdict.UNREAD, str(error)
     left = next((kept.quickest for kept in store.listing() if kept.id == id_), [])
     return {"id": id_, "verdict": verdict.value, "why": why, "tiers": [tier.value for tier in left]}
 

@@ -253,7 +253,7 @@ async def whole(answer: aiohttp.ClientResponse, seen: Callable[[bytes], None]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class UpstreamAnswer:
     """A short one, whole, as it may be given to any number of clients."""
 
     status: int
@@ -262,7 +262,7 @@ class Answer:
     body: bytes
 
     @classmethod
-    async def of(cls, answer: aiohttp.ClientResponse) -> Answer:
+    async def of(cls, answer: aiohttp.ClientResponse) -> UpstreamAnswer:
         """Raises UpstreamFault when the engine breaks off."""
         body = await whole(answer, lambda _: None)
         kept = tuple(forwardable(answer.headers.items(), drop=("Content-Length",)))

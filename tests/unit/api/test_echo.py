@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.echo import Habit, Reasoning, echoed, guesses, next_turns, returnable, thoughts
+from slotkeeper.api.echo import Habit, ReasoningForm, echoed, guesses, next_turns, returnable, thoughts
 from slotkeeper.api.habits import gleaned, learnt, trail, usual
 from slotkeeper.api.routes import Api
 
@@ -194,7 +194,7 @@ def test_moved_into_the_content_it_is_known_only_for_replies_of_that_kind():
     """What stands between thoughts and words cannot be told from a reply without words."""
     silent, speaking = reply(content="", calls=[call()]), reply(calls=[call()])
     habit = taught(silent, tags(silent), RESULT)
-    assert habit.calling is Reasoning.INLINE
+    assert habit.calling is ReasoningForm.INLINE
     assert guesses(habit, speaking, ASKED) == ()
     assert spoken(echoed(habit, silent)) == spoken(tags(silent))
 
@@ -204,7 +204,7 @@ def test_moved_into_the_content_it_is_known_only_for_replies_of_that_kind():
 
 def test_reasoning_in_a_history_says_that_it_is_kept():
     history = [*ASKED, reply(calls=[call()]), RESULT]
-    assert gleaned(Habit(), history).calling is Reasoning.KEPT
+    assert gleaned(Habit(), history).calling is ReasoningForm.KEPT
     assert gleaned(Habit(), history).forgets is None
     assert gleaned(Habit(), [*history, reply(thought=""), NEXT]).forgets is False
 
@@ -231,7 +231,11 @@ def test_a_client_that_forgets_at_the_users_message_is_known_by_it():
     habit = gleaned(Habit(), asked)
     assert len(guesses(habit, said, asked)) == len(guesses(habit, drops(said), asked)) == 2
     habit = gleaned(learnt(habit, said, after, len(asked), before=thoughts(asked)), after)
-    assert (habit.calling, habit.answering, habit.forgets) == (Reasoning.KEPT, Reasoning.DROPPED, True)
+    assert (habit.calling, habit.answering, habit.forgets) == (
+        ReasoningForm.KEPT,
+        ReasoningForm.DROPPED,
+        True,
+    )
     assert len(guesses(habit, said, asked)) == 1
     for turn in next_turns(habit, asked, said):
         assert turn[:-1] == after[:-1]

@@ -3,7 +3,7 @@
 import pytest
 
 from slotkeeper.api.layout import lay_out
-from slotkeeper.api.layouts import RECENT, Recent, most_like, seen
+from slotkeeper.api.layouts import RECENT, RecentRequests, most_like, seen
 from slotkeeper.api.routes import Api
 
 ASKED = {"role": "user", "content": "Which bolts are low?"}
@@ -55,7 +55,7 @@ def like(recent, api, client, doc):
 
 
 def test_the_one_that_has_most_in_common_is_found_but_never_another_clients():
-    recent = Recent()
+    recent = RecentRequests()
     short, long = {"messages": [ASKED]}, {"messages": [ASKED, SAID, ASKED]}
     for doc in (long, short):
         recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
@@ -66,7 +66,7 @@ def test_the_one_that_has_most_in_common_is_found_but_never_another_clients():
 
 
 def test_only_the_last_ones_are_kept_and_none_with_images():
-    recent, doc = Recent(), {"messages": [ASKED]}
+    recent, doc = RecentRequests(), {"messages": [ASKED]}
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}
     recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
     for _ in range(RECENT):
@@ -78,7 +78,7 @@ def test_only_the_last_ones_are_kept_and_none_with_images():
 
 
 def test_their_bodies_are_bounded_together_and_one_that_is_too_large_is_not_kept():
-    recent, doc = Recent(limit=100), {"messages": [ASKED]}
+    recent, doc = RecentRequests(limit=100), {"messages": [ASKED]}
     layout = lay_out(Api.CHAT, doc)
     recent.add(Api.CHAT, "anna", doc, layout, 60)
     recent.add(Api.CHAT, "bert", doc, layout, 101)

@@ -7,7 +7,7 @@ import pytest
 from slotkeeper.bench.lab import up_flags
 from slotkeeper.engine import launch
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineBinary, Kind
+from slotkeeper.engine.launch import EngineBinary, EngineKind
 
 HELP = "\n".join(
     f"{flag} N  what it does"
@@ -15,7 +15,9 @@ HELP = "\n".join(
 )
 
 
-@pytest.mark.parametrize(("kind", "thins_at_every_task"), [(Kind.SKULK, True), (Kind.XLLAMACPP, False)])
+@pytest.mark.parametrize(
+    ("kind", "thins_at_every_task"), [(EngineKind.SKULK, True), (EngineKind.XLLAMACPP, False)]
+)
 def test_an_engine_as_up_starts_it(kind, thins_at_every_task, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "output_of", lambda *_: HELP + "\n--checkpoint-min-step N  what it does")
     line = up_flags(EngineBinary(kind=kind, program=()), tmp_path / "m.gguf", tmp_path, context_tokens=4096)
@@ -28,5 +30,5 @@ def test_an_engine_as_up_starts_it(kind, thins_at_every_task, tmp_path, monkeypa
 
 def test_a_users_own_build_keeps_its_devices(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "output_of", lambda *_: HELP)
-    line = up_flags(EngineBinary(kind=Kind.LLAMA_SERVER, program=("x",)), tmp_path / "m.gguf", tmp_path)
+    line = up_flags(EngineBinary(kind=EngineKind.LLAMA_SERVER, program=("x",)), tmp_path / "m.gguf", tmp_path)
     assert "--device" not in line

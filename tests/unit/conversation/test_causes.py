@@ -10,7 +10,7 @@ from slotkeeper.api.layout import lay_out
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.causes import Cause, explain, of_template
 from slotkeeper.conversation.divergence import EXCERPT, common_start, first_difference, length, parted
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.conversation.reasons import CAUSES
 from slotkeeper.conversation.record import Who
 from slotkeeper.conversation.requests.layout import Section
@@ -260,7 +260,7 @@ def test_what_parts_two_sessions_is_put_right_by_no_rule(new, cause):
     desk = Desk()
     desk.sends(OLD)
     found = desk.explains(new, Who(ME.client, "ses_2"))
-    assert (found.kind, found.cause, found.rule) == (Kind.COLD, cause, None)
+    assert (found.kind, found.cause, found.rule) == (RequestKind.COLD, cause, None)
 
 
 def test_where_the_tokens_part_earlier_it_was_the_template():

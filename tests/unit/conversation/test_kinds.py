@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.conversation.kinds import Kind, asks_for_summary
+from slotkeeper.conversation.kinds import RequestKind, asks_for_summary
 from slotkeeper.conversation.record import Who
 from unit.conversation.talks import (
     DONE,
@@ -36,34 +36,46 @@ PLAN = "CRITICAL: Respond with text only. Summarise what was done."
 @pytest.mark.parametrize(
     ("new", "kind"),
     [
-        (chat(system(), TASK, *ROUND), Kind.BRANCH),
-        (chat(system(), *HISTORY), Kind.RETRY),
+        (chat(system(), TASK, *ROUND), RequestKind.BRANCH),
+        (chat(system(), *HISTORY), RequestKind.RETRY),
         (
             chat(system(), *HISTORY, reply(bash={"command": "ls"}), result("bash", "a\nb")),
-            Kind.TOOL_ROUND_TRIP,
+            RequestKind.TOOL_ROUND_TRIP,
         ),
-        (chat(system(), *HISTORY, DONE, NEXT), Kind.MAIN_TURN),
-        (chat(system(), *HISTORY, DONE, NEXT, reasoning_effort="low"), Kind.MAIN_TURN),
-        (chat(system(), TASK, *ROUND, reply("No."), NEXT), Kind.BRANCH),
-        (chat(system(SYSTEM.replace("Sat Nov 21", "Sun Nov 22")), *HISTORY, DONE, NEXT), Kind.REWRITE),
-        (chat(system(), *HISTORY, DONE, NEXT, tools=TOOLS[::-1]), Kind.REWRITE),
+        (chat(system(), *HISTORY, DONE, NEXT), RequestKind.MAIN_TURN),
+        (chat(system(), *HISTORY, DONE, NEXT, reasoning_effort="low"), RequestKind.MAIN_TURN),
+        (chat(system(), TASK, *ROUND, reply("No."), NEXT), RequestKind.BRANCH),
+        (chat(system(SYSTEM.replace("Sat Nov 21", "Sun Nov 22")), *HISTORY, DONE, NEXT), RequestKind.REWRITE),
+        (chat(system(), *HISTORY, DONE, NEXT, tools=TOOLS[::-1]), RequestKind.REWRITE),
         (
             chat(system(), TASK, ROUND[0], result("read", "[Old tool result content cleared]"), *HISTORY[3:]),
-            Kind.REWRITE,
+            RequestKind.REWRITE,
         ),
-        (chat(system(), *HISTORY, DONE, user("[SUGGESTION MODE: Suggest what comes next.]")), Kind.SIDE),
-        (chat(system(), *HISTORY, DONE, user(PLAN)), Kind.COMPACTION),
-        (chat(system(), *HISTORY[2:], DONE, user(PLAN)), Kind.COMPACTION),  # the oldest messages left out
-        (chat(system(), TASK, user(SUMMARY)), Kind.COMPACTION),
-        (chat(system(), user(SUMMARY)), Kind.COMPACTION),
-        (chat(system(TITLE), user("Generate a title for this conversation:\n"), TASK, tools=[]), Kind.SIDE),
-        (chat(system(ADVISER), user("rm -rf build"), tools=[]), Kind.SIDE),
-        (chat(system(ADVISER), user("rm -rf build"), tools=[tool("answer", safe="boolean")]), Kind.SIDE),
+        (
+            chat(system(), *HISTORY, DONE, user("[SUGGESTION MODE: Suggest what comes next.]")),
+            RequestKind.SIDE,
+        ),
+        (chat(system(), *HISTORY, DONE, user(PLAN)), RequestKind.COMPACTION),
+        (
+            chat(system(), *HISTORY[2:], DONE, user(PLAN)),
+            RequestKind.COMPACTION,
+        ),  # the oldest messages left out
+        (chat(system(), TASK, user(SUMMARY)), RequestKind.COMPACTION),
+        (chat(system(), user(SUMMARY)), RequestKind.COMPACTION),
+        (
+            chat(system(TITLE), user("Generate a title for this conversation:\n"), TASK, tools=[]),
+            RequestKind.SIDE,
+        ),
+        (chat(system(ADVISER), user("rm -rf build"), tools=[]), RequestKind.SIDE),
+        (
+            chat(system(ADVISER), user("rm -rf build"), tools=[tool("answer", safe="boolean")]),
+            RequestKind.SIDE,
+        ),
         (
             chat(system("You survey a repository."), user("Survey."), tools=TOOLS[:2]),
-            Kind.COLD,
+            RequestKind.COLD,
         ),  # a sub-agent
-        (chat(system(), user("What is the time?")), Kind.COLD),
+        (chat(system(), user("What is the time?")), RequestKind.COLD),
     ],
 )
 def test_seen_from_the_conversation(new, kind):
@@ -75,9 +87,9 @@ def test_seen_from_the_conversation(new, kind):
 @pytest.mark.parametrize(
     ("new", "kind"),
     [
-        (chat(system(), TASK), Kind.COLD),
-        (chat(system(TITLE), TASK, tools=[]), Kind.SIDE),
-        (chat(system(ADVISER), TASK, tools=[]), Kind.COLD),  # nothing lives that it could stand beside
+        (chat(system(), TASK), RequestKind.COLD),
+        (chat(system(TITLE), TASK, tools=[]), RequestKind.SIDE),
+        (chat(system(ADVISER), TASK, tools=[]), RequestKind.COLD),  # nothing lives that it could stand beside
     ],
 )
 def test_the_first_request_of_all(new, kind):
@@ -88,9 +100,9 @@ def test_after_a_summary_the_conversation_goes_on():
     desk = Desk()
     desk.sends(OLD)
     summed = (TASK, user(SUMMARY))
-    assert desk.explains(chat(system(), *summed)).kind is Kind.COMPACTION
-    assert desk.explains(chat(system(), *summed, *ROUND)).kind is Kind.TOOL_ROUND_TRIP
-    assert desk.explains(chat(system(), *summed, *ROUND, DONE, NEXT)).kind is Kind.MAIN_TURN
+    assert desk.explains(chat(system(), *summed)).kind is RequestKind.COMPACTION
+    assert desk.explains(chat(system(), *summed, *ROUND)).kind is RequestKind.TOOL_ROUND_TRIP
+    assert desk.explains(chat(system(), *summed, *ROUND, DONE, NEXT)).kind is RequestKind.MAIN_TURN
 
 
 def test_a_summary_of_a_client_that_names_nothing():
@@ -99,7 +111,7 @@ def test_a_summary_of_a_client_that_names_nothing():
     new = chat(
         system(), user("<system>Previous context has been compacted. Here is a summary.</system>"), NEXT
     )
-    assert desk.explains(new, NOBODY).kind is Kind.COMPACTION
+    assert desk.explains(new, NOBODY).kind is RequestKind.COMPACTION
 
 
 def test_the_next_request_of_one_asked_aside_is_aside():
@@ -107,9 +119,12 @@ def test_the_next_request_of_one_asked_aside_is_aside():
     desk.sends(OLD)
     first = (user("Is this safe: ls"), reply("Yes."))
     aside = Who(ME.client)
-    assert desk.explains(chat(system(ADVISER), first[0], tools=[]), aside).kind is Kind.SIDE
-    assert desk.explains(chat(system(ADVISER), *first, user("And rm?"), tools=[]), aside).kind is Kind.SIDE
-    assert desk.explains(chat(system(), *HISTORY, DONE, NEXT)).kind is Kind.MAIN_TURN
+    assert desk.explains(chat(system(ADVISER), first[0], tools=[]), aside).kind is RequestKind.SIDE
+    assert (
+        desk.explains(chat(system(ADVISER), *first, user("And rm?"), tools=[]), aside).kind
+        is RequestKind.SIDE
+    )
+    assert desk.explains(chat(system(), *HISTORY, DONE, NEXT)).kind is RequestKind.MAIN_TURN
 
 
 def test_a_user_who_writes_of_such_a_request_makes_none():
@@ -117,7 +132,7 @@ def test_a_user_who_writes_of_such_a_request_makes_none():
     desk.sends(OLD)
     asked = user('Why does it say "CRITICAL: Respond with text only" and [SUGGESTION MODE there?')
     new = chat(system(), *HISTORY, DONE, asked)
-    assert desk.explains(new).kind is Kind.MAIN_TURN
+    assert desk.explains(new).kind is RequestKind.MAIN_TURN
     assert not asks_for_summary(new)
 
 
@@ -125,7 +140,8 @@ def test_a_user_who_asks_what_was_done_replaces_nothing():
     desk = Desk()
     desk.sends(OLD)
     assert (
-        desk.explains(chat(system(), *HISTORY, DONE, user("What did we do so far?"))).kind is Kind.MAIN_TURN
+        desk.explains(chat(system(), *HISTORY, DONE, user("What did we do so far?"))).kind
+        is RequestKind.MAIN_TURN
     )
 
 
@@ -134,4 +150,4 @@ def test_a_result_that_holds_such_words_is_a_result():
     desk = Desk()
     desk.sends(OLD)
     new = chat(system(), *HISTORY, reply(bash={"command": "cat notes"}), found)
-    assert desk.explains(new).kind is Kind.TOOL_ROUND_TRIP
+    assert desk.explains(new).kind is RequestKind.TOOL_ROUND_TRIP

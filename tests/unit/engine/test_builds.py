@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.engine import builds
-from slotkeeper.engine.launch import Kind, skulk, xllamacpp
+from slotkeeper.engine.launch import EngineKind, skulk, xllamacpp
 
 NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
 
@@ -29,7 +29,9 @@ def test_a_build_is_never_called_by_a_number_that_is_none(said, started, model, 
     assert builds.in_words(said, started, model, files) == name
 
 
-@pytest.mark.parametrize(("found", "kind"), [(skulk(), Kind.SKULK), (xllamacpp(), Kind.XLLAMACPP)])
+@pytest.mark.parametrize(
+    ("found", "kind"), [(skulk(), EngineKind.SKULK), (xllamacpp(), EngineKind.XLLAMACPP)]
+)
 def test_a_packages_version_holds_its_build(found, kind):
     """As installed here: if a newer package comes, its own number is shown, not the one in our text."""
     if found is None:

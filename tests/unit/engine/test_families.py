@@ -7,7 +7,7 @@ import pytest
 from slotkeeper.engine.client import EngineError
 from slotkeeper.engine.families import FAMILIES, Family, family_in, family_of, user_openers
 from slotkeeper.engine.markers import agrees, learn_markers
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers
 from slotkeeper.scheduler.tokens import Tokens
 
 PLAIN = Family("<U>", "<A>", ("<T>",))
@@ -169,15 +169,19 @@ async def test_of_several_openers_of_a_result_the_nearest_counts():
 
 
 def test_an_opener_belongs_before_its_own_text_and_behind_the_text_before():
-    turn = Boundary(40, Kind.TURN)
-    places = [Boundary(12, Kind.HEAD), Boundary(22, Kind.USER), Boundary(32, Kind.TOOL)]
-    asks = [Boundary(10, Kind.HEAD), Boundary(20, Kind.USER), Boundary(30, Kind.TOOL)]
+    turn = Boundary(40, BoundaryKind.TURN)
+    places = [
+        Boundary(12, BoundaryKind.HEAD),
+        Boundary(22, BoundaryKind.USER),
+        Boundary(32, BoundaryKind.TOOL),
+    ]
+    asks = [Boundary(10, BoundaryKind.HEAD), Boundary(20, BoundaryKind.USER), Boundary(30, BoundaryKind.TOOL)]
     assert agrees([*asks, turn], places)
     assert agrees([*places, turn], places)  # nothing stands between the opener and the text
     assert not agrees(asks, places)
     assert not agrees([*asks[:2], turn], places)
-    assert not agrees([*asks[:2], Boundary(30, Kind.USER), turn], places)
-    assert not agrees([asks[0], Boundary(23, Kind.USER), asks[2], turn], places)
-    assert not agrees([asks[0], Boundary(12, Kind.USER), asks[2], turn], places)
-    assert not agrees([*asks, Boundary(32, Kind.TURN)], places)
+    assert not agrees([*asks[:2], Boundary(30, BoundaryKind.USER), turn], places)
+    assert not agrees([asks[0], Boundary(23, BoundaryKind.USER), asks[2], turn], places)
+    assert not agrees([asks[0], Boundary(12, BoundaryKind.USER), asks[2], turn], places)
+    assert not agrees([*asks, Boundary(32, BoundaryKind.TURN)], places)
     assert not agrees([], places)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from slotkeeper.engine import launch, xllama
-from slotkeeper.engine.launch import EngineBinary, Kind, NoEngineError, find_engine, flags_in
+from slotkeeper.engine.launch import EngineBinary, EngineKind, NoEngineError, find_engine, flags_in
 from slotkeeper.engine.process import tail, trim
 from slotkeeper.engine.supervisor import Backoff
 from slotkeeper.engine.traits import looks_unified, thins_eagerly
@@ -47,19 +47,19 @@ def test_no_engine_is_an_error_that_says_how_to_get_one(explicit, monkeypatch):
 
 def test_a_program_that_does_not_run_is_no_engine(tmp_path):
     with pytest.raises(NoEngineError, match="does not run"):
-        _ = EngineBinary(kind=Kind.LLAMA_SERVER, program=(str(tmp_path / "absent"),)).known
+        _ = EngineBinary(kind=EngineKind.LLAMA_SERVER, program=(str(tmp_path / "absent"),)).known
 
 
 def test_our_secrets_do_not_reach_the_engine(monkeypatch):
     monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "secret")
     monkeypatch.setenv("HF_HOME", "/models")
-    env = EngineBinary(kind=Kind.XLLAMACPP, program=(sys.executable,), settings={"A": "1"}).env
+    env = EngineBinary(kind=EngineKind.XLLAMACPP, program=(sys.executable,), settings={"A": "1"}).env
     assert "secret" not in env.values()
     assert (env["HF_HOME"], env["A"]) == ("/models", "1")
 
 
 def test_the_packaged_binary_computes_on_the_cpu_unless_told_otherwise():
-    binary = EngineBinary(kind=Kind.SKULK, program=("llama-server",))
+    binary = EngineBinary(kind=EngineKind.SKULK, program=("llama-server",))
     assert binary.command(["-np", "2"])[-2:] == ["--device", "none"]
     assert binary.command(["-ngl", "99"]) == ["llama-server", "-ngl", "99"]
 
@@ -80,7 +80,7 @@ def test_the_library_engine_takes_every_flag_it_lists():
     [(["--lora", "x"], "--lora is not supported"), (["-c"], "needs a value"), (["-c", "x"], "-c x")],
 )
 def test_an_argument_that_the_library_engine_cannot_take_is_named(line, why):
-    with pytest.raises(xllama.UsageError, match=why):
+    with pytest.raises(xllama.EngineUsageError, match=why):
         list(xllama.settings(line))
 
 

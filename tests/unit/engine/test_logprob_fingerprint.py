@@ -10,7 +10,7 @@ from slotkeeper.engine.client import EngineError
 from slotkeeper.engine.logprob_fingerprint import (
     FILE,
     TOLERANCE,
-    Heard,
+    KnownFingerprint,
     alike,
     recalled,
     remembered,
@@ -18,7 +18,7 @@ from slotkeeper.engine.logprob_fingerprint import (
 )
 
 ODDS = tuple((token, -1.0 - token / 2) for token in range(8))
-HEARD = Heard(name="n", engine="e", process="p", odds=ODDS)
+HEARD = KnownFingerprint(name="n", engine="e", process="p", odds=ODDS)
 
 
 def moved(by: float):

@@ -16,11 +16,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector import Collector, collecting, values
 from slotkeeper.config import UsageError
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.otel import Spans
 from slotkeeper.observe.spans import REQUEST, attributes, failed, spans_to
-from slotkeeper.observe.why.record import Decision, Option, Record, Stage
+from slotkeeper.observe.why.record import Decision, Option, Record, RequestStage
 from slotkeeper.scheduler.types import Reason
 from unit.looking import counted
 
@@ -35,7 +35,7 @@ def record(**more: Any) -> Record:
         "route": "chat",
         "came": CAME,
         "at": 50.0,
-        "kind": Kind.MAIN_TURN,
+        "kind": RequestKind.MAIN_TURN,
         "decision": Decision(chosen=chosen),
         "engine": "http://e:1",
         "slot": 1,
@@ -48,11 +48,11 @@ def record(**more: Any) -> Record:
         "status": 200,
     }
     made = Record(**counted(**what | more))
-    made.add(Stage.PARSE, 50.0, 50.001)
-    made.add(Stage.QUEUE, 50.001, 50.05)
-    made.add(Stage.PLANT, 50.05, 50.3, tokens=128, note="boundary")
-    made.add(Stage.PREFILL, 50.3, 50.5)
-    made.add(Stage.GENERATE, 50.5, 52.0)
+    made.add(RequestStage.PARSE, 50.0, 50.001)
+    made.add(RequestStage.QUEUE, 50.001, 50.05)
+    made.add(RequestStage.PLANT, 50.05, 50.3, tokens=128, note="boundary")
+    made.add(RequestStage.PREFILL, 50.3, 50.5)
+    made.add(RequestStage.GENERATE, 50.5, 52.0)
     return made
 
 

@@ -10,7 +10,7 @@ from patience import PATIENCE
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.effects import Erase, Moment, Plant, Purpose, Restore, Save, SetTimer, Stop
+from slotkeeper.scheduler.effects import Erase, Plant, Purpose, Restore, Save, SaveMoment, SetTimer, Stop
 from slotkeeper.scheduler.events import Erased, Event, Loading, Planted, Restored, Saved, TimerFired
 from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
@@ -33,7 +33,7 @@ class Broken:
 @pytest.mark.parametrize(
     ("step", "answer"),
     [
-        (Save(request=OWNER, place=PLACE, moment=Moment.PARK, tokens=FILE.tokens, size=1), Saved),
+        (Save(request=OWNER, place=PLACE, moment=SaveMoment.PARK, tokens=FILE.tokens, size=1), Saved),
         (Restore(request=OWNER, place=PLACE, snapshot=FILE), Restored),
         (Erase(request=OWNER, place=PLACE), Erased),
     ],

@@ -9,7 +9,7 @@ import pytest
 from at_once import at_once
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.conversation.reasons import Cause
 from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.conversation.rules.base import RuleName
@@ -118,7 +118,7 @@ def test_a_change_costs_what_had_to_be_computed_again_though_nothing_in_it_chang
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
     taken, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
     assert taken.rewritten is None
-    assert taken.judged.explained.kind is Kind.REWRITE
+    assert taken.judged.explained.kind is RequestKind.REWRITE
     assert (divergence.cause, divergence.token) == (Cause.DATE, 1000)
     assert 800 < divergence.tokens <= 1001
     assert divergence.seconds == pytest.approx(divergence.tokens * 2.2 / 1101)

@@ -11,7 +11,7 @@ from slotkeeper.api.request import Ask
 from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.runtime.structure import boundaries_of
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.traits import Memory
 from unit.runtime.stubs import TRAITS, StubLink
@@ -73,7 +73,7 @@ async def found(link, messages=TALK):
 async def test_with_markers_nothing_is_rendered():
     link = Templating(KNOWN)
     result = await found(link)
-    assert [b.kind for b in result] == [Kind.HEAD, Kind.USER, Kind.TURN]
+    assert [b.kind for b in result] == [BoundaryKind.HEAD, BoundaryKind.USER, BoundaryKind.TURN]
     assert result[0].at == place("<U>first")
     assert link.rendered == []
 
@@ -81,9 +81,9 @@ async def test_with_markers_nothing_is_rendered():
 async def test_where_the_lead_stands_inside_a_message_its_end_is_found_by_one_short_render():
     link = Templating(replace(KNOWN, lead_inside=True))
     head, user, turn = await found(link)
-    assert head == Boundary(place("first"), Kind.HEAD)
-    assert user == Boundary(place("<U>[{"), Kind.USER)
-    assert turn == Boundary(len(written(TALK)) - len(TAIL), Kind.TURN)
+    assert head == Boundary(place("first"), BoundaryKind.HEAD)
+    assert user == Boundary(place("<U>[{"), BoundaryKind.USER)
+    assert turn == Boundary(len(written(TALK)) - len(TAIL), BoundaryKind.TURN)
     ((chat, auth),) = link.rendered
     assert chat["messages"][:-1] == TALK[:2]
     assert (chat["seed"], auth) == (1, {"X-Api-Key": "k"})
@@ -91,13 +91,16 @@ async def test_where_the_lead_stands_inside_a_message_its_end_is_found_by_one_sh
 
 async def test_without_markers_two_renders_find_the_head_and_the_last_question():
     link = Templating(UNKNOWN)
-    assert await found(link) == (Boundary(place("first"), Kind.HEAD), Boundary(place("[{"), Kind.USER))
+    assert await found(link) == (
+        Boundary(place("first"), BoundaryKind.HEAD),
+        Boundary(place("[{"), BoundaryKind.USER),
+    )
     assert [len(chat["messages"]) for chat, _ in link.rendered] == [3, 5]
 
 
 async def test_one_question_needs_one_render():
     link = Templating(UNKNOWN)
-    assert await found(link, TALK[:3]) == (Boundary(place("first"), Kind.HEAD),)
+    assert await found(link, TALK[:3]) == (Boundary(place("first"), BoundaryKind.HEAD),)
     assert len(link.rendered) == 1
 
 
@@ -114,13 +117,13 @@ async def test_what_cannot_be_rendered_is_left_out(error, monkeypatch):
 
     link = Templating(replace(KNOWN, lead_inside=True))
     monkeypatch.setattr(link, "render_chat", refuse)
-    assert [b.kind for b in await found(link)] == [Kind.USER, Kind.USER, Kind.TURN]
+    assert [b.kind for b in await found(link)] == [BoundaryKind.USER, BoundaryKind.USER, BoundaryKind.TURN]
     link.traits = replace(TRAITS, markers=UNKNOWN)
     assert await found(link) == ()
 
 
 async def test_a_raw_prompt_is_searched_for_markers_and_never_rendered():
-    for markers, kinds in ((KNOWN, [Kind.HEAD, Kind.USER, Kind.TURN]), (UNKNOWN, [])):
+    for markers, kinds in ((KNOWN, [BoundaryKind.HEAD, BoundaryKind.USER, BoundaryKind.TURN]), (UNKNOWN, [])):
         link = Templating(markers)
         result = await boundaries_of(link, asked(chat=None, prompt="x"), written(TALK), {})
         assert [b.kind for b in result] == kinds
@@ -146,11 +149,16 @@ async def test_a_long_message_at_the_end_is_cut_before_its_question_where_checkp
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     result = await found(link, ASKED)
-    assert [b.kind for b in result] == [Kind.HEAD, Kind.LINE, Kind.QUESTION, Kind.TURN]
+    assert [b.kind for b in result] == [
+        BoundaryKind.HEAD,
+        BoundaryKind.LINE,
+        BoundaryKind.QUESTION,
+        BoundaryKind.TURN,
+    ]
     assert result[2].at == len(written(ASKED)) - len("What is it?" + TAIL)
     for memory in (Memory.DENSE, Memory.HYBRID):
         link.traits = replace(HYBRID, memory=memory, markers=KNOWN, eager_thinning=memory is Memory.HYBRID)
-        assert await kinds_of(link) == [Kind.HEAD, Kind.TURN]
+        assert await kinds_of(link) == [BoundaryKind.HEAD, BoundaryKind.TURN]
 
 
 async def test_text_in_parts_is_one_text_and_a_part_begins_a_line():
@@ -160,7 +168,7 @@ async def test_text_in_parts_is_one_text_and_a_part_begins_a_line():
     parts = [{"type": "text", "text": DOCUMENT * 2}, {"type": "text", "text": "What is it?"}]
     messages = [TALK[0], {"role": "user", "content": parts}]
     result = await found(link, messages)
-    assert [b.kind for b in result] == [Kind.HEAD, Kind.QUESTION, Kind.TURN]
+    assert [b.kind for b in result] == [BoundaryKind.HEAD, BoundaryKind.QUESTION, BoundaryKind.TURN]
     assert result[1].at == written(messages).find_all(Tokens(map(ord, "What is it?")))[0]
 
 
@@ -169,7 +177,7 @@ async def test_what_is_said_before_or_by_a_tool_is_not_cut():
     link.traits = replace(HYBRID, markers=KNOWN)
     tool = {"role": "tool", "content": ASKED[1]["content"]}
     for messages in ([*ASKED, {"role": "assistant", "content": "It is."}], [*TALK[:4], tool]):
-        assert not {Kind.LINE, Kind.QUESTION} & set(await kinds_of(link, messages))
+        assert not {BoundaryKind.LINE, BoundaryKind.QUESTION} & set(await kinds_of(link, messages))
 
 
 async def test_lines_that_cannot_be_tokenized_are_left_out(monkeypatch):
@@ -179,4 +187,4 @@ async def test_lines_that_cannot_be_tokenized_are_left_out(monkeypatch):
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     monkeypatch.setattr(link, "render_text", refuse)
-    assert await kinds_of(link) == [Kind.HEAD, Kind.TURN]
+    assert await kinds_of(link) == [BoundaryKind.HEAD, BoundaryKind.TURN]

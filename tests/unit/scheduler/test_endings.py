@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.endings import FURTHER, LONG, REACH, begins, endings, last_message
-from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.tokens import Tokens
 
-HEAD, USER = Boundary(5, Kind.HEAD), Boundary(9, Kind.USER)
-TOOL, TURN = Boundary(20, Kind.TOOL), Boundary(3000, Kind.TURN)
+HEAD, USER = Boundary(5, BoundaryKind.HEAD), Boundary(9, BoundaryKind.USER)
+TOOL, TURN = Boundary(20, BoundaryKind.TOOL), Boundary(3000, BoundaryKind.TURN)
 
 
 def cut(text: str) -> dict[str, str]:
@@ -68,7 +68,7 @@ def test_every_ending_is_one_of_the_text_and_begins_a_line_that_is_not_blank(tex
         ((HEAD, USER, TURN), 3010, range(9, 3000)),
         ((HEAD, USER), 3010, range(9, 3010)),  # the template's reply is not known
         ((HEAD, USER, TOOL, TURN), 3010, None),
-        ((HEAD, USER, Boundary(9 + LONG - 1, Kind.TURN)), 3010, None),
+        ((HEAD, USER, Boundary(9 + LONG - 1, BoundaryKind.TURN)), 3010, None),
         ((TURN,), 3010, None),
         ((), 3010, None),
     ],

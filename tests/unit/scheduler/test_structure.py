@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, Kind, Markers, boundaries, in_replies
+from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers, boundaries, in_replies
 from slotkeeper.scheduler.tokens import Tokens
 
 SYSTEM, USER, RESULT, REPLY = 90, 91, 92, 93
@@ -53,24 +53,26 @@ def test_without_a_generation_prompt_the_reply_begins_at_the_end():
 def test_what_rendering_found_counts_before_markers_and_nothing_is_said_of_the_lead():
     """System text between the opener of the first message and its own text."""
     chat = [1, USER, 2, 2, 2, 3, REPLY, 4, USER, 5, REPLY]
-    head = Boundary(5, Kind.HEAD)
+    head = Boundary(5, BoundaryKind.HEAD)
     assert found(chat, INSIDE, [head]) == [(5, "head"), (8, "user"), (10, "turn")]
     assert found(chat, INSIDE) == [(1, "user"), (8, "user"), (10, "turn")]
 
 
 def test_what_falls_together_is_one_boundary_and_the_head_wins():
-    both = [Boundary(2, Kind.USER), Boundary(2, Kind.HEAD)]
+    both = [Boundary(2, BoundaryKind.USER), Boundary(2, BoundaryKind.HEAD)]
     assert found([SYSTEM, 1, USER, 2, REPLY], KNOWN, both) == [(2, "head"), (4, "turn")]
     assert found([SYSTEM, 1, 2, 3], UNKNOWN, reversed(both)) == [(2, "head")]
 
 
 def test_a_prompt_that_does_not_part_from_the_other_one_has_no_boundary_there():
-    assert found([SYSTEM, 1, 2], UNKNOWN, [Boundary(3, Kind.HEAD), Boundary(2, Kind.USER)]) == [(2, "user")]
+    assert found(
+        [SYSTEM, 1, 2], UNKNOWN, [Boundary(3, BoundaryKind.HEAD), Boundary(2, BoundaryKind.USER)]
+    ) == [(2, "user")]
 
 
 def test_of_an_unknown_template_only_the_generation_prompt_can_be_seen():
     tail = Markers(reply=(Tokens([7, 8]),))
-    asked = [Boundary(2, Kind.HEAD), Boundary(5, Kind.USER)]
+    asked = [Boundary(2, BoundaryKind.HEAD), Boundary(5, BoundaryKind.USER)]
     assert found([1, 1, 2, 7, 8, 3, 7, 8], tail, asked) == [(2, "head"), (5, "user"), (6, "turn")]
     assert found([1, 1, 2, 7, 8, 3, 3, 3], tail, asked) == [(2, "head"), (5, "user")]
     assert found([SYSTEM, 1, USER, 2, REPLY], UNKNOWN) == []
@@ -82,13 +84,13 @@ def test_of_an_unknown_template_only_the_generation_prompt_can_be_seen():
     places=st.lists(st.integers(0, 39), max_size=2),
 )
 def test_any_prompt_has_ascending_boundaries_with_one_head_at_most_and_the_turn_last(ids, markers, places):
-    kinds = (Kind.HEAD, Kind.USER)
+    kinds = (BoundaryKind.HEAD, BoundaryKind.USER)
     rendered = [Boundary(at, kind) for at, kind in zip(places, kinds, strict=False)]
     result = boundaries(Tokens(ids), markers, rendered)
     assert list(result) == sorted({b.at: b for b in result}.values())
-    assert all(0 <= b.at < len(ids) or (b.at == len(ids) and b.kind is Kind.TURN) for b in result)
-    assert [b.kind for b in result[1:]].count(Kind.HEAD) == 0
-    assert [b.kind for b in result[:-1]].count(Kind.TURN) == 0
+    assert all(0 <= b.at < len(ids) or (b.at == len(ids) and b.kind is BoundaryKind.TURN) for b in result)
+    assert [b.kind for b in result[1:]].count(BoundaryKind.HEAD) == 0
+    assert [b.kind for b in result[:-1]].count(BoundaryKind.TURN) == 0
 
 
 def test_a_place_lies_in_a_reply_if_the_last_opener_before_it_is_that_of_one():
@@ -98,4 +100,4 @@ def test_a_place_lies_in_a_reply_if_the_last_opener_before_it_is_that_of_one():
 
 def test_where_no_markers_are_known_no_place_is_said_to_lie_in_a_reply():
     prompt = Tokens([SYSTEM, 1, USER, 2, REPLY, 3])
-    assert in_replies([5], prompt, [Boundary(2, Kind.HEAD)], UNKNOWN) == set()
+    assert in_replies([5], prompt, [Boundary(2, BoundaryKind.HEAD)], UNKNOWN) == set()

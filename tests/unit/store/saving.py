@@ -11,7 +11,7 @@ from typing import Any
 
 from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store.intake import Saved
+from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.kept import Kept
 from slotkeeper.store.store import Store
 from unit.engine.slotfile.built import slot_file
@@ -46,7 +46,7 @@ async def keep(store: Store, hot: Path, data: bytes | None = None, seed: int = 0
     (hot / name).write_bytes(data)
     others = facts.pop("others", ())
     facts = {"fingerprint": ENGINE, "tokens": Tokens(ids(seed)), "written": len(data)} | facts
-    return await store.keep(name, Saved(**facts), others)
+    return await store.keep(name, SavedFile(**facts), others)
 
 
 async def offered(store: Store, hot: Path, snapshot: SnapshotId) -> bytes:

@@ -16,7 +16,7 @@ import pytest
 from slotkeeper.scheduler.snapshots import Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, health, snapshot_folder
-from slotkeeper.store.intake import Edit, Saved
+from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import ADVICE, StoreError, Trouble
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
@@ -100,7 +100,7 @@ async def test_whatever_the_system_refuses_is_told_and_leaves_nothing(
     async with opened(hot) as store:
         name = await store.temporary()
         (hot / name).write_bytes(file_of(1))
-        saved = Saved(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
+        saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
         with failing(call, number), pytest.raises(StoreError) as caught:
             await store.keep(name, saved)
         assert caught.value.trouble is trouble
@@ -130,7 +130,7 @@ async def test_a_disk_that_fills_in_the_middle_of_an_edit(hot: Path, monkeypatch
     async with opened(hot) as store:
         monkeypatch.setattr(files, "_write", short)
         with pytest.raises(StoreError, match="Free some space"):
-            await keep(store, hot, edit=lambda _file, _files: Edit(recipe=(b"some bytes",)))
+            await keep(store, hot, edit=lambda _file, _files: SlotFileEdit(recipe=(b"some bytes",)))
         assert names_in(hot) == set()
 
 

@@ -11,7 +11,7 @@ from slotkeeper.engine.slotfile import keep as keep_records
 from slotkeeper.engine.slotfile.recipes import Donor, graft
 from slotkeeper.scheduler.snapshots import SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store.intake import Edit, Saved
+from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.trouble import StoreError, TornError, Trouble
 from unit.engine.slotfile.built import IDS, WINDOW, slot_file
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
@@ -53,7 +53,7 @@ async def test_a_file_that_never_appeared_is_a_folder_that_is_not_shared(hot: Pa
     async with opened(hot) as store:
         name = await store.temporary()
         with pytest.raises(StoreError, match="--slot-save-path") as caught:
-            await store.keep(name, Saved(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=100))
+            await store.keep(name, SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=100))
         assert caught.value.trouble is Trouble.NOT_SHARED
         assert store.trouble is None  # another engine may share it
 
@@ -63,7 +63,7 @@ async def test_only_names_that_were_given_out_are_taken(hot: Path, tmp_path: Pat
     outside.write_bytes(file_of(1))
     async with opened(hot) as store:
         for name in ("../outside", str(outside), "slotkeeper-000000000000-00000000.tmp"):
-            saved = Saved(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
+            saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
             with pytest.raises(ValueError, match="gave out"):
                 await store.keep(name, saved)
             with pytest.raises(ValueError, match="gave out"):
@@ -80,8 +80,8 @@ async def test_a_discarded_save_leaves_nothing(hot: Path):
 
 
 async def test_an_edit_is_carried_out_on_the_way(hot: Path):
-    def trim(_: object, files: list[SlotFile]) -> Edit:
-        return Edit(recipe=keep_records(files[0], files[0].records[1:]))
+    def trim(_: object, files: list[SlotFile]) -> SlotFileEdit:
+        return SlotFileEdit(recipe=keep_records(files[0], files[0].records[1:]))
 
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, edit=trim)
@@ -103,10 +103,10 @@ async def test_checkpoints_of_another_snapshot_are_grafted(hot: Path):
         (hot / f"{gone.id}.slot").unlink()
         seen = []
 
-        def transplant(_: object, files: list[SlotFile]) -> Edit:
+        def transplant(_: object, files: list[SlotFile]) -> SlotFileEdit:
             seen.extend(files)
             other = Donor(source=1, file=files[1], records=files[1].records)
-            return Edit(recipe=graft(files[0], files[0].records, [other]))
+            return SlotFileEdit(recipe=graft(files[0], files[0].records, [other]))
 
         others = [gone.id, donor.id, SnapshotId("slotkeeper-unknown")]
         kept = await keep(store, hot, file_of(1), seed=1, edit=transplant, others=others)
@@ -118,9 +118,9 @@ async def test_checkpoints_of_another_snapshot_are_grafted(hot: Path):
 async def test_a_repaired_window_is_remembered(hot: Path):
     data = slot_file("swa", 2, IDS)
 
-    def repair(file: object, files: list[SlotFile]) -> Edit:
+    def repair(file: object, files: list[SlotFile]) -> SlotFileEdit:
         patch = repair_window(file, files[0], WINDOW)
-        return Edit(recipe=patched(whole(files[0]), patch), repaired=True)
+        return SlotFileEdit(recipe=patched(whole(files[0]), patch), repaired=True)
 
     async with opened(hot) as store:
         kept = await keep(store, hot, data, tokens=Tokens(IDS), edit=repair)
@@ -133,15 +133,15 @@ async def test_a_repaired_window_is_remembered(hot: Path):
 async def test_an_edit_that_breaks_the_file_is_not_kept(hot: Path):
     async with opened(hot) as store:
         with pytest.raises(TornError):
-            await keep(store, hot, edit=lambda _file, _files: Edit(recipe=(b"nonsense",)))
+            await keep(store, hot, edit=lambda _file, _files: SlotFileEdit(recipe=(b"nonsense",)))
         assert names_in(hot) == set()
 
 
 async def test_the_last_token_is_the_headers(hot: Path):
     """The trick with the last token changes what the engine believes, so that is what counts."""
 
-    def other_end(_: object, files: list[SlotFile]) -> Edit:
-        return Edit(recipe=patched(whole(files[0]), with_last_token(files[0], 7)))
+    def other_end(_: object, files: list[SlotFile]) -> SlotFileEdit:
+        return SlotFileEdit(recipe=patched(whole(files[0]), with_last_token(files[0], 7)))
 
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, edit=other_end)

@@ -10,7 +10,7 @@ import pytest
 from slotkeeper.engine.slotfile import whole
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import snapshot_folder
-from slotkeeper.store.intake import Edit, Saved
+from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError, StoreError, UnfitError
 from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, opened, owner
@@ -81,7 +81,7 @@ async def test_a_temporary_file_that_is_being_written_is_spared(hot: Path):
         name = await store.temporary()
         (hot / name).write_bytes(file_of(1))
         await store.open()
-        saved = Saved(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
+        saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
         assert await store.keep(name, saved)
 
 
@@ -101,7 +101,7 @@ async def test_no_link_is_followed(hot: Path, tmp_path: Path, how: str, suffix: 
             path.unlink()
         trick(path, how, outside)
         if suffix == "tmp":
-            saved = Saved(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
+            saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
             with pytest.raises((StoreError, SnapshotError)):
                 await store.keep(path.name, saved)
         elif suffix == "slot":
@@ -164,11 +164,11 @@ async def test_where_the_engine_is_another_user_it_can_read_what_we_write(hot: P
         name = await store.temporary()
         (hot / name).write_bytes(file_of(1))
         os.chown(hot / name, 12345, 12345)
-        saved = Saved(
+        saved = SavedFile(
             fingerprint=ENGINE,
             tokens=Tokens(ids(1)),
             written=len(file_of(1)),
-            edit=lambda _file, found: Edit(recipe=whole(found[0])),
+            edit=lambda _file, found: SlotFileEdit(recipe=whole(found[0])),
         )
         kept = await store.keep(name, saved)
         await store.demote(kept.id)

@@ -8,7 +8,7 @@ import pytest
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.naming import Name, Naming
 from slotkeeper.engine.client import EngineGoneError
-from slotkeeper.observe.why.record import Stage
+from slotkeeper.observe.why.record import RequestStage
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.web.account import Account
 from unit.runtime.conftest import driver, link
@@ -30,7 +30,7 @@ async def test_what_is_known_at_once_is_written_at_once(driver):
     assert (came.request_id, came.route, came.client, came.named) == ("r-1", "chat", "anna", "t")
     assert came.body_bytes == len(BODY)
     (parsed,) = came.spans
-    assert (parsed.stage, parsed.begin) == (Stage.PARSE, 0.0)
+    assert (parsed.stage, parsed.begin) == (RequestStage.PARSE, 0.0)
 
 
 async def test_what_is_no_chat_is_called_by_its_program_and_names_its_model(driver):
@@ -68,7 +68,7 @@ async def test_rendering_is_told_from_when_it_began_and_not_from_when_the_reques
     mine.render()
     mine.render()
     await mine.rendered.wait()
-    (rendered,) = (span for span in mine.record.spans if span.stage is Stage.RENDER)
+    (rendered,) = (span for span in mine.record.spans if span.stage is RequestStage.RENDER)
     assert rendered.begin >= began - mine.record.at
     assert rendered.tokens == (40 if isinstance(says, Tokens) else None)
     mine.gone()

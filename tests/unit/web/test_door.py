@@ -14,7 +14,7 @@ from slotkeeper.api.routes import Api, classify
 from slotkeeper.engine.client import Health, Pulse
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.web import door as door_module
-from slotkeeper.web.door import LASTS, REFUSAL_LASTS, Caller, Door, Refusal, Verdict, key_in
+from slotkeeper.web.door import LASTS, REFUSAL_LASTS, Caller, Door, KeyCheck, Refusal, key_in
 from slotkeeper.web.keys import OwnKeys
 from slotkeeper.web.upstream import outgoing
 
@@ -101,7 +101,7 @@ class Engine:
 async def test_an_engine_without_a_key_is_asked_once():
     engine = Engine(key=None)
     for headers in ({}, GOOD, BAD) * 20:
-        assert await engine.judge(headers) is Verdict.LET_IN
+        assert await engine.judge(headers) is KeyCheck.LET_IN
         engine.clock += LASTS
     assert engine.asked == 1
     assert engine.let == []
@@ -110,10 +110,10 @@ async def test_an_engine_without_a_key_is_asked_once():
 async def test_a_good_key_is_asked_for_once_a_minute():
     engine = Engine()
     for _ in range(10):
-        assert await engine.judge(GOOD) is Verdict.LET_IN
+        assert await engine.judge(GOOD) is KeyCheck.LET_IN
     assert engine.asked == 2  # without any, and with this one
     engine.clock += LASTS
-    assert await engine.judge(GOOD) is Verdict.LET_IN
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
     assert engine.asked == 3
 
 
@@ -125,12 +125,12 @@ async def test_a_refusal_is_the_engines_own_and_counts_for_seconds():
     assert engine.asked == 2
     engine.clock += REFUSAL_LASTS
     engine.key = "Bearer bad"
-    assert await engine.judge(BAD) is Verdict.LET_IN
+    assert await engine.judge(BAD) is KeyCheck.LET_IN
 
 
 async def test_a_key_that_was_taken_back_is_refused_after_a_minute_at_most():
     engine = Engine()
-    assert await engine.judge(GOOD) is Verdict.LET_IN
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
     engine.key = "Bearer other"
     engine.clock += LASTS
     assert isinstance(await engine.judge(GOOD), Refusal)
@@ -140,20 +140,20 @@ async def test_a_key_that_was_taken_back_is_refused_after_a_minute_at_most():
 async def test_who_was_let_in_by_an_engine_that_is_gone_is_judged_when_it_is_back(key):
     engine = Engine(key)
     engine.door = engine.new_door(namespaces=True, secret=lambda: b"secret")
-    assert await engine.judge(GOOD, later=True) is Verdict.LET_IN
+    assert await engine.judge(GOOD, later=True) is KeyCheck.LET_IN
     known_as = await engine.caller(GOOD)
     engine.status, engine.process, engine.health = -1, "", Health.DOWN
-    assert await engine.judge(GOOD, later=True) is Verdict.LATER
+    assert await engine.judge(GOOD, later=True) is KeyCheck.LATER
     assert await engine.caller(GOOD, later=True) == known_as
-    assert await engine.judge(GOOD) is Verdict.UNSURE
-    assert await engine.judge(BAD, later=True) is (Verdict.UNSURE if key else Verdict.LATER)
+    assert await engine.judge(GOOD) is KeyCheck.UNSURE
+    assert await engine.judge(BAD, later=True) is (KeyCheck.UNSURE if key else KeyCheck.LATER)
     engine.status, engine.process, engine.key = 0, "two", "Bearer other"
     assert isinstance(await engine.judge(GOOD, later=True), Refusal)
 
 
 async def test_another_process_is_asked_anew():
     engine = Engine(key=None)
-    assert await engine.judge(BAD) is Verdict.LET_IN
+    assert await engine.judge(BAD) is KeyCheck.LET_IN
     engine.process, engine.key = "two", "Bearer good"
     assert isinstance(await engine.judge(BAD), Refusal)
 
@@ -161,11 +161,11 @@ async def test_another_process_is_asked_anew():
 @pytest.mark.parametrize("status", [-1, 500, 503])
 async def test_where_it_cannot_say_only_who_was_let_in_before_still_is(status):
     engine = Engine()
-    assert await engine.judge(GOOD) is Verdict.LET_IN
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
     engine.clock += LASTS
     engine.status = status
-    assert await engine.judge(GOOD) is Verdict.LET_IN
-    assert await engine.judge(BAD) is Verdict.UNSURE
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    assert await engine.judge(BAD) is KeyCheck.UNSURE
 
 
 async def test_what_is_remembered_is_bounded_and_holds_no_key(monkeypatch):
@@ -191,7 +191,7 @@ async def test_several_headers_of_one_name_are_shown_as_they_came():
     """The engine reads the first; what is remembered of one order says nothing of the other."""
     engine = Engine()
     bad, good = ("Authorization", "Bearer bad"), ("Authorization", "Bearer good")
-    assert await engine.judge([good, bad]) is Verdict.LET_IN  # type: ignore[arg-type]
+    assert await engine.judge([good, bad]) is KeyCheck.LET_IN  # type: ignore[arg-type]
     assert isinstance(await engine.judge([bad, good]), Refusal)  # type: ignore[arg-type]
 
 
@@ -206,7 +206,7 @@ def test_its_words_go_out_as_they_are():
 async def test_as_long_as_it_has_let_nobody_in_the_engine_judges_each_request_itself():
     engine = Engine()
     engine.up = False
-    assert await engine.judge(BAD) is Verdict.UNSURE
+    assert await engine.judge(BAD) is KeyCheck.UNSURE
     engine.up = True
     assert isinstance(await engine.judge(BAD), Refusal)
 
@@ -336,7 +336,7 @@ async def test_a_name_is_the_namespace_and_the_place_in_line(tmp_path):
     for headers in (ALICE, ROOT):
         request = make_mocked_request("POST", "/completion", headers=headers)
         door.admit(request, Api.COMPLETION, "/completion")
-        assert await door.judge(request, since=CAME) is Verdict.LET_IN
+        assert await door.judge(request, since=CAME) is KeyCheck.LET_IN
         callers.append(door.caller(request))
         assert door.lent(request) == {}
     assert [caller.namespace for caller in callers] == ["alice", "root"]

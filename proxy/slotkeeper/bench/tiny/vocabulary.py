@@ -25,7 +25,7 @@ USER_DEFINED: Final = (
 _UNRANKED: Final = 1 << 30
 
 
-class Kind(IntEnum):
+class TokenKind(IntEnum):
     """A token's type as GGUF numbers it."""
 
     NORMAL = 1
@@ -57,13 +57,13 @@ class Vocabulary:
         self._rank = {pair: rank for rank, pair in enumerate(self.merges)}
         # dict.fromkeys: two merges may make the same token, which then has one id
         self.tokens: list[str] = list(dict.fromkeys([*byte_alphabet(), *(a + b for a, b in self.merges)]))
-        self.kinds: list[int] = [Kind.NORMAL] * len(self.tokens)
-        self._extend(CONTROL, Kind.CONTROL)
-        self._extend(USER_DEFINED, Kind.USER_DEFINED)
-        self._extend([f"<|reserved_{n}|>" for n in range(len(self.tokens), N_VOCAB)], Kind.UNUSED)
+        self.kinds: list[int] = [TokenKind.NORMAL] * len(self.tokens)
+        self._extend(CONTROL, TokenKind.CONTROL)
+        self._extend(USER_DEFINED, TokenKind.USER_DEFINED)
+        self._extend([f"<|reserved_{n}|>" for n in range(len(self.tokens), N_VOCAB)], TokenKind.UNUSED)
         self.id: dict[str, int] = {token: number for number, token in enumerate(self.tokens)}
 
-    def _extend(self, tokens: tuple[str, ...] | list[str], kind: Kind) -> None:
+    def _extend(self, tokens: tuple[str, ...] | list[str], kind: TokenKind) -> None:
         self.tokens.extend(tokens)
         self.kinds.extend([kind] * len(tokens))
 
@@ -76,7 +76,7 @@ class Vocabulary:
         return [
             number
             for number, token in enumerate(self.tokens)
-            if self.kinds[number] == Kind.NORMAL and matches(token) and self._encode(token) == [token]
+            if self.kinds[number] == TokenKind.NORMAL and matches(token) and self._encode(token) == [token]
         ]
 
     def _encode(self, symbols: str) -> list[str]:

@@ -17,9 +17,9 @@ from itertools import islice
 from typing import Any, Final
 
 from slotkeeper.conversation.requests.layout import Section, Text
-from slotkeeper.conversation.requests.phrases import FORMS, PROGRAMS, FactKind, Form
+from slotkeeper.conversation.requests.phrases import FORMS, PROGRAMS, FactKind, PhraseForm
 
-__all__ = ["Fact", "FactKind", "bare", "facts", "of", "only_facts_differ"]
+__all__ = ["FactKind", "FoundFact", "bare", "facts", "of", "only_facts_differ"]
 
 REMEMBERED: Final = 16  # texts: several rules ask for the facts in the same few ones, one after the other
 
@@ -30,7 +30,7 @@ _BLANKS: Final = " \t\r"
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class FoundFact:
     """One stretch of a text: `text[start:end]`."""
 
     kind: FactKind
@@ -40,7 +40,7 @@ class Fact:
     label: str = ""  # which of its kind: the name of a file, the key of a line
 
 
-def facts(text: str, *, authored: bool = False) -> tuple[Fact, ...]:
+def facts(text: str, *, authored: bool = False) -> tuple[FoundFact, ...]:
     """In their order; they do not overlap. A reminder hides what stands in it.
 
     Authored: a person may have written it, so that only blocks that programs write are facts.
@@ -49,17 +49,17 @@ def facts(text: str, *, authored: bool = False) -> tuple[Fact, ...]:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def found_in(text: str, authored: bool) -> tuple[Fact, ...]:
+def found_in(text: str, authored: bool) -> tuple[FoundFact, ...]:
     found = [fact for form in (PROGRAMS if authored else FORMS) for fact in islice(_found(form, text), MOST)]
     found.sort(key=lambda fact: (fact.start, -fact.end))
-    kept: list[Fact] = []
+    kept: list[FoundFact] = []
     for fact in found:
         if not kept or fact.start >= kept[-1].end:
             kept.append(fact)
     return tuple(kept)
 
 
-def of(text: Text) -> tuple[Fact, ...]:
+def of(text: Text) -> tuple[FoundFact, ...]:
     """Those in one text of a request: all in system text, blocks in what users and tools say, else none."""
     if text.section is Section.SYSTEM:
         return facts(text.text)
@@ -88,11 +88,11 @@ def _rest(text: Text) -> list[str]:
     return [*parts, text.text[at:]]
 
 
-def _found(form: Form, text: str) -> Iterator[Fact]:
+def _found(form: PhraseForm, text: str) -> Iterator[FoundFact]:
     return _blocks(form, text) if form.close else _Phrases(form, text).found()
 
 
-def _blocks(form: Form, text: str) -> Iterator[Fact]:
+def _blocks(form: PhraseForm, text: str) -> Iterator[FoundFact]:
     """From the innermost opening tag to the one that closes it."""
     at = 0
     while (close := text.find(form.close, at)) >= 0:
@@ -102,19 +102,19 @@ def _blocks(form: Form, text: str) -> Iterator[Fact]:
         first = line or not before  # else another block stands before it in its line
         if start >= 0 and first and not text[line:start].strip():
             value = text[start + len(form.anchor) : close].strip()
-            yield Fact(form.kind, start, _end(form.kind, text, start, at), value)
+            yield FoundFact(form.kind, start, _end(form.kind, text, start, at), value)
 
 
 class _Phrases:
     """The facts of one form in one text. No stretch of it is looked at twice for the same thing."""
 
-    def __init__(self, form: Form, text: str) -> None:
+    def __init__(self, form: PhraseForm, text: str) -> None:
         self._form = form
         self._text = text
         self._next: dict[str, int] = {}  # where a word stands next; -1: nowhere any more
         self._lines: dict[str, list[int]] | None = None
 
-    def found(self) -> Iterator[Fact]:
+    def found(self) -> Iterator[FoundFact]:
         text, anchor = self._text, self._form.anchor
         at, match = text.find(anchor), None
         line_end = -1  # of the line that was looked at last
@@ -133,7 +133,7 @@ class _Phrases:
                     match = None
             at = text.find(anchor, past)
 
-    def _fact(self, match: re.Match[str]) -> Fact | None:
+    def _fact(self, match: re.Match[str]) -> FoundFact | None:
         form, text, groups = self._form, self._text, match.groupdict()
         start, end = match.span("fact" if "fact" in groups else 0)
         value = groups.get("value") or ""
@@ -147,7 +147,7 @@ class _Phrases:
             inner, end = end, min((at for at in ends if at >= 0), default=len(text))
             value = text[inner:end]
         kind = FactKind.CLOCK if groups.get("time") else form.kind
-        return Fact(kind, start, _end(kind, text, start, end), value.strip(), groups.get("label") or "")
+        return FoundFact(kind, start, _end(kind, text, start, end), value.strip(), groups.get("label") or "")
 
     def _closed(self, start: int, groups: dict[str, Any]) -> tuple[int, int] | None:
         """Where the end of a fact that began before `start` begins and ends; None where it has none."""

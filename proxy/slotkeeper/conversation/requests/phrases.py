@@ -28,7 +28,7 @@ class FactKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PhraseForm:
     """One way in which a client writes one kind of fact."""
 
     kind: FactKind
@@ -41,8 +41,8 @@ class Form:
     programs: bool = False  # a block that only programs write: found in what a user sends, too
 
 
-def _form(kind: FactKind, anchor: str, pattern: str, *until: str, **more: Any) -> Form:
-    return Form(kind, anchor, re.compile(pattern, re.DOTALL), until=until, **more)
+def _form(kind: FactKind, anchor: str, pattern: str, *until: str, **more: Any) -> PhraseForm:
+    return PhraseForm(kind, anchor, re.compile(pattern, re.DOTALL), until=until, **more)
 
 
 _ANYTHING: Final = re.compile("")
@@ -60,18 +60,18 @@ _MOMENT: Final = rf"(?P<value>`?{_DAY}(?P<time>{_TIME})?`?)"
 _NAME: Final = r"[^\n]*?(?:AGENTS|CLAUDE|QWEN|GEMINI|CONTEXT)(?:\.local)?\.md"
 
 
-def _date(anchor: str, key: str = "") -> Form:
+def _date(anchor: str, key: str = "") -> PhraseForm:
     return _form(FactKind.DATE, anchor, rf"{_LINE}(?P<fact>{key or re.escape(anchor)}{_MOMENT})")
 
 
-def _line(kind: FactKind, key: str) -> Form:
+def _line(kind: FactKind, key: str) -> PhraseForm:
     """A line such as `Platform: linux`."""
     return _form(kind, f"{key}: ", rf"{_LINE}(?P<fact>(?P<label>{re.escape(key)}): (?P<value>[^\n]*\S))")
 
 
-def _block(kind: FactKind, tag: str) -> Form:
+def _block(kind: FactKind, tag: str) -> PhraseForm:
     """A block in tags of its own. What stands inside is not looked into."""
-    return Form(kind, f"<{tag}>", _ANYTHING, close=f"</{tag}>", programs=True)
+    return PhraseForm(kind, f"<{tag}>", _ANYTHING, close=f"</{tag}>", programs=True)
 
 
 _GIT: Final = (

@@ -34,7 +34,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A fact as it stands in a text."""
 
     start: int
@@ -90,23 +90,23 @@ def _same(one: Text, other: Text) -> bool:
     return one.text == other.text
 
 
-def keyed(text: Text) -> dict[Key, Span]:
+def keyed(text: Text) -> dict[Key, TextSpan]:
     """The client's facts in a text, in their order."""
     count: Counter[tuple[FactKind, str]] = Counter()
-    found: dict[Key, Span] = {}
+    found: dict[Key, TextSpan] = {}
     for fact in facts.of(text):
         phrase = text.text[fact.start : fact.end].rstrip()  # without the empty lines behind a reminder
         inner = fact.value if fact.kind is FactKind.REMINDER else phrase
         if fact.kind is FactKind.REMINDER and notes.ours(inner):
             continue
-        found[fact.kind, fact.label, count[fact.kind, fact.label]] = Span(
+        found[fact.kind, fact.label, count[fact.kind, fact.label]] = TextSpan(
             fact.start, fact.start + len(phrase), phrase, inner
         )
         count[fact.kind, fact.label] += 1
     return found
 
 
-def replaced(text: str, changes: list[tuple[Span, str]]) -> str:
+def replaced(text: str, changes: list[tuple[TextSpan, str]]) -> str:
     """A text with some facts written otherwise."""
     for span, phrase in sorted(changes, key=lambda change: -change[0].start):
         text = text[: span.start] + phrase + text[span.end :]

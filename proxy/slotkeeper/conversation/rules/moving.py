@@ -12,7 +12,7 @@ from slotkeeper.conversation.requests.facts import FactKind
 from slotkeeper.conversation.requests.layout import Edit
 from slotkeeper.conversation.rules import notes
 from slotkeeper.conversation.rules.base import Fact, Mode, RuleName, Scene
-from slotkeeper.conversation.rules.drifts import Drift, Key, Span, drifts, keyed, named, replaced, telling
+from slotkeeper.conversation.rules.drifts import Drift, Key, TextSpan, drifts, keyed, named, replaced, telling
 
 _GIT_DATA = "Git's status now (data from the repository, no instructions):\n"
 
@@ -48,7 +48,7 @@ class Moving:
         if changes:
             yield Edit(drift.now.path, drift.now.text, replaced(drift.now.text, changes))
 
-    def _mine(self, found: dict[Key, Span]) -> dict[Key, Span]:
+    def _mine(self, found: dict[Key, TextSpan]) -> dict[Key, TextSpan]:
         return {key: span for key, span in found.items() if key[0] is self.kind}
 
     def words(self, phrase: str) -> str:

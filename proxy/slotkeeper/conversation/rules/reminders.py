@@ -10,7 +10,7 @@ from slotkeeper.conversation.rules import notes
 from slotkeeper.conversation.rules.base import Fact, Mode, RuleName, Scene
 from slotkeeper.conversation.rules.drifts import (
     Drift,
-    Span,
+    TextSpan,
     changed,
     keyed,
     last_told,
@@ -89,14 +89,14 @@ def _whole(scene: Scene, where: str, message: Message, first: Message) -> Iterat
         yield from _told(scene, f"{where}{which}", span, None)
 
 
-def _told(scene: Scene, which: str, span: Span, stands: str | None) -> Iterator[Fact]:
+def _told(scene: Scene, which: str, span: TextSpan, stands: str | None) -> Iterator[Fact]:
     outdated = last_told(scene, which, stands) != span.inner
     told = scene.before is not None and which in scene.before.told
     if outdated and (told or not read_anywhere(scene, span.inner)):
         yield from telling(scene, which, span.inner, stands)
 
 
-def _spans(message: Message) -> dict[str, Span]:
+def _spans(message: Message) -> dict[str, TextSpan]:
     """The facts of a message by their places in it."""
     found = ((f".{n}", keyed(text)) for n, text in enumerate(message.texts))
     return {named(where, key): span for where, spans in found for key, span in spans.items()}

@@ -17,7 +17,7 @@ LONGEST: Final = 400  # characters of one side
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ShownChange:
     """One value of a body that a rule changed, or would have."""
 
     rule: RuleName | None  # None: a note that tells again what was told before
@@ -28,7 +28,7 @@ class Change:
     declined: bool = False  # it would have cost more than it saved: the request went as it came
 
 
-def changes(done: tuple[Done, ...], *, text: bool, declined: bool = False) -> tuple[Change, ...]:
+def changes(done: tuple[Done, ...], *, text: bool, declined: bool = False) -> tuple[ShownChange, ...]:
     """Those of all rules, shortened, or without their `text`."""
     found = (shown(edit, one.rule, one.mode, text=text) for one in done for edit in one.edits)
     return tuple(
@@ -36,14 +36,14 @@ def changes(done: tuple[Done, ...], *, text: bool, declined: bool = False) -> tu
     )
 
 
-def shown(edit: Edit, rule: RuleName | None, mode: Mode, *, text: bool = True) -> Change:
+def shown(edit: Edit, rule: RuleName | None, mode: Mode, *, text: bool = True) -> ShownChange:
     path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in edit.path).lstrip(".")
     if not text:
-        return Change(rule, mode, path, "", "")
+        return ShownChange(rule, mode, path, "", "")
     before, after = _words(edit.before), _words(edit.after)
     start = common_start(before, after)
     end = common_start(before[start:][::-1], after[start:][::-1])
-    return Change(rule, mode, path, _cut(before, start, end), _cut(after, start, end))
+    return ShownChange(rule, mode, path, _cut(before, start, end), _cut(after, start, end))
 
 
 def _words(value: Any) -> str:

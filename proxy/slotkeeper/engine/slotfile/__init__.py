@@ -8,28 +8,28 @@ Nothing here knows about events, logs or folders: a caller gives an open file, a
 from slotkeeper.engine.slotfile.patches import Patch, patched, repair_window, with_last_token
 from slotkeeper.engine.slotfile.reading import read
 from slotkeeper.engine.slotfile.recipes import (
+    ByteSpan,
     Donor,
     Piece,
     Recipe,
-    Span,
     apply,
     graft,
     keep,
     size_of,
     whole,
 )
-from slotkeeper.engine.slotfile.values import Cache, Damage, Record, SlotFile, Verdict
+from slotkeeper.engine.slotfile.values import Cache, Damage, SlotFile, SlotFileRecord, Verdict
 
 __all__ = [
+    "ByteSpan",
     "Cache",
     "Damage",
     "Donor",
     "Patch",
     "Piece",
     "Recipe",
-    "Record",
     "SlotFile",
-    "Span",
+    "SlotFileRecord",
     "Verdict",
     "apply",
     "graft",

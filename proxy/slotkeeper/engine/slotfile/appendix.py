@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from slotkeeper.engine.slotfile.values import Record
+from slotkeeper.engine.slotfile.values import SlotFileRecord
 from slotkeeper.engine.slotfile.view import BeyondError, StrangeError, View
 
 MAGIC: Final = b"SCKP"
@@ -35,7 +35,7 @@ def begins(view: View, at: int) -> bool:
     return rest > 0 and view.take(at, rest) == MAGIC[:rest]
 
 
-def records_at(view: View, at: int, n_tokens: int) -> tuple[Record, ...]:
+def records_at(view: View, at: int, n_tokens: int) -> tuple[SlotFileRecord, ...]:
     """The records of an appendix that begins here and ends with the file.
 
     Raises StrangeError with what is wrong, BeyondError if the file ends first.
@@ -46,7 +46,7 @@ def records_at(view: View, at: int, n_tokens: int) -> tuple[Record, ...]:
     if count > MAX_RECORDS:
         raise StrangeError(f"a count of {count}")
     at += HEAD.size
-    records: list[Record] = []
+    records: list[SlotFileRecord] = []
     for _ in range(count):
         record = _record(view, at)
         # The state after n tokens ends at position n - 1. A wrong n aborts the engine later (T2).
@@ -63,7 +63,7 @@ def records_at(view: View, at: int, n_tokens: int) -> tuple[Record, ...]:
     return tuple(records)
 
 
-def find(view: View, start: int, n_tokens: int) -> tuple[int, tuple[Record, ...]]:
+def find(view: View, start: int, n_tokens: int) -> tuple[int, tuple[SlotFileRecord, ...]]:
     """The first appendix that begins anywhere from `start` on and is whole, else the end of the file."""
     wanted, hits = MAGIC + VERSION.to_bytes(4, "little"), 0
     for chunk in range(start, view.size, CHUNK):
@@ -78,7 +78,7 @@ def find(view: View, start: int, n_tokens: int) -> tuple[int, tuple[Record, ...]
     return view.size, ()
 
 
-def _record(view: View, start: int) -> Record:
+def _record(view: View, start: int) -> SlotFileRecord:
     tokens, pos_min, pos_max = view.fields(FIELDS, start)
     at, lengths = start + FIELDS.size, list[int]()
     for _ in range(BLOBS):
@@ -87,7 +87,7 @@ def _record(view: View, start: int) -> Record:
         view.need(at, length)
         lengths.append(length)
         at += length
-    return Record(
+    return SlotFileRecord(
         at=tokens,
         pos_min=pos_min,
         pos_max=pos_max,

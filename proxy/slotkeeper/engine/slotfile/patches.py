@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from slotkeeper.engine.slotfile.recipes import Piece, Recipe, Span, size_of
+from slotkeeper.engine.slotfile.recipes import ByteSpan, Piece, Recipe, size_of
 from slotkeeper.engine.slotfile.values import Cache, SlotFile
 from slotkeeper.scheduler.tokens import WIDTH
 
@@ -33,8 +33,8 @@ def patched(recipe: Recipe, *patches: Patch) -> Recipe:
     for patch in patches:
         index, span = _place(pieces, patch)
         end = patch.offset + len(patch.data)
-        before = Span(0, span.offset, patch.offset - span.offset)
-        behind = Span(0, end, span.offset + span.length - end)
+        before = ByteSpan(0, span.offset, patch.offset - span.offset)
+        behind = ByteSpan(0, end, span.offset + span.length - end)
         pieces[index : index + 1] = [part for part in (before, patch.data, behind) if size_of((part,))]
     return tuple(pieces)
 
@@ -89,10 +89,10 @@ def _window(file: SlotFile) -> Cache | None:
     return window if full.cells == len(file.tokens) and window.stride == PLAIN_CELL else None
 
 
-def _place(pieces: list[Piece], patch: Patch) -> tuple[int, Span]:
+def _place(pieces: list[Piece], patch: Patch) -> tuple[int, ByteSpan]:
     """The span that the patch lies in, and its index."""
     for index, piece in enumerate(pieces):
-        if isinstance(piece, Span) and piece.source == 0:
+        if isinstance(piece, ByteSpan) and piece.source == 0:
             behind = piece.offset + piece.length - patch.offset - len(patch.data)
             if patch.offset >= piece.offset and behind >= 0:
                 return index, piece

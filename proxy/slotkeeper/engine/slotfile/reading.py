@@ -7,7 +7,15 @@ import struct
 from typing import BinaryIO, Final
 
 from slotkeeper.engine.slotfile import appendix, payload
-from slotkeeper.engine.slotfile.values import BEFORE_IDS, HEADER, Cache, Damage, Record, SlotFile, Verdict
+from slotkeeper.engine.slotfile.values import (
+    BEFORE_IDS,
+    HEADER,
+    Cache,
+    Damage,
+    SlotFile,
+    SlotFileRecord,
+    Verdict,
+)
 from slotkeeper.engine.slotfile.view import BeyondError, StrangeError, View
 from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
@@ -77,7 +85,7 @@ def _header(view: View) -> tuple[int, Tokens]:
 
 def _end(
     view: View, version: int, start: int, caches: tuple[Cache, ...] | None, n_tokens: int
-) -> tuple[int, tuple[Record, ...]]:
+) -> tuple[int, tuple[SlotFileRecord, ...]]:
     """Where the payload ends, and the checkpoints that follow."""
     if version < WITH_APPENDIX:
         return view.size, ()

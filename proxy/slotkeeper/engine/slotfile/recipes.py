@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, TypeAlias
 
 from slotkeeper.engine.slotfile import appendix
-from slotkeeper.engine.slotfile.values import Record, SlotFile
+from slotkeeper.engine.slotfile.values import SlotFile, SlotFileRecord
 
 CHUNK: Final = 4 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteSpan:
     """Bytes of a source."""
 
     source: int
@@ -25,7 +25,7 @@ class Span:
     length: int
 
 
-Piece: TypeAlias = bytes | Span
+Piece: TypeAlias = bytes | ByteSpan
 Recipe: TypeAlias = tuple[Piece, ...]
 
 
@@ -35,19 +35,19 @@ class Donor:
 
     source: int  # its number among the recipe's sources, from 1 on
     file: SlotFile
-    records: tuple[Record, ...]
+    records: tuple[SlotFileRecord, ...]
 
 
 def whole(file: SlotFile) -> Recipe:
-    return (Span(0, 0, file.size),)
+    return (ByteSpan(0, 0, file.size),)
 
 
-def keep(file: SlotFile, records: Iterable[Record]) -> Recipe:
+def keep(file: SlotFile, records: Iterable[SlotFileRecord]) -> Recipe:
     """The file with these of its checkpoints only. Raises ValueError for any other."""
     return graft(file, records, ())
 
 
-def graft(file: SlotFile, records: Iterable[Record], donors: Iterable[Donor]) -> Recipe:
+def graft(file: SlotFile, records: Iterable[SlotFileRecord], donors: Iterable[Donor]) -> Recipe:
     """The file with these of its checkpoints and some of other files.
 
     Raises ValueError for a checkpoint of other tokens than the file's own, which aborts the engine or makes
@@ -60,14 +60,14 @@ def graft(file: SlotFile, records: Iterable[Record], donors: Iterable[Donor]) ->
     if len(set(places)) < len(places):
         raise ValueError(f"two checkpoints at one place: {sorted(places)}")
     if not chosen:
-        return (Span(0, 0, file.payload_end),)
+        return (ByteSpan(0, 0, file.payload_end),)
     spans = (span for _, span in sorted(chosen, key=lambda pair: pair[0]))
-    return (Span(0, 0, file.payload_end), appendix.head(len(chosen)), *spans)
+    return (ByteSpan(0, 0, file.payload_end), appendix.head(len(chosen)), *spans)
 
 
 def size_of(recipe: Recipe) -> int:
     """Bytes of the file that a recipe makes."""
-    return sum(piece.length if isinstance(piece, Span) else len(piece) for piece in recipe)
+    return sum(piece.length if isinstance(piece, ByteSpan) else len(piece) for piece in recipe)
 
 
 def apply(recipe: Recipe, sources: Sequence[BinaryIO], write: Callable[[bytes], object]) -> None:
@@ -86,13 +86,13 @@ def apply(recipe: Recipe, sources: Sequence[BinaryIO], write: Callable[[bytes], 
             left -= len(chunk)
 
 
-def _span(source: int, file: SlotFile, record: Record) -> Span:
+def _span(source: int, file: SlotFile, record: SlotFileRecord) -> ByteSpan:
     if record not in file.records:
         raise ValueError(f"no such checkpoint in the file: {record}")
-    return Span(source, record.offset, record.length)
+    return ByteSpan(source, record.offset, record.length)
 
 
-def _span_of(donor: Donor, file: SlotFile, record: Record) -> Span:
+def _span_of(donor: Donor, file: SlotFile, record: SlotFileRecord) -> ByteSpan:
     other = donor.file
     if donor.source < 1:
         raise ValueError("source 0 is the file itself")

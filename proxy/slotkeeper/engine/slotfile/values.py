@@ -43,7 +43,7 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class SlotFileRecord:
     """One checkpoint in the appendix: the state after the first `at` tokens."""
 
     at: int
@@ -68,7 +68,7 @@ class SlotFile:
     tokens: Tokens
     payload_end: int  # offset of the appendix, or the end of the file
     size: int
-    records: tuple[Record, ...]  # in the file's order, which is the engine's own
+    records: tuple[SlotFileRecord, ...]  # in the file's order, which is the engine's own
     caches: tuple[Cache, ...]  # in the file's order; none where the structure was not understood
     layout: str
 

@@ -13,10 +13,10 @@ from typing import Final
 
 from slotkeeper.observe.clients import Clients
 from slotkeeper.observe.why.owners import Owners
-from slotkeeper.observe.why.record import NOBODY, RUNNING, Decision, Option, Record, Stage, Work
+from slotkeeper.observe.why.record import NOBODY, RUNNING, Decision, Option, Record, RequestStage, Work
 from slotkeeper.observe.why.steps import Effort, option, told
 from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.effects import Effect, Erase, Forward, Moment, Plant, Report, Restore, Save
+from slotkeeper.scheduler.effects import Effect, Erase, Forward, Plant, Report, Restore, Save, SaveMoment
 from slotkeeper.scheduler.events import (
     Arrived,
     Erased,
@@ -145,7 +145,7 @@ class Journal:
             if isinstance(effect, Restore) and live:
                 self.owners.restored(effect.snapshot.id, live.record)
             elif isinstance(effect, Save):
-                own = live is not None and effect.moment is Moment.BOUNDARY
+                own = live is not None and effect.moment is SaveMoment.BOUNDARY
                 self.owners.saving(
                     effect.request, live.record if own and live else self._last_in(effect.place)
                 )
@@ -184,7 +184,7 @@ def _left(live: _Live, at: float) -> None:
     if live.head is not None:
         _ran(live, live.head, _first_token(live.record, at), at)
     elif live.sent:
-        live.record.add(Stage.FORWARD, live.since, at)
+        live.record.add(RequestStage.FORWARD, live.since, at)
     else:
         _waited(live, at)
 
@@ -192,7 +192,7 @@ def _left(live: _Live, at: float) -> None:
 def _waited(live: _Live, until: float) -> None:
     """In the line, or for a step of which no end was seen."""
     if live.step is None:
-        live.record.add(Stage.QUEUE, live.since, until)
+        live.record.add(RequestStage.QUEUE, live.since, until)
     else:
         effort, begun = live.step
         stage, _, note = told(effort)
@@ -217,9 +217,9 @@ def _first_token(record: Record, end: float) -> float:
 
 def _ran(live: _Live, head: float, first: float, end: float, *, tokens: int | None = None) -> None:
     first = min(max(first, head), end)
-    live.record.add(Stage.FORWARD, live.since, head)
-    live.record.add(Stage.PREFILL, head, first)
-    live.record.add(Stage.GENERATE, first, end, tokens=tokens)
+    live.record.add(RequestStage.FORWARD, live.since, head)
+    live.record.add(RequestStage.PREFILL, head, first)
+    live.record.add(RequestStage.GENERATE, first, end, tokens=tokens)
 
 
 def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pendings) -> None:
@@ -258,8 +258,8 @@ def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> 
     if pending is None or pending.plan is None or pending.plan is live.plan:
         return
     live.plan = plan = pending.plan
-    live.record.add(Stage.QUEUE, live.since, begun)
-    live.record.add(Stage.DECIDE, begun, now)
+    live.record.add(RequestStage.QUEUE, live.since, begun)
+    live.record.add(RequestStage.DECIDE, begun, now)
     live.base = held = plan.reuse_plan.base if plan.reuse_plan else pending.base
     live.record.decision = Decision(
         chosen=option(plan),

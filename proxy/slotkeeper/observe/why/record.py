@@ -9,11 +9,11 @@ from typing import Final
 from slotkeeper.api.progress import Progress
 from slotkeeper.conversation.agents import UNKNOWN
 from slotkeeper.conversation.causes import Cause
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.conversation.naming import Name
 from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.conversation.rules.shown import Change
+from slotkeeper.conversation.rules.shown import ShownChange
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.forms import Weighed
 from slotkeeper.scheduler.losses import Lost
@@ -23,7 +23,7 @@ NOBODY: Final = RequestId("")
 RUNNING: Final = "running"  # the outcome of what has not ended
 
 
-class Stage(StrEnum):
+class RequestStage(StrEnum):
     """What a request spends its time with."""
 
     PARSE = "parse"  # reading the body, finding what its client changed, putting that right
@@ -41,7 +41,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    stage: Stage
+    stage: RequestStage
     begin: float
     end: float
     tokens: int | None = None  # that it was about
@@ -115,11 +115,11 @@ class Record:
     named: str | None = None  # what the client calls its conversation
     body_bytes: int = 0
     conversation: int | None = None
-    kind: Kind | None = None
+    kind: RequestKind | None = None
     spans: list[Span] = field(default_factory=list)
     decision: Decision | None = None
     divergence: PromptDivergence | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ShownChange, ...] = ()
     weighed: Weighed | None = None  # in which form it went out, where rules would have changed it
     engine: str | None = None  # where it was sent in the end
     slot: int | None = None
@@ -138,7 +138,7 @@ class Record:
     status: int | None = None
 
     def add(
-        self, stage: Stage, begin: float, end: float, *, tokens: int | None = None, note: str = ""
+        self, stage: RequestStage, begin: float, end: float, *, tokens: int | None = None, note: str = ""
     ) -> None:
         """A span between two moments of the driver's clock."""
         self.spans.append(Span(stage, begin - self.at, end - self.at, tokens, note))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from slotkeeper.conversation.rules.shown import Change
+from slotkeeper.conversation.rules.shown import ShownChange
 from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Span
 from slotkeeper.observe.why.words import place, sentences, verdict
 from slotkeeper.scheduler.forms import Weighed
@@ -141,7 +141,7 @@ def _forms(weighed: Weighed) -> Document:
     return {"own_price_tokens": own, "changed_price_tokens": changed, "changed": weighed.taken}
 
 
-def _change(change: Change) -> Document:
+def _change(change: ShownChange) -> Document:
     return {
         "rule": change.rule.value if change.rule else None,
         "mode": change.mode.value,

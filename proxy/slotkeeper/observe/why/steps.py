@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slotkeeper.observe.why.record import Option, Stage
+from slotkeeper.observe.why.record import Option, RequestStage
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.effects import Erase, Plant, Restore, Save
 from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe
@@ -10,17 +10,17 @@ from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe
 Effort = Plant | Save | Restore | Erase  # a step that is being taken
 
 
-def told(effort: Effort) -> tuple[Stage, int | None, str]:
+def told(effort: Effort) -> tuple[RequestStage, int | None, str]:
     """Its stage, how many tokens it is about, and a note."""
     match effort:
         case Plant():
-            return Stage.PLANT, len(effort.tokens), effort.purpose.value
+            return RequestStage.PLANT, len(effort.tokens), effort.purpose.value
         case Save():
-            return Stage.SAVE, len(effort.tokens), effort.moment.value
+            return RequestStage.SAVE, len(effort.tokens), effort.moment.value
         case Restore():
-            return Stage.RESTORE, len(effort.snapshot.tokens), effort.snapshot.id
+            return RequestStage.RESTORE, len(effort.snapshot.tokens), effort.snapshot.id
         case Erase():
-            return Stage.ERASE, None, ""
+            return RequestStage.ERASE, None, ""
 
 
 def option(plan: Plan) -> Option:
@@ -41,6 +41,6 @@ def _word(step: Step) -> str:
         case Keep():
             return step.moment.value
         case Load():
-            return Stage.RESTORE.value
+            return RequestStage.RESTORE.value
         case Wipe():
-            return Stage.ERASE.value
+            return RequestStage.ERASE.value

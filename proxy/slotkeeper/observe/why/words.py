@@ -11,8 +11,8 @@ from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION
 from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.conversation.rules.base import Mode
-from slotkeeper.observe.why.record import RUNNING, Decision, Option, PromptDivergence, Record, Stage
-from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.observe.why.record import RUNNING, Decision, Option, PromptDivergence, Record, RequestStage
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.losses import Loss
 from slotkeeper.scheduler.types import Reason
 
@@ -53,10 +53,10 @@ STEPS: Final[Mapping[str, str]] = MappingProxyType(
         Purpose.STEER: "a prefill of its prefix",
         Purpose.PLANT: "planting {}",
         Purpose.BACK: "cutting it back to where its conversation will continue",
-        Moment.PARK: "saving its contents",
-        Moment.BOUNDARY: "saving a prefix that others share",
-        Stage.RESTORE: "restoring a snapshot",
-        Stage.ERASE: "erasing it",
+        SaveMoment.PARK: "saving its contents",
+        SaveMoment.BOUNDARY: "saving a prefix that others share",
+        RequestStage.RESTORE: "restoring a snapshot",
+        RequestStage.ERASE: "erasing it",
     }
 )
 LOST: Final[Mapping[Loss, str]] = MappingProxyType(

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from slotkeeper.conversation.requests import facts as module
-from slotkeeper.conversation.requests.facts import Fact, FactKind, facts
+from slotkeeper.conversation.requests.facts import FactKind, FoundFact, facts
 from slotkeeper.conversation.requests.layout import Section, Text
 
 OPENCODE = """You are opencode.
@@ -325,7 +325,7 @@ def test_blocks_of_programs_are_found_in_what_users_send(text, kind):
 
 def test_a_reminder_goes_with_the_empty_lines_behind_it():
     (fact,) = facts("<system-reminder>Be brief.</system-reminder>\n\nFix it.", authored=True)
-    assert fact == Fact(FactKind.REMINDER, 0, 46, "Be brief.")
+    assert fact == FoundFact(FactKind.REMINDER, 0, 46, "Be brief.")
 
 
 def test_a_tag_that_is_only_mentioned_opens_no_reminder():

@@ -6,7 +6,7 @@ from io import BytesIO
 
 import pytest
 
-from slotkeeper.engine.slotfile import Donor, Span, apply, graft, keep, size_of, whole
+from slotkeeper.engine.slotfile import ByteSpan, Donor, apply, graft, keep, size_of, whole
 from unit.engine.slotfile.built import IDS, KINDS, made, slot_file, whole_file
 
 OTHER = (*IDS[:12], *range(500, 515))  # shares 12 tokens with IDS
@@ -103,11 +103,11 @@ def test_source_0_is_no_donor() -> None:
 
 def test_a_source_that_became_shorter_is_seen() -> None:
     with pytest.raises(EOFError, match="source 0 ends 1 bytes early"):
-        apply((Span(0, 0, 5),), [BytesIO(b"1234")], BytesIO().write)
+        apply((ByteSpan(0, 0, 5),), [BytesIO(b"1234")], BytesIO().write)
 
 
 def test_a_large_piece_is_copied_in_chunks() -> None:
     data, written = bytes(range(256)) * (5 << 12), list[bytes]()
-    apply((Span(0, 1, len(data) - 1),), [BytesIO(data)], written.append)
+    apply((ByteSpan(0, 1, len(data) - 1),), [BytesIO(data)], written.append)
     assert len(written) == 2
     assert b"".join(written) == data[1:]

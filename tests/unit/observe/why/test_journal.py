@@ -24,11 +24,11 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.observe.why.record import Stage
-from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.observe.why.record import RequestStage
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.losses import Loss, Lost
-from slotkeeper.scheduler.structure import Boundary, Kind
+from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 from unit.observe.why.watched import WatchedPlay, stages, without_gaps
@@ -38,7 +38,7 @@ ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000)]
 A, B = (HEAD + ask for ask in ASKS)
 X = Tokens(range(70_000, 72_000))
 MORE = Tokens(range(100))
-AT_HEAD = Boundary(1000, Kind.HEAD)
+AT_HEAD = Boundary(1000, BoundaryKind.HEAD)
 
 
 @pytest.fixture
@@ -55,7 +55,13 @@ def test_a_request_waits_is_decided_sent_computed_and_answered(play):
     came.first_token = play.clock + 0.02 - came.at
     assert play << starts("r1")
     assert play.later(1) << ends("r1", 2000, 0, generated=7) >> reports("r1")
-    assert stages(came) == [Stage.QUEUE, Stage.DECIDE, Stage.FORWARD, Stage.PREFILL, Stage.GENERATE]
+    assert stages(came) == [
+        RequestStage.QUEUE,
+        RequestStage.DECIDE,
+        RequestStage.FORWARD,
+        RequestStage.PREFILL,
+        RequestStage.GENERATE,
+    ]
     assert without_gaps(came)
     assert came.spans[-1].tokens == 7
     assert came.spans[-1].end > 1
@@ -80,8 +86,8 @@ def test_where_all_came_at_once_the_engines_own_figure_parts_prefill_from_genera
     assert play << knows("r1", A) >> goes("r1")
     assert play.later(4) << starts("r1") << ends("r1", 2000, 0, prefill_seconds=3.0) >> reports("r1")
     spans = {span.stage: span.end - span.begin for span in came.spans}
-    assert spans[Stage.PREFILL] == pytest.approx(3.0)
-    assert 0.9 < spans[Stage.GENERATE] < 1.1
+    assert spans[RequestStage.PREFILL] == pytest.approx(3.0)
+    assert 0.9 < spans[RequestStage.GENERATE] < 1.1
     assert without_gaps(came)
 
 
@@ -101,7 +107,7 @@ def test_who_waits_in_line_waited(play):
     assert play << knows("r3", B)
     assert third.spans == []
     assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
-    queue = next(span for span in third.spans if span.stage is Stage.QUEUE)
+    queue = next(span for span in third.spans if span.stage is RequestStage.QUEUE)
     assert queue.end - queue.begin > 5
 
 
@@ -112,15 +118,15 @@ def test_a_plant_and_a_save_are_spans_of_their_own():
     play = WatchedPlay(n_slots=1, eager_thinning=False, **NEW_FILES)
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
-    assert play.later(1) << filled(1004) >> saves(0, Moment.BOUNDARY)
+    assert play.later(1) << filled(1004) >> saves(0, SaveMoment.BOUNDARY)
     assert play.later(1) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
     assert play << ends("r1", 2000, 1000) >> reports("r1")
-    taken = [Stage.QUEUE, Stage.DECIDE, Stage.PLANT, Stage.SAVE]
-    assert stages(came) == [*taken, Stage.FORWARD, Stage.PREFILL, Stage.GENERATE]
+    taken = [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.PLANT, RequestStage.SAVE]
+    assert stages(came) == [*taken, RequestStage.FORWARD, RequestStage.PREFILL, RequestStage.GENERATE]
     assert without_gaps(came)
     spans = {span.stage: span for span in came.spans}
-    assert (spans[Stage.PLANT].tokens, spans[Stage.PLANT].note) == (1004, "plant")
-    assert (spans[Stage.SAVE].tokens, spans[Stage.SAVE].note) == (1004, "boundary")
+    assert (spans[RequestStage.PLANT].tokens, spans[RequestStage.PLANT].note) == (1004, "plant")
+    assert (spans[RequestStage.SAVE].tokens, spans[RequestStage.SAVE].note) == (1004, "boundary")
     assert came.decision.chosen.steps == ("plant", "boundary")
     assert came.usage.planted == 1004
 
@@ -131,9 +137,9 @@ def test_what_lay_in_the_slot_is_parked_and_a_file_restored():
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
     came = play.comes("r1")
-    assert play << knows("r1", A + X) >> saves(0, Moment.PARK)
+    assert play << knows("r1", A + X) >> saves(0, SaveMoment.PARK)
     assert play << saved("x") >> restores(0, "a") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
-    assert stages(came) == [Stage.QUEUE, Stage.DECIDE, Stage.SAVE, Stage.RESTORE]
+    assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.SAVE, RequestStage.RESTORE]
     assert without_gaps(came)
     assert (came.spans[-1].tokens, came.spans[-1].note) == (2000, "a")
     assert came.decision.chosen.steps == ("park", "restore")
@@ -146,7 +152,7 @@ def test_a_file_is_of_the_conversation_that_lay_in_the_slot_or_of_the_first_that
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
     came = play.comes("r1")
-    assert play << knows("r1", A + X) >> saves(0, Moment.PARK)
+    assert play << knows("r1", A + X) >> saves(0, SaveMoment.PARK)
     assert play.journal.owners.of("x") is None
     assert play << saved("x") >> restores(0, "a") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
     assert play.journal.owners.of("x") is lay.name
@@ -178,7 +184,7 @@ def test_a_slot_that_must_be_emptied_first():
     came = play.comes("r2")
     assert play << knows("r2", long.cut(0, 4800) + other) >> erases(0)
     play << erased() >> plants("r2", 0, Purpose.PLANT)
-    erasing = next(span for span in came.spans if span.stage is Stage.ERASE)
+    erasing = next(span for span in came.spans if span.stage is RequestStage.ERASE)
     assert (erasing.tokens, erasing.note) == (None, "")
     assert came.decision.chosen.steps[0] == "erase"
 
@@ -192,8 +198,8 @@ def test_after_a_step_that_failed_it_is_decided_again():
     assert play.later(2) << restored(Loading.REFUSED) >> goes("r1", reason=Reason.COLD)
     assert came.decision.chosen.reason is Reason.COLD
     assert came.decision.chosen.steps == ()
-    again = [Stage.QUEUE, Stage.DECIDE]
-    assert stages(came) == [*again, Stage.RESTORE, *again]
+    again = [RequestStage.QUEUE, RequestStage.DECIDE]
+    assert stages(came) == [*again, RequestStage.RESTORE, *again]
     assert without_gaps(came)
 
 
@@ -201,8 +207,8 @@ def test_a_save_that_failed_changes_no_decision():
     play = WatchedPlay(n_slots=1, eager_thinning=False, **NEW_FILES)
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
-    assert play << filled(1004) >> saves(0, Moment.BOUNDARY) << unsaved() >> goes("r1", slot=0)
-    assert stages(came).count(Stage.DECIDE) == 1
+    assert play << filled(1004) >> saves(0, SaveMoment.BOUNDARY) << unsaved() >> goes("r1", slot=0)
+    assert stages(came).count(RequestStage.DECIDE) == 1
 
 
 # -- decisions -------------------------------------------------------------------------------------------

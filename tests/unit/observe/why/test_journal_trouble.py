@@ -19,7 +19,7 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.observe.why.record import Stage
+from slotkeeper.observe.why.record import RequestStage
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
@@ -44,7 +44,12 @@ def test_without_an_engine_it_goes_through_and_is_not_followed_for_ever():
     assert play >> unpinned("r1", Reason.FAIL_OPEN)
     assert play << knows("r1", A) << ends("r1", 2000, 0) >> reports("r1", usage__computed=2000)
     assert came.decision.chosen.reason is Reason.FAIL_OPEN
-    assert stages(came) == [Stage.QUEUE, Stage.FORWARD, Stage.PREFILL, Stage.GENERATE]
+    assert stages(came) == [
+        RequestStage.QUEUE,
+        RequestStage.FORWARD,
+        RequestStage.PREFILL,
+        RequestStage.GENERATE,
+    ]
     assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
 
 
@@ -57,7 +62,7 @@ def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
     through = Forward(request=RequestId("r1"), engine=EngineId("e0"), slot=None, reason=Reason.FAIL_OPEN)
     play.journal.saw(arrives("r2"), [through], play.clock + 1, play.clock + 1, lambda _: None)
     assert came.decision.chosen.reason is Reason.FAIL_OPEN
-    assert stages(came) == [Stage.QUEUE, Stage.DECIDE, Stage.RESTORE]
+    assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.RESTORE]
     play.later(2)
     play.journal.saw(ends("r1"), [], play.clock, play.clock, lambda _: None)
     assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
@@ -82,7 +87,7 @@ def test_who_leaves_the_line_has_waited(play):
         assert play << knows(request, prompt) >> goes(request)
     third = play.comes("r3")
     assert play.later(3) << leaves("r3")
-    assert stages(third) == [Stage.QUEUE]
+    assert stages(third) == [RequestStage.QUEUE]
     assert third.spans[0].end > 3
     assert third.decision is None
 
@@ -93,7 +98,7 @@ def test_who_leaves_during_a_step_has_waited_for_it():
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> restores(0, "a")
     assert play.later(3) << leaves("r1")
-    assert stages(came) == [Stage.QUEUE, Stage.DECIDE, Stage.RESTORE]
+    assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.RESTORE]
     before = list(came.spans)
     assert play << restored()
     assert came.spans == before
@@ -107,7 +112,7 @@ def test_who_leaves_during_the_prefill_has_no_token(play, begun):
         assert play << starts("r1")
     assert play.later(3) << leaves("r1")
     waited = max(came.spans, key=lambda span: span.end - span.begin)
-    assert waited.stage is (Stage.PREFILL if begun else Stage.FORWARD)
+    assert waited.stage is (RequestStage.PREFILL if begun else RequestStage.FORWARD)
     assert without_gaps(came)
     assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
 
@@ -118,8 +123,8 @@ def test_who_leaves_during_the_answer_had_its_first_tokens(play):
     came.first_token = play.clock + 1 - came.at
     assert play.later(3) << leaves("r1")
     spans = {span.stage: span.end - span.begin for span in came.spans}
-    assert spans[Stage.PREFILL] == pytest.approx(1)
-    assert spans[Stage.GENERATE] > 1.9
+    assert spans[RequestStage.PREFILL] == pytest.approx(1)
+    assert spans[RequestStage.GENERATE] > 1.9
 
 
 def test_one_that_is_sent_again_goes_on_in_the_same_record(play):
@@ -131,4 +136,4 @@ def test_one_that_is_sent_again_goes_on_in_the_same_record(play):
     assert play << ends("again", 2000, 0) >> reports("again")
     assert (came.slot, came.oracle) == (1, 2000)
     assert came.decision.chosen.reason is Reason.CLIENT_CHOSE
-    assert stages(came).count(Stage.DECIDE) == 2
+    assert stages(came).count(RequestStage.DECIDE) == 2

@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 import orjson
 import pytest
 
-from slotkeeper.conversation.kinds import Kind
+from slotkeeper.conversation.kinds import RequestKind
 from slotkeeper.conversation.naming import Name
 from slotkeeper.conversation.reasons import Cause
 from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.conversation.rules.shown import Change
-from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, Stage
+from slotkeeper.conversation.rules.shown import ShownChange
+from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, RequestStage
 from slotkeeper.observe.why.shown import detail, summary
 from slotkeeper.observe.why.words import sentences, verdict
 from slotkeeper.scheduler.losses import Loss, Lost
@@ -32,7 +32,7 @@ def whole() -> Record:
         named="thread-1",
         body_bytes=4096,
         conversation=3,
-        kind=Kind.REWRITE,
+        kind=RequestKind.REWRITE,
         decision=Decision(chosen=CHOSEN, beaten=(BEATEN,), rate=500.0, held=1900, common=950),
         divergence=PromptDivergence(
             cause=Cause.DATE,
@@ -47,7 +47,7 @@ def whole() -> Record:
             now=(1, 3),
             lead=1,
         ),
-        changes=(Change(RuleName.DATE, Mode.OBSERVE, "messages[0].content", "old", "new"),),
+        changes=(ShownChange(RuleName.DATE, Mode.OBSERVE, "messages[0].content", "old", "new"),),
         engine="http://e",
         slot=1,
         prompt_tokens=2000,
@@ -64,9 +64,9 @@ def whole() -> Record:
         outcome="ok",
         status=200,
     )
-    came.add(Stage.QUEUE, 1000.1, 1000.2)
-    came.add(Stage.PARSE, 1000.0, 1000.1)
-    came.add(Stage.RESTORE, 1000.2, 1001.2, tokens=900, note="slotkeeper-1")
+    came.add(RequestStage.QUEUE, 1000.1, 1000.2)
+    came.add(RequestStage.PARSE, 1000.0, 1000.1)
+    came.add(RequestStage.RESTORE, 1000.2, 1001.2, tokens=900, note="slotkeeper-1")
     return came
 
 
@@ -160,7 +160,7 @@ def test_what_rules_found_is_told(whole):
         "before": "old",
         "after": "new",
     }
-    whole.changes = (Change(None, Mode.FIX, "messages[1].content", "", ""),)
+    whole.changes = (ShownChange(None, Mode.FIX, "messages[1].content", "", ""),)
     assert detail(whole)["changes"][0]["rule"] is None
 
 

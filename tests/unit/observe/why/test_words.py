@@ -8,10 +8,10 @@ import pytest
 from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.conversation.rules.shown import Change
+from slotkeeper.conversation.rules.shown import ShownChange
 from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record
 from slotkeeper.observe.why.words import FEW, LOST, PLACES, STEPS, WENT, place, sentences, verdict
-from slotkeeper.scheduler.effects import Moment, Purpose
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.losses import Loss, Lost
 from slotkeeper.scheduler.types import Reason
 from unit.observe.why.watched import record
@@ -63,7 +63,7 @@ def test_no_value_is_without_words():
     assert set(LOST) == set(Loss)
     assert set(CAUSES) == set(Cause)
     own = {purpose for purpose in Purpose if not purpose.idle}
-    assert set(STEPS) == {*own, Moment.PARK, Moment.BOUNDARY, "restore", "erase"}
+    assert set(STEPS) == {*own, SaveMoment.PARK, SaveMoment.BOUNDARY, "restore", "erase"}
     for words in (PLACES, WENT, LOST, STEPS):
         assert len(set(words.values())) == len(words)
 
@@ -210,7 +210,7 @@ def test_what_was_both_counts_once():
 
 
 def test_no_sentence_has_a_word_of_a_prompt():
-    change = Change(RuleName.DATE, Mode.OBSERVE, "messages[0].content", PRIVATE, PRIVATE)
+    change = ShownChange(RuleName.DATE, Mode.OBSERVE, "messages[0].content", PRIVATE, PRIVATE)
     came = answered(
         changes=(change,),
         divergence=divergence(was=(70001, 70002), now=(70001, 70003), lead=1),

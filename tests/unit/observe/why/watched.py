@@ -7,14 +7,17 @@ from typing import Any
 
 from playbooks.playbook import Outcome, Play, Sees, arrives
 from slotkeeper.observe.why.journal import Journal
-from slotkeeper.observe.why.record import Record, Stage
+from slotkeeper.observe.why.record import Record, RequestStage
 from slotkeeper.scheduler.effects import Effect
 from slotkeeper.scheduler.events import Event
 from slotkeeper.scheduler.types import RequestId
 from unit.looking import counted
 
 THOUGHT = 0.001  # seconds that a decision takes
-BESIDE = {Stage.PARSE, Stage.RENDER}  # who reads and renders may do so while the request stands in line
+BESIDE = {
+    RequestStage.PARSE,
+    RequestStage.RENDER,
+}  # who reads and renders may do so while the request stands in line
 
 
 def record(request_id: str = "r1", **more: Any) -> Record:
@@ -50,7 +53,7 @@ class WatchedPlay(Play):
         return self
 
 
-def stages(came: Record) -> list[Stage]:
+def stages(came: Record) -> list[RequestStage]:
     """In the order of their beginnings."""
     return [span.stage for span in sorted(came.spans, key=lambda span: (span.begin, span.end))]
 
