@@ -238,7 +238,7 @@ def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Pla
 
 
 def requeue(state: State, pending: Pending) -> None:
-    """Back into the line: its slot was lost on the way, with the engine or by a step that failed."""
+    """Back into the queue: its slot was lost on the way, with the engine or by a step that failed."""
     pending.stage = Stage.QUEUED
     pending.plan = pending.slot = None
     pending.steps_left = 0

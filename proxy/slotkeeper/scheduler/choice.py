@@ -170,7 +170,7 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         reuse_plan = shadow.plan_reuse(slot, prompt)
         price = shadow.traits.n_ubatch + price_of(table, reuse_plan, want)
         yield _plan(table, reuse_plan, price, wait=True)
-    yield from _tended(table, want)
+    yield from _in_maintenance(table, want)
     if (
         not prompt.space  # by then another slot may be free, and look better to the engine
         and table.open_for_unpinned(now)
@@ -181,15 +181,15 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False)
 
 
-def _tended(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Every slot that is tended, once its step has ended: for the time until then, unless all wait."""
+def _in_maintenance(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """Every slot in maintenance, once its step has ended: for the time until then, unless all wait."""
     for slot in table.in_state(SlotState.MAINTENANCE):
-        tended, reuse_plan = table.tended[slot], table.shadow.plan_reuse(slot, want.prompt)
-        if (becomes := tended.becomes) is not None:
+        maintenance, reuse_plan = table.maintenance[slot], table.shadow.plan_reuse(slot, want.prompt)
+        if (becomes := maintenance.becomes) is not None:
             common = becomes.lcp(want.prompt)
             goes_on = common == len(becomes) < len(want.prompt)
             reuse_plan = replace(reuse_plan, reuse=common if goes_on else min(reuse_plan.reuse, common))
-        seconds = 0.0 if tended.stalls else tended.left(want.now)
+        seconds = 0.0 if maintenance.stalls else maintenance.left(want.now)
         price = seconds * table.rates.prefill + price_of(table, reuse_plan, want)
         yield _plan(table, reuse_plan, price, wait=True)
 

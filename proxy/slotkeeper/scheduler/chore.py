@@ -1,4 +1,4 @@
-"""One slot that is being tended: saved, cut back to save a boundary and brought home, or warmed."""
+"""Idle work in one slot: it is saved, cut back to save a boundary and restored to its end, or warmed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.steps import Load, Prefill, Step
-from slotkeeper.scheduler.table import EngineTable, SlotState, Tended
+from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId, SlotId
 
@@ -26,7 +26,7 @@ class Chore:
     computes: int = 0  # tokens, for the goal
     stopped: bool = False  # a request needed the engine
     written: bool = False  # the engine has saved the slot: that the file is checked needs neither of them
-    leaves: bool = False  # the slot is not brought home: another conversation will have it soon
+    leaves: bool = False  # the slot is not restored to its end: another conversation will have it soon
 
     @property
     def ahead(self) -> bool:
@@ -43,7 +43,7 @@ class Chore:
         return self.table.shadow.slots[self.slot]
 
     def recognise(self) -> None:
-        """Neither a file nor a prefill says whose conversation it is; where the slot is home, we know."""
+        """Neither a file nor a prefill says whose conversation it is; at the slot's own end we know."""
         contents, home = self.contents, self.home
         if contents and home and contents.request in {None, self.id} and contents.tokens == home.tokens:
             self._claim(contents, home, following=home.following, sure=home.sure)
@@ -79,7 +79,7 @@ class Chore:
                 becomes = tokens
             case Load(snapshot):
                 becomes = snapshot.tokens
-        self.table.tended[self.slot] = Tended(now, max(SHORTEST, self._seconds()), becomes, stalls)
+        self.table.maintenance[self.slot] = Maintenance(now, max(SHORTEST, self._seconds()), becomes, stalls)
 
     def _seconds(self) -> float:
         """How long its step will hold the slot, for a request that waits."""

@@ -73,7 +73,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 
 def _decides_anew(state: State, now: float) -> float:
-    """When queued requests stop waiting for a tended slot; infinite if none waits."""
+    """When queued requests stop waiting for a slot in maintenance; infinite if none waits."""
     return min((table.overdue_at(now) for table in state.up), default=inf) if state.waiting else inf
 
 
@@ -229,7 +229,7 @@ def _patience(state: State, table: EngineTable, contents: SlotContents, now: flo
 def _rest(state: State, table: EngineTable, contents: SlotContents) -> float:
     """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted.
 
-    Not in a crowd: the way home could be long, and another conversation would have the slot by then.
+    Not in a crowd: the restore step could take long, and another conversation would have the slot by then.
     """
     usual = max(state.limits.pause, SHARE * table.rates.save_seconds(contents.total))
     rested = contents.used + min(LONGEST, CUTS * usual)

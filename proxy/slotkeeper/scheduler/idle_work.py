@@ -2,12 +2,12 @@
 
 Newer builds write checkpoints into slot files: one file at the end can be cut wherever the slot could.
 Older builds do not (engine.md 2.6): there the end, the last prompt's end and every user message get a
-file each. The slot is cut back from one to the next, which costs a few tokens, and is then brought home.
-That must not be interrupted, so it is done in a longer rest. Only where no file has what stands before the
-first user message, which others will begin with too, is it done at once.
+file each. The slot is cut back from one to the next, which costs a few tokens, and is then restored to its
+end. That must not be interrupted, so it is done in a longer rest. Only where no file has what stands before
+the first user message, which others will begin with too, is it done at once.
 
 A cut takes the checkpoints behind it, and a file brings none back. What lies in files already can be spared,
-but a question about a long document parts at its end, where no file is. So the way home is computed where
+but a question about a long document parts at its end, where no file is. So the restore step is computed where
 that costs less than the checkpoints are worth, and no cut is made that would give up more than it saves.
 
 With a draft model a file's own end restores without draft state; a checkpoint restores with it. So four
@@ -35,7 +35,7 @@ from slotkeeper.scheduler.traits import EngineTraits
 
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
-COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the way home
+COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the restore step
 ASKED: Final = 0.1  # how likely a prompt parts where the last user message begins, in it, or behind it
 EARLIER: Final = 0.02  # the same before that
 
@@ -93,7 +93,7 @@ def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, 
 
 
 def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
-    """After a step that went well; None when all is saved and the slot is home again."""
+    """After a step that went well; None when all is saved and the slot is at its end again."""
     contents, home, traits = chore.contents, chore.home, chore.table.traits
     if contents is None or home is None:
         return None
@@ -150,7 +150,7 @@ def _worth_it(
     *,
     cuts: Sequence[int],
 ) -> bool:
-    """Whether a file there saves no less than the way home costs, and than lost checkpoints would."""
+    """Whether a file there saves no less than the restore step costs, and than lost checkpoints would."""
     traits = table.traits
     left = tuple(c for c in contents.checkpoints if c.at < cut)
     there = replace(contents, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
@@ -182,7 +182,7 @@ def _worth(
 
 
 def _near(cut: int, contents: SlotContents, home: SlotContents, traits: EngineTraits) -> bool:
-    """Whether the slot can be cut there, and brought home again, for few tokens."""
+    """Whether the slot can be cut there, and restored to its end, for few tokens."""
     if cut >= contents.total or cut - reuse(contents, home.tokens.cut(0, cut), traits) > COMPUTED:
         return False
     return not traits.speculative or home.total - cut <= COMPUTED

@@ -1,4 +1,4 @@
-"""What files may cost, room and writing; how long the line may be."""
+"""What files may cost, room and writing; how long the queue may be."""
 
 from __future__ import annotations
 

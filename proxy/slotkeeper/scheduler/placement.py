@@ -2,7 +2,7 @@
 
 A request is served by the first of these that applies (`arrivals` carries the numbers):
 
-0 `X-Slotkeeper-Bypass`: forward it unpinned, ahead of the line.
+0 `X-Slotkeeper-Bypass`: forward it unpinned, ahead of the queue.
 1 It takes several slots (`n` > 1, or several prompts): unpinned, once as many are free.
 2 It carries `id_slot`: that slot, when it is free.
 3 A free slot's messages are the beginning of its messages: pin it there, without waiting for tokens.
@@ -11,7 +11,7 @@ A request is served by the first of these that applies (`arrivals` carries the n
   engine loads from its RAM cache) or after a restored file, and of the engine's own choice; what is
   overwritten is saved first where that pays. See `choice`.
 6 Its tokens cannot be known: the free slot that loses least.
-7 Otherwise it waits in our line, never in the engine's. Where only tasks on their way keep it from a free
+7 Otherwise it waits in our queue, never in the engine's. Where only tasks on their way keep it from a free
   slot, nothing that came later goes first.
 
 One task in a slot, always, until the engine has released it (engine.md T1): see `table`.

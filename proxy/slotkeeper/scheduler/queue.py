@@ -52,14 +52,14 @@ class FairQueue:
         self._lines.move_to_end(client, last=False)
 
     def served(self, request: RequestId) -> None:
-        """It leaves the line, and its client goes to the end of the turn order."""
+        """It leaves the queue, and its client goes to the end of the turn order."""
         client = self._client.get(request)
         self.discard(request)
         if client is not None and client in self._lines:
             self._lines.move_to_end(client)
 
     def discard(self, request: RequestId) -> None:
-        """It leaves the line without having been served."""
+        """It leaves the queue without having been served."""
         client = self._client.pop(request, None)
         if client is None:
             return

@@ -61,7 +61,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Tended:
+class Maintenance:
     """What a slot is held for by idle work."""
 
     since: float
@@ -95,7 +95,9 @@ class EngineTable:
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
-    tended: dict[SlotId, Tended] = field(default_factory=dict)  # of slots that are; else it says nothing
+    maintenance: dict[SlotId, Maintenance] = field(
+        default_factory=dict
+    )  # of slots that are; else it says nothing
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
     orphans: list[Orphan] = field(default_factory=list)
     awaited: bool = False  # a request waits until what is on its way there has begun: those behind it as well
@@ -217,17 +219,17 @@ class EngineTable:
 
     def stalled(self, now: float) -> float:
         """Seconds until it begins anything: it is at a file."""
-        tended = (self.tended[slot] for slot in self.in_state(SlotState.MAINTENANCE))
-        return max((one.left(now) for one in tended if one.stalls), default=0.0)
+        maintenance = (self.maintenance[slot] for slot in self.in_state(SlotState.MAINTENANCE))
+        return max((one.left(now) for one in maintenance if one.stalls), default=0.0)
 
     def overdue(self, now: float) -> int:
-        """Changes when requests that wait for a tended slot are to be decided again."""
-        return sum(self.tended[slot].overdue(now) for slot in self.in_state(SlotState.MAINTENANCE))
+        """Changes when requests that wait for a slot in maintenance are to be decided again."""
+        return sum(self.maintenance[slot].overdue(now) for slot in self.in_state(SlotState.MAINTENANCE))
 
     def overdue_at(self, now: float) -> float:
-        """When that will change; infinite where nothing is tended."""
+        """When that will change; infinite where nothing is in maintenance."""
         return min(
-            (self.tended[s].overdue_at(now) for s in self.in_state(SlotState.MAINTENANCE)), default=inf
+            (self.maintenance[s].overdue_at(now) for s in self.in_state(SlotState.MAINTENANCE)), default=inf
         )
 
     def may_save(self, now: float) -> bool:

@@ -26,7 +26,7 @@ class Place:
 class Crowded(StrEnum):
     """Why a request may not stand in line."""
 
-    ALL = "all"  # the line is as long as it may be
+    ALL = "all"  # the queue is as long as it may be
     CLIENT = "client"  # so many of this client's wait already
     KEY_QUEUED = "key_queued"  # so many of its key wait already, by the keys file
     KEY_CONCURRENT = "key_concurrent"  # so many of its key run or wait already, by the keys file

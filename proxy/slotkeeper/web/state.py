@@ -115,7 +115,7 @@ class StateRoutes:
         ]
 
     def _running(self) -> list[Document]:
-        """What has not ended: those that wait in the order of the line, then the newest first."""
+        """What has not ended: those that wait in the order of the queue, then the newest first."""
         found = [
             {
                 **asked_by(record),

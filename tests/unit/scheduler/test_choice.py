@@ -12,7 +12,7 @@ from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
 from slotkeeper.scheduler.steps import Prefill
-from slotkeeper.scheduler.table import EngineTable, SlotState, Tended
+from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.traits import EngineTraits, Memory
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId
@@ -210,7 +210,7 @@ def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_c
     now = conversation(A + text(40_000, 100))
     engine = table(now, conversation(A), ram_cache=False)
     engine.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
-    engine.tended[SlotId(0)] = Tended(NOW, 0.5, None, stalls=True)
+    engine.maintenance[SlotId(0)] = Maintenance(NOW, 0.5, None, stalls=True)
     plan = choose(engine, now.tokens + text(11_900, 30))
     assert (plan.slot, plan.wait) == (0, True)
 
@@ -218,7 +218,7 @@ def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_c
 def test_another_engine_is_taken_while_one_is_held_up_unless_it_saves_much():
     held_up, free = table(conversation(A), ram_cache=False), table(None, name="e1", ram_cache=False)
     held_up.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
-    held_up.tended[SlotId(0)] = Tended(NOW, 0.5, None, stalls=True)
+    held_up.maintenance[SlotId(0)] = Maintenance(NOW, 0.5, None, stalls=True)
     assert choose([held_up, free], A.cut(0, 400)).table is free
     assert choose([held_up, free], A + text(11_900, 400)).table is held_up
 
