@@ -2,7 +2,7 @@
 
 Messages are those of a chat body, as our conversions make them of every API. Content that is `""`, null,
 missing or `[]`, and text that is a string or one part, come to the same prompt on both builds, so they
-are no habits. What is known of a client is learnt in wire/habits.py.
+are no habits. What is known of a client is learnt in api/habits.py.
 """
 
 from __future__ import annotations

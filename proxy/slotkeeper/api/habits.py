@@ -1,4 +1,4 @@
-"""Learning how a client sends replies back (wire/echo.py): from what it sent, and what we saw it be told."""
+"""Learning how a client sends replies back (api/echo.py): from what it sent, and what we saw it be told."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 It is rendered by the engine's own template with two different texts behind it; what the prompts share is
 what the client has not yet to say. How a client sends replies back is learnt from its own requests
-(wire/echo.py) and remembered here, within bounds.
+(api/echo.py) and remembered here, within bounds.
 """
 
 from __future__ import annotations

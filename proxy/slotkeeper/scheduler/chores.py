@@ -1,6 +1,6 @@
 """Idle work: slots whose conversations have paused are saved, empty ones warmed.
 
-A chore owns its slot (TENDED) and takes one step at a time; when a request waits it ends after that step.
+A chore owns its slot (MAINTENANCE) and takes one step at a time; it ends after that step if a request waits.
 """
 
 from __future__ import annotations

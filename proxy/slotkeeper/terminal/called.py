@@ -1,6 +1,6 @@
 """Names of conversations and what requests do at the moment, as a terminal shows them.
 
-The names themselves are made by the sidecar (core/conversations/naming.py).
+The names themselves are made by the sidecar (conversation/naming.py).
 """
 
 from __future__ import annotations

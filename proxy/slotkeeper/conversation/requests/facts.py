@@ -1,6 +1,6 @@
 """What agents put into their prompts that changes by itself: dates, clocks, folders, git, reminders.
 
-Each is found by the words that a real client's program puts around it (core/requests/phrases.py). Texts
+Each is found by the words that a real client's program puts around it (`phrases`). Texts
 that a person wrote are searched for whole blocks in tags only: people do not type those, and a date in
 a sentence is no fact.
 """
