@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -182,23 +183,21 @@ async def _asked(client: aiohttp.ClientSession, messages: Sequence[Mapping[str, 
     return "I see."
 
 
-class _profiled:  # noqa: N801 - read as a verb
+@contextmanager
+def _profiled(seen: Callable[[FrameType], Any]) -> Iterator[None]:
     """Tells every call of every thread."""
 
-    def __init__(self, seen: Callable[[FrameType], Any]) -> None:
-        self._seen = seen
+    def hook(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            seen(frame)
 
-    def __enter__(self) -> None:
-        threading.setprofile(self._hook)
-        sys.setprofile(self._hook)
-
-    def __exit__(self, *_: object) -> None:
+    threading.setprofile(hook)
+    sys.setprofile(hook)
+    try:
+        yield
+    finally:
         sys.setprofile(None)
         threading.setprofile(None)
-
-    def _hook(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            self._seen(frame)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -97,9 +97,7 @@ def _goes_on(contents: SlotContents, hash_chain: Sequence[bytes], traits: Engine
         return False
     if traits.cuttable:
         return contents.floor == 0  # T9
-    if len(hash_chain) == len(
-        contents.hash_chain
-    ):  # asked again: it must be cut at the end of the last prompt
+    if len(hash_chain) == len(contents.hash_chain):  # asked again: cut at the end of the last prompt
         return bool(contents.checkpoints) and not contents.sure
     # Where checkpoints are thinned out, or a file brought none, another file may have more; so it may where
     # much was given up for a turn that was expected and is not what comes.

@@ -194,9 +194,8 @@ def succeeds(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool
 
     Then it is the next turn of the same conversation, or one of a sub-agent that knows what was said.
     """
-    if (
-        contents is None or len(contents.hash_chain) < 2
-    ):  # the first digest is what stands before the messages
+    # The first digest is what stands before the messages.
+    if contents is None or len(contents.hash_chain) < 2:
         return False
     last = len(contents.hash_chain) - 1  # digests are chained: equal at one place, equal before it
     return last < len(hash_chain) and hash_chain[last] == contents.hash_chain[last]

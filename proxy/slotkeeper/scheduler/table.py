@@ -95,9 +95,8 @@ class EngineTable:
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
-    maintenance: dict[SlotId, Maintenance] = field(
-        default_factory=dict
-    )  # of slots that are; else it says nothing
+    # Of slots that are in maintenance; of others it says nothing.
+    maintenance: dict[SlotId, Maintenance] = field(default_factory=dict)
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
     orphans: list[Orphan] = field(default_factory=list)
     awaited: bool = False  # a request waits until what is on its way there has begun: those behind it as well
