@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 # For two cores: half of the time tests wait for engines and timers.
 WORKERS ?= 3
 
-.PHONY: help demo unit test test-remaining rehearse fuzz soak test-image test-real lint audit bench lock clean
+.PHONY: help demo unit coverage test test-remaining rehearse fuzz soak test-image test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -16,6 +16,13 @@ demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and wit
 
 unit: $(VENVS)/dev/ready  ## pure tests: a minute, for the inner loop
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n 2 tests/unit tests/playbooks
+
+coverage: $(VENVS)/dev/ready  ## branches that pure tests take of the pure packages: 95 % at least
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n 2 --cov --cov-report= tests/unit tests/playbooks tests/properties
+	$(VENVS)/dev/bin/coverage report --skip-covered --sort cover
+	@for package in scheduler conversation api; do \
+	  $(VENVS)/dev/bin/coverage report --include "*/slotkeeper/$$package/*" --format total --fail-under 95 || exit 1; \
+	done
 
 test: $(VENVS)/dev/ready lint  ## all checks and tests, on two builds of the real engine
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not serial and not image and not remaining"

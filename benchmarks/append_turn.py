@@ -19,7 +19,7 @@ from benchmarks.first_byte import table
 from benchmarks.own_time import PAUSE_SECONDS, Conversation
 from benchmarks.stage import DIRECT, OURS, stage
 from slotkeeper.bench.measure import percentile
-from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import prose
 
 TARGET_MS: Final = 5.0
 WARM_UP: Final = 3

@@ -29,12 +29,11 @@ from benchmarks.ways import Scene, Way, opened
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import play
-from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent
+from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent, play
 from slotkeeper.bench.target import Shot, Target
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.observe.log import configure
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 AT_ONCE: Final = "agents-at-once"  # the one case that is no script
 Row = dict[str, Any]

@@ -30,12 +30,10 @@ from benchmarks.figures import console, keep
 from benchmarks.scenarios import BUILDS
 from benchmarks.ways import Scene, Way, opened
 from slotkeeper.bench import lab
-from slotkeeper.bench.counter import Counter
 from slotkeeper.bench.measure import Sample, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import play
-from slotkeeper.bench.sessions import Turn
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.sessions import Turn, play
+from slotkeeper.bench.target import Counter, Target
 from slotkeeper.observe.log import configure
 
 CONVERSATIONS: Final = (2, 4, 8)

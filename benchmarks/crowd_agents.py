@@ -16,9 +16,8 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.agents import tool
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.sessions import Script, Turn, result, system
+from slotkeeper.bench.demo import tool
+from slotkeeper.bench.sessions import Script, Turn, prose, result, system
 
 SYSTEM: Final = 6000  # characters
 SUB_SYSTEM: Final = 2000

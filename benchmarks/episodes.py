@@ -19,9 +19,7 @@ import orjson
 from slotkeeper.api.answer import Answer, AnswerReader
 from slotkeeper.api.document import Doc
 from slotkeeper.api.routes import Api
-from slotkeeper.bench.play import CHAT, SILENCE, spoken
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.sessions import PLAIN, TOOL, result, system, user
+from slotkeeper.bench.sessions import CHAT, PLAIN, SILENCE, TOOL, prose, result, spoken, system, user
 
 PAUSE_SECONDS: Final = 0.3  # at most, between an answer and the next request
 TASKS: Final = 2  # of each episode, and then one more question

@@ -1,4 +1,4 @@
-"""Added time to first byte: a small request, one after the other and twenty at once.
+"""Added time to first byte: a small request, one after the other with pauses and without, and twenty at once.
 
 `python -m benchmarks.first_byte [--requests 200] [--rounds 20]`
 """
@@ -25,6 +25,8 @@ from slotkeeper.bench.measure import percentile
 CROWD: Final = 20
 WARM_UP: Final = 5
 PAUSE_SECONDS: Final = 0.02  # what a server does after an answer is not charged to the next way
+PERSON_SECONDS: Final = 0.3  # between requests of one who types: caches of the processor are cold
+BURST: Final = 10
 PATH: Final = "/v1/chat/completions"
 Found = dict[str, list[Took]]  # by way
 
@@ -43,15 +45,18 @@ def small_request() -> bytes:
     )
 
 
-async def one_by_one(found: Stage, requests: int) -> Found:
-    """The ways take turns by lot, so that whatever else the machine does meets all of them alike."""
+async def one_by_one(found: Stage, requests: int, *, pause: float = PAUSE_SECONDS, burst: int = 1) -> Found:
+    """The ways take turns by lot, so that whatever else the machine does meets all of them alike.
+
+    `burst` requests of a way go out back to back, then there is a pause, in seconds.
+    """
     answers: Found = {name: [] for name in found.ways}
-    for number in track(range(-WARM_UP, requests), "one by one", console=console, transient=True):
+    for number in track(range(-WARM_UP, requests // burst), "one by one", console=console, transient=True):
         for name, way in random.sample(list(found.ways.items()), len(found.ways)):
-            took = await post(way.url, PATH, small_request())
-            await asyncio.sleep(PAUSE_SECONDS)
+            took = [await post(way.url, PATH, small_request()) for _ in range(burst)]
+            await asyncio.sleep(pause)
             if number >= 0:
-                answers[name].append(took)
+                answers[name] += took
     return answers
 
 
@@ -117,6 +122,8 @@ async def measure(requests: int, rounds: int) -> dict[str, Any]:
     async with stage(slots=CROWD, context_tokens=1024, relays=False) as found:
         return {
             "one by one": summary(await one_by_one(found, requests)),
+            "back to back": summary(await one_by_one(found, requests, burst=BURST)),
+            "0.3 s apart": summary(await one_by_one(found, requests // 2, pause=PERSON_SECONDS)),
             "one by one, connections kept": summary(await kept(found, requests)),
             "twenty at once": summary(await crowds(found, rounds)),
         }

@@ -23,12 +23,10 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from slotkeeper.bench import lab
-from slotkeeper.bench.counter import counted
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import play
-from slotkeeper.bench.sessions import SESSIONS
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.sessions import SESSIONS, play
+from slotkeeper.bench.target import Target, counted
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.observe.log import configure
 

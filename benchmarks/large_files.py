@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from slotkeeper.engine.slotfile import whole
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store.intake import Editor, SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 

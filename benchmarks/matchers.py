@@ -1,7 +1,7 @@
 """Texts that were made to be slow: what it costs to look for facts in them, from 1 kB to 10 MB.
 
 All that is looked for in a client's text takes a time that grows with its length and no faster, up to one
-behind which nothing is looked for. `tests/unit/requests/test_linear.py` holds it to that, text by text.
+behind which nothing is looked for. `tests/unit/conversation/test_linear.py` holds it to that, text by text.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 from rich.table import Table
 
 from benchmarks.figures import console
-from slotkeeper.api.identity import named
+from slotkeeper.api.headers import named
+from slotkeeper.conversation.causes import value_cause
 from slotkeeper.conversation.divergence import common_start
-from slotkeeper.conversation.requests.facts import bare, found_in
-from slotkeeper.conversation.requests.layout import Section, Text
-from slotkeeper.conversation.titles import title_in
-from slotkeeper.conversation.values import value_cause
+from slotkeeper.conversation.facts import bare, found_in
+from slotkeeper.conversation.layout import Section, Text
+from slotkeeper.conversation.naming import title_in
 from slotkeeper.vocab.bpe import too_blank
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.raw import listening
 from slotkeeper.engine.launch import free_port
 
 MISSING: Final = "nginx is not installed, so it is left out (Debian, Ubuntu: apt-get install nginx-light)"
-START_SECONDS: Final = 10.0
 
 # As a proxy for token streams is usually set up: nothing held back. The first server makes a connection
 # for each request, as nginx does by default and as the sidecar does; the second keeps them.
@@ -77,21 +77,9 @@ async def nginx(program: str, upstream: str, folder: Path) -> AsyncIterator[Ngin
     process = await asyncio.create_subprocess_exec(program, "-p", str(folder), "-c", str(config))
     try:
         for port in (plain, kept):
-            await _listening(port)
+            await listening(port)
         yield Nginx(plain=f"http://127.0.0.1:{plain}", kept=f"http://127.0.0.1:{kept}")
     finally:
         if process.returncode is None:
             process.terminate()
         await process.wait()
-
-
-async def _listening(port: int) -> None:
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-            else:
-                writer.close()
-                return

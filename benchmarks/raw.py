@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
+START_SECONDS: Final = 10.0
 CHUNK: Final = 1 << 20
 LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 
@@ -134,3 +135,16 @@ async def relay(upstream: str) -> AsyncIterator[Relay]:
         yield found
     finally:
         server.close()
+
+
+async def listening(port: int) -> None:
+    """Wait until something listens there. Raises TimeoutError."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                return

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.raw import post
+from benchmarks.restarted_chat import Change, RestartedChat
 from benchmarks.scenarios import tokens
 from slotkeeper.api.document import Doc
 from slotkeeper.app import Sidecar
@@ -31,10 +32,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import CHAT, play
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.restart import Change, RestartedChat
-from slotkeeper.bench.sessions import PLAIN, system, user
+from slotkeeper.bench.sessions import CHAT, PLAIN, play, prose, system, user
 from slotkeeper.bench.target import Target
 from slotkeeper.observe.log import configure
 

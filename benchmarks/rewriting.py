@@ -17,15 +17,14 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
+from benchmarks.rewriters import REWRITERS, Rewriter
 from benchmarks.scenarios import BUILDS
 from benchmarks.ways import Way, opened
 from slotkeeper.bench.measure import Sample, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import play
-from slotkeeper.bench.replay import generates, shot
-from slotkeeper.bench.rewriters import REWRITERS, Rewriter
+from slotkeeper.bench.replay import generates, merged, read, shot
+from slotkeeper.bench.sessions import play
 from slotkeeper.bench.target import Target
-from slotkeeper.bench.trace import merged, read
 from slotkeeper.observe.log import configure
 
 WAYS: Final[Mapping[str, tuple[Way, dict[str, Any]]]] = {

@@ -22,8 +22,7 @@ from benchmarks.figures import console, keep
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.bench.play import play
-from slotkeeper.bench.sessions import SESSIONS
+from slotkeeper.bench.sessions import SESSIONS, play
 from slotkeeper.bench.target import Target
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine

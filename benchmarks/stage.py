@@ -1,4 +1,4 @@
-"""What is measured beside one another: an engine directly, behind nginx, and one behind the sidecar.
+"""What is measured beside one another: an engine directly, behind nginx and a bare proxy, and the sidecar.
 
 The sidecar has an engine of its own with the same flags: requests past it would change slots behind its
 back. Only one of the two works at any time. In front of each can stand a relay that reads the clock.
@@ -18,6 +18,7 @@ from typing import Final
 
 import httpx
 
+from benchmarks.bare_proxy import bare_proxy
 from benchmarks.figures import console
 from benchmarks.nginx import MISSING, find, nginx
 from benchmarks.raw import Relay, relay
@@ -27,6 +28,7 @@ from slotkeeper.engine.launch import EngineKind, find_engine, free_port, skulk
 
 DIRECT: Final = "direct"
 OURS: Final = "slotkeeper"
+BARE: Final = "aiohttp alone"
 QUIET: Final = "--log-level warning"
 READY_SECONDS: Final = 30.0
 
@@ -72,6 +74,8 @@ async def stage(
                 ways["nginx keepalive"] = Way(name="nginx keepalive", url=server.kept, relay=spy)
             else:
                 console.print(f"[yellow]{MISSING}[/yellow]")
+            bare = await stack.enter_async_context(bare_proxy(base))
+            ways[BARE] = Way(name=BARE, url=bare, relay=spy)
         base, spy = await engine_for(stack, folder / "ours", slots, context_tokens, relays)
         sidecar = await stack.enter_async_context(served(base, QUIET))
         ways[OURS] = Way(name=OURS, url=sidecar.url, relay=spy)

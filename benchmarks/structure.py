@@ -28,7 +28,7 @@ import slotkeeper
 from benchmarks.figures import console, keep
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import prose
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
 

@@ -20,9 +20,7 @@ from rich.table import Table
 from benchmarks.figures import console
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import play
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.sessions import Script, Turn, append, system, user
+from slotkeeper.bench.sessions import Script, Turn, append, play, prose, system, user
 from slotkeeper.bench.target import Target
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure

@@ -17,7 +17,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from chaos.raw import until
 from patience import PATIENCE
-from slotkeeper.observe import otel
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ async def collecting() -> AsyncIterator[Collector]:
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         collector.url = "http://{}:{}".format(*runner.addresses[0][:2])
-        with patch.object(otel, "CLOSE_SECONDS", PATIENCE):
+        with patch("slotkeeper.observe.otel.CLOSE_SECONDS", PATIENCE):
             yield collector
     finally:
         await runner.cleanup()

@@ -20,8 +20,7 @@ from grafana.rules import HITS
 from engine.conftest import wait_until
 from patience import PATIENCE
 from programs import program
-from slotkeeper.bench.play import CHAT, play
-from slotkeeper.bench.sessions import clock, system, user
+from slotkeeper.bench.sessions import CHAT, clock, play, system, user
 from slotkeeper.bench.target import Target
 from slotkeeper.engine.launch import free_port
 

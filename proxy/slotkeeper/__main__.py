@@ -2,6 +2,6 @@
 
 import sys
 
-from slotkeeper.cli import main
+from slotkeeper.cli.main import main
 
 sys.exit(main())

@@ -13,37 +13,42 @@ from typing import Final
 
 from aiohttp import web
 
-from slotkeeper.address import Address
+from slotkeeper.admin.admin import AdminPort
 from slotkeeper.conversation.naming import Naming
-from slotkeeper.conversation.rules.modes import Choice
-from slotkeeper.conversation.rules.registry import DEFAULTS
+from slotkeeper.conversation.rules.apply import DEFAULTS
+from slotkeeper.conversation.rules.base import Choice
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.exchange.connections import (
+    Complaints,
+    Connections,
+    Network,
+    Site,
+    Tls,
+    TlsError,
+    raise_descriptors,
+    room_for,
+)
+from slotkeeper.exchange.data import DataPort, Intake
+from slotkeeper.exchange.door import Door
+from slotkeeper.exchange.exchange import Gate
+from slotkeeper.exchange.keys import KeysError, OwnKeys
+from slotkeeper.exchange.relay import ReadAhead
+from slotkeeper.exchange.slot_actions import SlotActions
+from slotkeeper.exchange.upstream import Upstream
+from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.spans import spans_to
-from slotkeeper.observe.why.journal import Journal
-from slotkeeper.runtime.aside import Aside
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
-from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.limits import Limits
+from slotkeeper.runtime.tasks import Aside, Tasks
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
-from slotkeeper.web.admin import AdminPort
-from slotkeeper.web.complaints import Complaints
-from slotkeeper.web.connections import Connections, Network, Site, raise_descriptors, room_for
-from slotkeeper.web.data import DataPort
-from slotkeeper.web.door import Door
-from slotkeeper.web.exchange import Gate
-from slotkeeper.web.intake import Intake
-from slotkeeper.web.keys import KeysError, OwnKeys
-from slotkeeper.web.outlet import ReadAhead
-from slotkeeper.web.slot_actions import SlotActions
-from slotkeeper.web.tls import Tls, TlsError
-from slotkeeper.web.upstream import Upstream
+from slotkeeper.units import Address
 
 BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
 BACKLOG: Final = 1024

@@ -12,9 +12,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from slotkeeper.address import base_of
 from slotkeeper.settings import PREFIX, SECRETS, Settings
-from slotkeeper.units import in_words, meant, nearest
+from slotkeeper.units import base_of, in_words, meant, nearest
 
 OTHERS: Final = frozenset({f"{PREFIX}ENGINE_PARENT"})  # what we tell an engine of ours (engine/xllama.py)
 _LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP).*)?$")  # of a Service

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from slotkeeper.address import Address, base_of
-from slotkeeper.conversation.rules.modes import Setting
+from slotkeeper.conversation.rules.base import Setting
+from slotkeeper.units import Address, base_of
 
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token")

@@ -15,9 +15,9 @@ import orjson
 
 from chaos.lab_snapshots import Talk, bench, said
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import SlotId
-from slotkeeper.store import names
+from slotkeeper.store import files
 from slotkeeper.store.manifest import Flaw, decode, encode
 
 
@@ -117,7 +117,7 @@ def manifest_of_another(victim: Victim) -> None:
 
 def manifest_of_another_engine(victim: Victim) -> None:
     """All is well with it, but it is not for this engine."""
-    secret = (victim.folder / names.SEAL).read_bytes()
+    secret = (victim.folder / files.SEAL).read_bytes()
     manifest = decode(victim.manifest.read_bytes(), victim.id, secret)
     assert not isinstance(manifest, Flaw)
     victim.manifest.write_bytes(encode(replace(manifest, fingerprint=manifest.fingerprint[::-1]), secret))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +19,15 @@ from chaos.conftest import ready, settings
 from chaos.raw import until
 from engine.conftest import stock
 from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import prose
 from slotkeeper.engine.client import RestoreResult
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import EngineId
+from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
+from slotkeeper.scheduler.types import EngineId, Tokens
+from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
-from slotkeeper.store.kept import Kept
 
 CHAT: Final = "/v1/chat/completions"
 SMALL: Final = ("-c", "8192")  # tokens of both slots: what a talk needs, and a quick start
@@ -106,9 +105,9 @@ class Talk:
     turn: int = 0  # turns that were taken
     begins: Tokens = field(default_factory=Tokens)  # its first prompt
 
-    def owns(self, snapshot: Kept) -> bool:
-        """Whether it is of this talk: one may be made, by a park, during a turn of another."""
-        return snapshot.tokens.lcp(self.begins) == min(len(snapshot.tokens), len(self.begins))
+    def owns(self, state: Kept | SlotContents) -> bool:
+        """Whether it is of this talk: a snapshot may be made, by a park, during a turn of another."""
+        return state.tokens.lcp(self.begins) == min(len(state.tokens), len(self.begins))
 
     def body(self, turn: int) -> Reply:
         """The request of one turn, with the replies before it."""
@@ -199,8 +198,8 @@ class Witness:
     def _watch_store(self, store: Any) -> None:
         keep = store.keep
 
-        async def seen(temporary: str, saved: SavedFile, others: Iterable[SnapshotId] = ()) -> Kept:
-            kept = await keep(temporary, saved, others)
+        async def seen(temporary: str, saved: SavedFile) -> Kept:
+            kept = await keep(temporary, saved)
             name = f"{kept.id}.slot"
             self.kept[name] = digest(self.slots / name)
             return kept
@@ -265,6 +264,12 @@ async def turn_and_save(sidecar: Sidecar, client: aiohttp.ClientSession, talk: T
     """One turn, and all that is saved of it."""
     await take_turn(client, talk)
     await settled(sidecar)
+
+
+def in_slot(sidecar: Sidecar, talk: Talk) -> bool:
+    """Whether a slot has it: of more talks than slots, measured times decide which is evicted."""
+    tables = sidecar.driver.placement.tables.values()
+    return any(held and held.tokens and talk.owns(held) for table in tables for held in table.shadow.slots)
 
 
 def deepest(talk: Talk, kept: Mapping[SnapshotId, Kept]) -> SnapshotId:

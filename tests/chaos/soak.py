@@ -45,8 +45,7 @@ from patience import PATIENCE
 from slotkeeper.api.routes import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.sessions import PLAIN, Turn, system
+from slotkeeper.bench.sessions import PLAIN, Turn, prose, system
 from slotkeeper.engine.http import KEPT
 
 WORLDS: Final = ((Tiny.DENSE, "b10434"), (Tiny.HYBRID, "b11549"))

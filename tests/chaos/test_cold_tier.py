@@ -23,7 +23,7 @@ from chaos.lab_snapshots import (
     undisturbed,
 )
 from slotkeeper.app import Sidecar
-from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.slot_contents import Tier
 
 pytestmark = pytest.mark.alternating
 

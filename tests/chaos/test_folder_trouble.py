@@ -22,6 +22,7 @@ from chaos.lab_snapshots import (
     Witness,
     bench,
     in_front_of,
+    in_slot,
     known,
     operations,
     settled,
@@ -32,9 +33,9 @@ from chaos.lab_snapshots import (
 from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
-from slotkeeper.runtime import link, snapshots
+from slotkeeper.runtime import link, slot_files
 from slotkeeper.scheduler import preparing
-from slotkeeper.store import files, health, snapshot_folder
+from slotkeeper.store import files, snapshot_folder
 
 pytestmark = pytest.mark.alternating
 
@@ -47,8 +48,8 @@ Log = Sequence[MutableMapping[str, Any]]
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tried again after half a minute is tried again at once."""
-    monkeypatch.setattr(health, "RETRY_SECONDS", SOON)
-    monkeypatch.setattr(snapshots, "RETRY", SOON)
+    monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", SOON)
+    monkeypatch.setattr(slot_files, "RETRY", SOON)
     monkeypatch.setattr(preparing, "SAVES_REST", SOON)
 
 
@@ -151,16 +152,15 @@ async def test_what_was_asked_for_in_vain_is_offered_again(
                 await turn_and_save(sidecar, client, talk)
             here = known(sidecar).keys()
             catalog_of = sidecar.driver.placement.catalog
-            monkeypatch.setattr(health, "RETRY_SECONDS", math.inf)
+            monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", math.inf)
             engine.slots.rename(tmp_path / "elsewhere")
-            await take_turn(client, talks[1])  # neither of the two slots has it
-            assert (
-                operations(sidecar)["restore", "unfit"] >= 1
-            )  # its own, and then what others begin with too
+            evicted = next(talk for talk in talks if not in_slot(sidecar, talk))
+            await take_turn(client, evicted)
+            assert operations(sidecar)["restore", "unfit"] >= 1  # its own; then what others begin with too
             assert {snapshot.id for snapshot in catalog_of} < here
             assert not engine.slots.exists()
             (tmp_path / "elsewhere").rename(engine.slots)
-            monkeypatch.setattr(health, "RETRY_SECONDS", SOON)
+            monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", SOON)
             await asyncio.sleep(2 * SOON)  # until it is tried again
             await comes_back(sidecar, client, talks)
             assert {snapshot.id for snapshot in catalog_of} >= here

@@ -16,11 +16,11 @@ import pytest
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.raw import dial, until
+from slotkeeper.api.request import BRACES, LARGE, MOST_DEEP, MOST_MESSAGES
 from slotkeeper.api.routes import Api
-from slotkeeper.api.weight import BRACES, LARGE, MOST_DEEP, MOST_MESSAGES
 from slotkeeper.app import running
-from slotkeeper.runtime.aside import Aside
-from slotkeeper.web import account
+from slotkeeper.exchange import account
+from slotkeeper.runtime.tasks import Aside
 
 CHAT = PATHS[Api.CHAT]
 EMPTY_LISTS = b'{"messages":[' + b"[]," * 6_700_000 + b"[]]}"  # 20 MB

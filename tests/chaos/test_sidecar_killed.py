@@ -23,10 +23,9 @@ from chaos.lab_snapshots import SOON, Bench, Talk, bench, digest, said, undistur
 from chaos.raw import dial
 from patience import PATIENCE
 from slotkeeper.engine.launch import free_port
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.store.manifest import Flaw, decode
-from slotkeeper.store.names import ours
-from slotkeeper.store.seal import seal_of
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.store.files import ours
+from slotkeeper.store.manifest import Flaw, decode, seal_of
 from slotkeeper.store.store import Store
 
 pytestmark = pytest.mark.alternating

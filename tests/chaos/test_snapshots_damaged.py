@@ -24,8 +24,8 @@ from chaos.lab_snapshots import (
     undisturbed,
 )
 from slotkeeper.app import Sidecar
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.store.kept import Kept
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.store.index import Kept
 
 pytestmark = pytest.mark.alternating
 

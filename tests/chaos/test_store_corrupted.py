@@ -11,8 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.store import names
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.store import files
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError
 from unit.store.saving import file_of, keep, offered, opened
@@ -121,7 +121,7 @@ def of_another_engine(folder: Path, one: SnapshotId, _: SnapshotId, __: random.R
 
 def reseal(folder: Path, snapshot: SnapshotId, body: dict[str, object]) -> None:
     del body["seal"]
-    secret = (folder / names.SEAL).read_bytes()
+    secret = (folder / files.SEAL).read_bytes()
     seal = hmac.digest(secret, orjson.dumps(body, option=orjson.OPT_SORT_KEYS), "sha256").hex()
     manifest(folder, snapshot).write_bytes(orjson.dumps(body | {"seal": seal}))
 

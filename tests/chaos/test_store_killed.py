@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slotkeeper.engine.slotfile import whole
-from slotkeeper.scheduler.snapshots import SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store.files import INDEX
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
-from slotkeeper.store.names import INDEX
 from slotkeeper.store.store import Store
 from unit.store.saving import ENGINE, file_of, ids, names_in, offered
 
@@ -81,7 +81,7 @@ async def save(store: Store, hot: Path, chance: random.Random) -> None:
         with (hot / name).open("ab") as file:
             file.write(part)
         await asyncio.sleep(0)
-    edit = (lambda _file, files: SlotFileEdit(recipe=whole(files[0]))) if chance.random() < 0.5 else None
+    edit = (lambda _file, found: SlotFileEdit(recipe=whole(found))) if chance.random() < 0.5 else None
     saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(seed)), written=len(data), edit=edit)
     kept = await store.keep(name, saved)
     say("kept", kept.id, seed)

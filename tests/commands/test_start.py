@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from commands.process import NOBODY, PATIENCE, serving
-from slotkeeper.terminal.greeting import greeting
+from slotkeeper.cli.starting import greeting
 
 
 class Screen:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.routes import classify, takes_form
-from slotkeeper.web.data import TAKES_SLOT
+from slotkeeper.exchange.data import TAKES_SLOT
 
 JSON: Final = {"Content-Type": "application/json"}
 ORIGIN: Final = {"Origin": "http://app.example"}
@@ -126,7 +126,7 @@ class Case:
 def plain() -> Iterator[Case]:
     """Routes that take no prompt, known and unknown, asked rightly and wrongly."""
     for path in GET:
-        # What can be read in several ways is only ever asked for, never told to do anything: api/claim.py.
+        # What can be read in several ways is only ever asked for, never told to do anything: api/request.py.
         plain = "//" not in path and "/." not in path
         for method in ("GET", "HEAD", "DELETE", "PUT") if plain else ("GET", "HEAD"):
             yield Case(f"{method} {path}", method, path, ORIGIN if method == "GET" else {})

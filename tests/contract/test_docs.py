@@ -160,3 +160,16 @@ def test_every_document_that_the_code_names_exists():
         f"{relative(path)}:{line}" for path in SOURCES for line, _ in spots(re.compile("field-notes"), path)
     }
     assert sorted(unknown | notes) == []
+
+
+# -- the map of tests ----------------------------------------------------------------------------------
+
+
+def test_the_map_of_tests_names_every_folder_and_package_and_no_file_that_is_not_there():
+    text = (ROOT / "tests" / "README.md").read_text("utf-8")
+    first_cells = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    packages = {path.parent.name for path in (ROOT / "proxy" / "slotkeeper").glob("*/__init__.py")}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))}
+    assert first_cells == packages | folders
+    for named in re.findall(r"`([\w/]+/test_\w+\.py)`", text):
+        assert (ROOT / "tests" / named).exists(), named

@@ -21,7 +21,13 @@ LOGS: Final = ("log", "self._log", "self._seldom")
 LEVELS: Final = {name: name for name in ("debug", "info", "warning", "error")} | {"exception": "error"}
 # What is done for a request names it, and so does every line of the modules that a request passes.
 FOR_A_REQUEST: Final = re.compile(r"\b(Plant|Save|Restore|Erase|Event|Effect|Record)\b")
-PASSED: Final = ("web/account.py", "web/exchange.py", "web/data.py", "web/explaining.py", "web/learning.py")
+PASSED: Final = (
+    "exchange/account.py",
+    "exchange/exchange.py",
+    "exchange/data.py",
+    "exchange/learning.py",
+    "exchange/learning.py",
+)
 ROW: Final = re.compile(r"^\| `(\w+)` \| (debug|info|warning|error) \|", re.MULTILINE)
 WORD: Final = "Xylophonkonzert"  # and a number: stands in every message below, and in no code
 CHAT: Final = "/v1/chat/completions"

@@ -12,9 +12,8 @@ import pytest
 
 from chaos.conftest import ready, settings
 from slotkeeper.app import running
-from slotkeeper.bench.replay import replay
-from slotkeeper.bench.trace import Entry, merged, read
-from slotkeeper.cli import main
+from slotkeeper.bench.replay import Entry, merged, read, replay
+from slotkeeper.cli.main import main
 
 RULES = "Rules of the house. " * 100
 SECRET = "sk-of-somebody"  # noqa: S105

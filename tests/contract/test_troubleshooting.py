@@ -19,7 +19,7 @@ import pytest
 from slotkeeper.conversation.reasons import Cause
 from slotkeeper.engine.flags import OPTIONS
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.scheduler.losses import Loss
+from slotkeeper.scheduler.figures import Loss
 from slotkeeper.scheduler.types import Reason
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 from slotkeeper.store.trouble import Trouble

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from slotkeeper.web.dashboard import routes as dashboard
+from slotkeeper.admin import admin as dashboard
 
-STATIC: Final = files("slotkeeper.web.dashboard") / "static"
+STATIC: Final = files("slotkeeper.admin") / "static"
 TEXTS: Final = {file.name: file.read_text("utf-8") for file in STATIC.iterdir()}
 
 
@@ -24,7 +24,7 @@ async def client():
         yield client
 
 
-@pytest.mark.parametrize("path", sorted(dashboard.OPEN))
+@pytest.mark.parametrize("path", sorted(dashboard.OPEN_FILES))
 async def test_every_file_is_sent_with_its_type_and_a_strict_policy(client, path):
     answer = await client.get(path)
     assert answer.status == 200
@@ -50,7 +50,7 @@ def test_what_files_name_is_there():
         for text in TEXTS.values()
         for name in re.findall(r'(?:/assets/|from "\./)([\w.-]+)"', text)
     }
-    assert named == dashboard.OPEN - {"/"}
+    assert named == dashboard.OPEN_FILES - {"/"}
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))

@@ -7,8 +7,7 @@ from typing import Any, Final
 import httpx
 
 from patience import PATIENCE
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.sessions import PLAIN
+from slotkeeper.bench.sessions import PLAIN, prose
 
 HOSTILE: Final = "<img src=x onerror=document.title='owned'>"
 BEFORE, BEHIND = prose(1500, 31), prose(1500, 32)

@@ -13,12 +13,11 @@ from pydantic import ByteSize, TypeAdapter
 from containers import ROOT
 from deploy.manifests import ENTRYPOINTS, K8S, OVERLAYS, Manifests, rendered, selects, size, written
 from slotkeeper import __version__
-from slotkeeper.address import Address
-from slotkeeper.engine.builds import LAZY_SINCE
+from slotkeeper.engine.fingerprint import LAZY_SINCE
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineKind, find_engine
-from slotkeeper.engine.recommend import CONTEXT_TOKENS, SLOTS, recommended
+from slotkeeper.engine.launch import CONTEXT_TOKENS, SLOTS, EngineKind, find_engine, recommended
 from slotkeeper.settings import PREFIX, SECRETS, Settings
+from slotkeeper.units import Address
 
 NATIVE_SIDECARS = "1.29"  # the first release in which they are on by default
 ENGINE_END = 30  # seconds from SIGTERM to the end of an engine at rest, and much to spare

@@ -33,9 +33,9 @@ import httpx
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.bench.counter import counted
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
+from slotkeeper.bench.target import counted
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port, skulk_can_exist
 from slotkeeper.engine.process import EngineProcess

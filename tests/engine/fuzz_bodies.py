@@ -35,9 +35,8 @@ import orjson
 from rich.console import Console
 
 from patience import PATIENCE
-from slotkeeper.api.claim import Claim, NotPlain, claim, load, placed, plain
 from slotkeeper.api.document import NotOurs
-from slotkeeper.api.request import read
+from slotkeeper.api.request import Claim, NotPlain, claim, load, placed, plain, read
 from slotkeeper.api.routes import Api, classify
 
 SLOTS: Final = 4

@@ -18,11 +18,9 @@ from engine.conftest import Engine
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.shadow import EngineShadow, ReusePlan
-from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.state import user_starts
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import SlotId
+from slotkeeper.scheduler.types import SlotId, Tokens
 
 Message = dict[str, str]
 FIELDS = ["tokens", "tokens_cached", "tokens_predicted", "timings/cache_n"]
@@ -50,7 +48,7 @@ class Asked:
 
 @dataclass(slots=True)
 class LockStep:
-    """`shadow` is told what the core would tell it: nothing that an answer of the engine does not say."""
+    """`shadow` is told what the scheduler would tell it: nothing that no answer of the engine says."""
 
     engine: Engine
     client: EngineClient
@@ -78,7 +76,7 @@ class LockStep:
         contents = self._finish(
             reuse_plan, prompt, cached=cached, generated=said["tokens_predicted"], note=note
         )
-        if self.shadow.traits.speculative:  # the core is told by GET /slots
+        if self.shadow.traits.speculative:  # the scheduler is told by GET /slots
             contents = contents.shrunk(said["tokens_cached"])
         assert contents.total == said["tokens_cached"], note
         self.shadow.slots[slot] = contents.known_as(whole) if learns else contents

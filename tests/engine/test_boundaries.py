@@ -9,10 +9,9 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import at_once, play
-from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent
+from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent, at_once, play
 from slotkeeper.bench.target import Target
-from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.slot_contents import SnapshotId
 
 pytestmark = pytest.mark.alternating
 

@@ -15,13 +15,12 @@ import pytest
 from engine.conftest import evaluated
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine import logprob_fingerprint
-from slotkeeper.engine.canary import CANARY_TOKENS, ProbeResult, probe_files
+from slotkeeper.engine import fingerprint
+from slotkeeper.engine.canary import CANARY_TOKENS, NoFilesError, ProbeResult, Why, probe_files
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.traits import read_traits
-from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId
 
 VERSIONS = {EngineKind.SKULK: 2, EngineKind.XLLAMACPP: 4}
@@ -77,7 +76,7 @@ async def test_an_unused_engine_tells_all_about_its_files(engine_factory, build,
     assert (reading.traits.state_version, reading.traits.files_carry) == (VERSIONS[build], carries)
     assert bool(reading.files.layout) is carries, "only a file with tokens has a layout"
     assert states(engine) == [(False, 0)] * 2
-    assert [path.name for path in engine.slot_dir.iterdir()] == [logprob_fingerprint.FILE]
+    assert [path.name for path in engine.slot_dir.iterdir()] == [fingerprint.FILE]
 
 
 async def test_without_leave_to_compute_a_new_build_does_not_tell_at_first(engine):

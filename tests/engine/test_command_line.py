@@ -8,9 +8,9 @@ import pytest
 
 from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.command_line import flags_behind
+from slotkeeper.engine.flags import flags_behind
 from slotkeeper.engine.launch import free_port
-from slotkeeper.scheduler.traits import Known
+from slotkeeper.scheduler.engine_model import Known
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="there is /proc on Linux only")
 

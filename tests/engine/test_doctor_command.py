@@ -17,10 +17,10 @@ from rich.console import Console
 
 from engine.conftest import serves, stock, wait_until
 from patience import PATIENCE
-from slotkeeper import doctor as doctor_command
 from slotkeeper.bench.models import Tiny
-from slotkeeper.cli import main
-from slotkeeper.engine import logprob_fingerprint
+from slotkeeper.cli import doctor as doctor_command
+from slotkeeper.cli.main import main
+from slotkeeper.engine import fingerprint
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
@@ -201,7 +201,7 @@ def test_snapshots_that_work_are_described_and_leave_no_trace(engine_factory, bu
     assert ("carry no checkpoints" in out) is (not newer and model is not Tiny.DENSE)
     assert ("mend its window" in out) is (not newer and model is Tiny.SWA)
     assert "(voice " in finding(out, "fingerprint", "note"), "how it is known again must be said"
-    assert [path.name for path in engine.slot_dir.iterdir()] == [logprob_fingerprint.FILE]
+    assert [path.name for path in engine.slot_dir.iterdir()] == [fingerprint.FILE]
     slots = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     assert not any(slot["is_processing"] or slot.get("n_prompt_tokens") for slot in slots)
 

@@ -14,8 +14,7 @@ from patience import PATIENCE
 from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.sessions import PLAIN
+from slotkeeper.bench.sessions import PLAIN, prose
 from slotkeeper.engine.launch import EngineKind
 
 pytestmark = pytest.mark.alternating

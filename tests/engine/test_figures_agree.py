@@ -10,22 +10,19 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
+from benchmarks.rewriters import REWRITERS
 from rich.console import Console
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.counter import Counter
 from slotkeeper.bench.measure import Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import CHAT, play
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.rewriters import REWRITERS
-from slotkeeper.bench.sessions import Script, Turn, system, title, user
-from slotkeeper.bench.target import Shot, Target
+from slotkeeper.bench.sessions import CHAT, Script, Turn, play, prose, system, title, user
+from slotkeeper.bench.target import Counter, Shot, Target
+from slotkeeper.cli.terminal import tokens
+from slotkeeper.cli.top import top
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.terminal.figures import tokens
-from slotkeeper.top import top
 
 pytestmark = pytest.mark.alternating
 

@@ -13,7 +13,7 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flag_canary import FEW
 from slotkeeper.engine.launch import EngineKind, find_engine
 from slotkeeper.engine.traits import Reading, read_traits
-from slotkeeper.scheduler.traits import Known
+from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.types import SlotId
 
 pytestmark = pytest.mark.alternating

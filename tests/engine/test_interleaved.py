@@ -6,8 +6,7 @@ import pytest
 
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
-from slotkeeper.bench.play import play
-from slotkeeper.bench.sessions import SESSIONS
+from slotkeeper.bench.sessions import SESSIONS, play
 from slotkeeper.bench.target import Target
 
 pytestmark = pytest.mark.alternating

@@ -12,12 +12,12 @@ from yarl import URL
 from patience import PATIENCE
 from slotkeeper.api.headers import AUTH
 from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.counter import counted
 from slotkeeper.bench.lab import ready, url_of
+from slotkeeper.bench.target import counted
 from slotkeeper.engine.client import EngineClient, EngineError
+from slotkeeper.exchange.door import Door, KeyCheck
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.settings import Settings
-from slotkeeper.web.door import Door, KeyCheck
 
 KEY: Final = {"Authorization": "Bearer sesame"}
 STRANGERS: Final[tuple[dict[str, str], ...]] = (

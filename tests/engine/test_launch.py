@@ -20,10 +20,17 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.client import EngineClient, Health
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EPHEMERAL, LOWEST_PORT, PROMISED, _promised, find_engine, free_port
-from slotkeeper.engine.process import EngineDiedError, EngineProcess
-from slotkeeper.engine.recommend import private_folder, recommended
-from slotkeeper.engine.supervisor import Backoff, Supervisor
+from slotkeeper.engine.launch import (
+    EPHEMERAL,
+    LOWEST_PORT,
+    PROMISED,
+    _promised,
+    find_engine,
+    free_port,
+    private_folder,
+    recommended,
+)
+from slotkeeper.engine.process import Backoff, EngineDiedError, EngineProcess, Supervisor
 
 PARENT = """
 import asyncio, json, sys
@@ -128,11 +135,16 @@ async def test_an_engine_with_recommended_flags_serves_and_leaves_nothing_when_s
 
 async def test_a_wrong_model_is_reported_with_the_end_of_the_log(launch, args):
     args[args.index("-m") + 1] = "/nowhere/absent.gguf"
-    process = launch()
-    process.start()
-    with pytest.raises(EngineDiedError, match=r"absent\.gguf") as died:
-        await process.wait_ready()
-    assert died.value.returncode != 0
+    for _ in range(5):  # b10434 loses its log in one of 60 such starts, without us too
+        process = launch()
+        process.start()
+        with pytest.raises(EngineDiedError) as died:
+            await process.wait_ready()
+        assert died.value.returncode != 0
+        if died.value.tail:
+            break
+        assert "its log is empty" in str(died.value)
+    assert "absent.gguf" in str(died.value)
 
 
 async def test_an_unknown_flag_is_an_error_that_names_it(launch, args):

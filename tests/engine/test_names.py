@@ -11,11 +11,10 @@ from rich.console import Console
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.prose import prose
-from slotkeeper.inventory import running
-from slotkeeper.snapshots import snapshots
-from slotkeeper.top import top
-from slotkeeper.why import why
+from slotkeeper.bench.sessions import prose
+from slotkeeper.cli.snapshots import running, snapshots
+from slotkeeper.cli.top import top
+from slotkeeper.cli.why import why
 
 TASK: Final = "Count the lighthouse's ships"
 TITLE: Final = "Night ships"

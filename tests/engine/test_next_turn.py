@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 import pytest
 
+from chaos.raw import until
 from engine.dialects import BODIES, PATHS
 from patience import PATIENCE
 from slotkeeper.api.answer import AnswerReader
@@ -26,9 +27,9 @@ from slotkeeper.api.routes import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.sessions import SESSIONS, Turn
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.runtime.next_turn import NextTurns
+from slotkeeper.runtime.render import NextTurns
 from slotkeeper.scheduler.events import Event, NextKnown
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 pytestmark = pytest.mark.alternating
 
@@ -153,3 +154,28 @@ async def test_the_core_is_told_before_the_next_request_comes(engine, monkeypatc
     told = [event.tokens for event in posted]
     assert told[: len(playing.foretold)] == playing.foretold
     assert len({event.request for event in posted}) == len(posted) == 6
+
+
+async def test_the_reply_to_a_brief_request_is_rendered_when_the_engine_has_time(engine, monkeypatch):
+    """Requests that follow it at once would wait for that."""
+    idle, rendered = asyncio.Event(), []
+    async with client(engine, Api.CHAT) as playing:
+        link = playing.driver.front
+        render = link.render_chat
+
+        async def idle_moment(*_: Any, **__: Any) -> bool:
+            return await idle.wait()
+
+        async def spied(chat: Message, auth: Any) -> Tokens:
+            rendered.append(len(chat["messages"]))
+            return await render(chat, auth)
+
+        monkeypatch.setattr(playing.driver, "idle_moment", idle_moment)
+        monkeypatch.setattr(link, "render_chat", spied)
+        brief = {"messages": [{"role": "user", "content": "Is it raining?"}], "max_tokens": 4}
+        await playing._ask(orjson.dumps(brief))
+        await until(lambda: rendered == [1], "its prompt is rendered")
+        assert playing.driver.learning
+        idle.set()
+        await until(lambda: not playing.driver.learning, "its reply is")
+        assert max(rendered) > 1

@@ -20,6 +20,7 @@ from slotkeeper.bench import lab
 MODELS = ["tiny-dense", "tiny-hybrid"]
 TOKENS = 300  # at 1500 a second the second request still comes in the middle
 ATTEMPTS = 4
+ROUNDS = 6
 STORIES = {"long": "Of a lighthouse keeper who counts ships. ", "other": "Of a miller who lost his wheel. "}
 
 
@@ -80,7 +81,10 @@ async def test_two_tasks_in_a_slot_spoil_the_answer_and_the_sidecar_prevents_it(
     engine = engine_factory(model, build, args=["-t", "1"])
     expected = await undisturbed(engine.base)
     assert await undisturbed(engine.base) == expected, "the same prompt gives the same text"
-    assert await spoiled(engine.base, expected) > 0, (
+    rounds = [await spoiled(engine.base, expected)]
+    while not rounds[-1] and len(rounds) < ROUNDS:  # the second request may come late on a loaded machine
+        rounds.append(await spoiled(engine.base, expected))
+    assert rounds[-1] > 0, (
         "the engine no longer corrupts a busy slot: engine.md T1 is fixed, tell the users of this build"
     )
     async with lab.sidecar(engine.base) as url:

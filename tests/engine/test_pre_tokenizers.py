@@ -20,7 +20,7 @@ from gguf import GGUFWriter
 from patience import PATIENCE
 from slotkeeper.vocab.bpe import PATTERNS, LocalVocab, UnsupportedError, byte_alphabet
 from slotkeeper.vocab.gguf import read_vocabulary
-from slotkeeper.vocab.selfcheck import samples
+from slotkeeper.vocab.tokenizer import samples
 
 WIDTH = 32
 ONE_OF_EACH = ["llama-bpe", "glm4", "qwen2", "qwen35", "gpt-2"]

@@ -13,9 +13,8 @@ import recorded
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.replay import generates, shot
+from slotkeeper.bench.replay import generates, merged, read, shot
 from slotkeeper.bench.target import Target
-from slotkeeper.bench.trace import merged, read
 from slotkeeper.engine.launch import EngineKind, skulk_can_exist
 
 CONTEXT = 49152  # the longest prompt has 42,399 tokens

@@ -6,10 +6,9 @@ import orjson
 import pytest
 
 from slotkeeper.bench import lab
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.replay import replay, shot
+from slotkeeper.bench.replay import merged, read, replay, shot
+from slotkeeper.bench.sessions import prose
 from slotkeeper.bench.target import Target
-from slotkeeper.bench.trace import merged, read
 
 SYSTEM = "Trace of this test. " + prose(3000, 4)
 HISTORY = [

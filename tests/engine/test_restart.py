@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from benchmarks.restarted_chat import Change, RestartedChat
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import play
-from slotkeeper.bench.restart import Change, RestartedChat
-from slotkeeper.bench.sessions import Turn
+from slotkeeper.bench.sessions import Turn, play
 from slotkeeper.bench.target import Target
 
 pytestmark = pytest.mark.alternating

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.rewriters import REWRITERS, Rewriter
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import play
-from slotkeeper.bench.rewriters import REWRITERS, Rewriter
+from slotkeeper.bench.sessions import play
 from slotkeeper.bench.target import Target
 from slotkeeper.conversation.rules.base import RuleName
 

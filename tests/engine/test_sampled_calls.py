@@ -16,10 +16,9 @@ import orjson
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.sessions import TOOL, system
+from slotkeeper.bench.sessions import TOOL, prose, system
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHAT = "/v1/chat/completions"

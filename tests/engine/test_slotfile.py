@@ -19,11 +19,9 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.slotfile import (
     Damage,
-    Donor,
     Recipe,
     SlotFile,
     apply,
-    graft,
     keep,
     patched,
     read,
@@ -32,7 +30,7 @@ from slotkeeper.engine.slotfile import (
     whole,
     with_last_token,
 )
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 N = 1500
 UBATCH = 512
@@ -109,9 +107,9 @@ def understood(data: bytes) -> SlotFile:
     return file
 
 
-def made(recipe: Recipe, *sources: bytes) -> bytes:
+def made(recipe: Recipe, source: bytes) -> bytes:
     out = BytesIO()
-    apply(recipe, [BytesIO(source) for source in sources], out.write)
+    apply(recipe, BytesIO(source), out.write)
     assert len(out.getvalue()) == size_of(recipe)
     return out.getvalue()
 
@@ -217,26 +215,6 @@ def test_a_trimmed_file_restores_with_the_checkpoint_that_was_kept(model, engine
         assert at.reused(made(keep(file, ()), data), branch) == 0
     assert understood(trimmed).records[0].at == 700
     assert len(trimmed) < len(data)
-
-
-@pytest.mark.parametrize("model", CHECKPOINTED)
-def test_a_checkpoint_of_another_file_works(model, engine_factory) -> None:
-    args = [*ALONE, *(DRAFTS if model == Tiny.HYBRID_MTP else [])]
-    ids = prompt(N)
-    with bench(engine_factory(model, EngineKind.XLLAMACPP, args=args)) as at:
-        at.complete(ids)
-        data = at.save()
-        at.complete([*ids[:600], 7, 7, 7, 7], slot=1)
-        other = at.save(slot=1)
-        file, giver = understood(data), understood(other)
-        donor = Donor(source=1, file=giver, records=giver.records[-1:])
-        assert donor.records[0].at == 600
-        grafted = made(graft(file, file.records, [donor]), data, other)
-        assert [r.at for r in understood(grafted).records] == [600, 984, 1496]
-        branch = [*ids[:700], *prompt(80, 9)]
-        lost = 1 if model == Tiny.SWA else 0
-        assert at.reused(grafted, branch) == 600 - lost
-        assert at.reused(grafted, [*ids, 9, 9]) == (N - 5 if model == Tiny.SWA else N)
 
 
 @pytest.mark.parametrize("held", [N, WINDOW + 1, N + 40])

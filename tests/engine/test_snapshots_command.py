@@ -11,10 +11,9 @@ from rich.console import Console
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
+from slotkeeper.cli.snapshots import folder, running, snapshots
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.inventory import folder, running
 from slotkeeper.runtime.remembered import FILE
-from slotkeeper.snapshots import snapshots
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 30
 CHAT = {"messages": [{"role": "user", "content": STORY}], "max_tokens": 8, "temperature": 0}

@@ -6,9 +6,9 @@ import aiohttp
 
 from collector import collecting, values
 from slotkeeper.bench import lab
-from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import prose
+from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.observe.spans import REQUEST
-from slotkeeper.observe.why.record import RequestStage
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "Spans of this test. " + prose(6000, 3)}

@@ -17,11 +17,10 @@ from slotkeeper.api.request import parse
 from slotkeeper.api.routes import Api
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.render import prompt_of
-from slotkeeper.runtime.structure import boundaries_of
+from slotkeeper.runtime.render import boundaries_of, prompt_of
+from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import Memory
+from slotkeeper.scheduler.types import Tokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILLER = " ".join(f"Rule {n} is to be kept." for n in range(150))

@@ -20,7 +20,7 @@ from engine.conftest import wait_until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.lab import ready
-from slotkeeper.web.tls import Tls, TlsError
+from slotkeeper.exchange.connections import Tls, TlsError
 
 pytestmark = pytest.mark.alternating
 

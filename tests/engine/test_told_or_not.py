@@ -11,8 +11,7 @@ from benchmarks.found_flags import ALIKE, Way, measure, ratio
 
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import play
-from slotkeeper.bench.sessions import SESSIONS
+from slotkeeper.bench.sessions import SESSIONS, play
 from slotkeeper.bench.target import Target
 from slotkeeper.engine import flag_canary
 from slotkeeper.engine.canary import CANARY_TOKENS

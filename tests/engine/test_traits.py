@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.bench.models import Tiny
+from slotkeeper.engine.canary import Why
 from slotkeeper.engine.client import EngineClient, EngineError
-from slotkeeper.engine.doctor import SaveSupport, Severity, examine, probe
+from slotkeeper.engine.findings import SaveSupport, Severity, examine, probe
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.engine.obstacles import Why
 from slotkeeper.engine.traits import read_traits
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import Memory
+from slotkeeper.scheduler.engine_model import Memory
+from slotkeeper.scheduler.types import Tokens
 
 KINDS = {
     Tiny.DENSE: (Memory.DENSE, 0),

@@ -16,7 +16,7 @@ from patience import PATIENCE
 from slotkeeper.api.routes import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.prose import prose
+from slotkeeper.bench.sessions import prose
 
 pytestmark = pytest.mark.alternating
 

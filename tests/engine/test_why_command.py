@@ -22,15 +22,15 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.health import health
-from slotkeeper.why import why
+from slotkeeper.cli.commands import health
+from slotkeeper.cli.why import why
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 40
 SYSTEM = "You are helpful.\n<env>\nToday's date: {}\n</env>\n" + STORY
 # As a shell would start it: the terminal is its own, so that Ctrl-C reaches it.
 IN_TERMINAL = (
     "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-    "from slotkeeper.cli import main; sys.exit(main())"
+    "from slotkeeper.cli.main import main; sys.exit(main())"
 )
 CODES = re.compile(r"\x1b\[[?\d;]*[A-Za-z]")
 CTRL_C = b"\x03"

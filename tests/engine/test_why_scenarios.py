@@ -17,16 +17,14 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.play import at_once, play
-from slotkeeper.bench.prose import prose
-from slotkeeper.bench.sessions import SESSIONS, Script, Turn, chat, edited, system, user
+from slotkeeper.bench.sessions import SESSIONS, Script, Turn, at_once, chat, edited, play, prose, system, user
 from slotkeeper.bench.target import Target
-from slotkeeper.conversation.kinds import RequestKind
+from slotkeeper.conversation.layout import Section
+from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.reasons import CAUSES, Cause
-from slotkeeper.conversation.requests.layout import Section
 from slotkeeper.engine.launch import EngineKind as Build
-from slotkeeper.observe.why.words import FEW
-from slotkeeper.scheduler.losses import Loss
+from slotkeeper.observe.accounts import FEW
+from slotkeeper.scheduler.figures import Loss
 
 pytestmark = pytest.mark.alternating
 

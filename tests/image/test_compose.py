@@ -12,9 +12,8 @@ import yaml
 from containers import ROOT
 from image.compose import BASE, FOLDER, NEEDED, OVERRIDES, VARIANTS, merged, read, seconds, services
 from image.dockerfile import image
-from slotkeeper.engine.builds import LAZY_SINCE
-from slotkeeper.engine.launch import EngineKind, find_engine, skulk_can_exist
-from slotkeeper.engine.recommend import recommended
+from slotkeeper.engine.fingerprint import LAZY_SINCE
+from slotkeeper.engine.launch import EngineKind, find_engine, recommended, skulk_can_exist
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 
 LOOPBACK = "127.0.0.1"

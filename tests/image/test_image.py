@@ -132,7 +132,7 @@ def test_its_slot_folder_gives_a_new_volume_its_owner(made):
 
 def test_it_has_what_it_needs_and_no_more(room):
     assert room.run("slotkeeper", "--version").stdout.strip() == f"slotkeeper {__version__}"
-    assert room.run("python3", "-c", "import opentelemetry.sdk, slotkeeper.cli").returncode == 0
+    assert room.run("python3", "-c", "import opentelemetry.sdk, slotkeeper.cli.main").returncode == 0
     for module in ("pip", "ensurepip", "setuptools", "hatchling"):
         assert "No module named" in room.run("python3", "-c", f"import {module}").stderr, module
     tools = room.run("sh", "-c", "command -v pip pip3 gcc cc c++ make git curl wget; true").stdout
@@ -140,7 +140,7 @@ def test_it_has_what_it_needs_and_no_more(room):
 
 
 def test_its_bytecode_is_there_and_counts_whatever_the_times_of_files(room):
-    code = "import slotkeeper.cli as c; print(open(c.__cached__, 'rb').read(8)[4])"
+    code = "import slotkeeper.cli.main as c; print(open(c.__cached__, 'rb').read(8)[4])"
     assert room.run("python3", "-c", code).stdout.strip() == "1"  # PEP 552: by hash, never compared
 
 

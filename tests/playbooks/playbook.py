@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
@@ -34,6 +35,7 @@ from slotkeeper.scheduler.effects import (
     SetTimer,
     Stop,
 )
+from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import (
     Acted,
     Arrived,
@@ -54,19 +56,16 @@ from slotkeeper.scheduler.events import (
     ReplyKnown,
     Restored,
     Saved,
+    SlotView,
     SnapshotsChanged,
     Started,
     TimerFired,
 )
-from slotkeeper.scheduler.limits import Limits
-from slotkeeper.scheduler.observed import SlotView
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.structure import Boundary
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Known, Memory
-from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, SlotId
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, SlotId, Tokens
 
 STEP = 0.01
 ENGINE = "e0"

@@ -25,11 +25,10 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Purpose
-from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, Tokens
 
 PROMPT = Tokens(range(10_000, 14_000))
 REPLY = Tokens(range(20_000, 20_100))  # as it comes back

@@ -1,8 +1,7 @@
 """A few words are placed at once: their tokens would come too late to be worth it."""
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, reports
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, Tokens
 
 LONG = Tokens(range(1000, 4000))
 WORDS = Tokens(range(40))

@@ -31,11 +31,10 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, Restore
 from slotkeeper.scheduler.events import Loading
-from slotkeeper.scheduler.limits import Limits
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, Tokens
 
 USER = 7
 TALK = Tokens(range(10_000, 10_600)) + Tokens([USER]) + Tokens(range(20_000, 20_400))

@@ -30,11 +30,10 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
-from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, Tokens
 
 HEAD, OTHER_HEAD = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]

@@ -26,8 +26,7 @@ from playbooks.playbook import (
     snapshots_changed,
 )
 from slotkeeper.scheduler.effects import Poison, Poisoned
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, Tokens
 
 A = Tokens(range(1000))
 B = Tokens(range(5000, 6000))

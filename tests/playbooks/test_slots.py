@@ -20,8 +20,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, Tokens
 
 A, B, C = (Tokens(range(n, n + 100)) for n in (1000, 2000, 3000))
 MORE = Tokens(range(50))

@@ -24,11 +24,10 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.arrivals import PASSES
 from slotkeeper.scheduler.effects import Erase, Forward, Plant, Purpose
+from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import Erased
 from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import Known
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, Tokens
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(200))

@@ -19,11 +19,13 @@ from properties.simulated import SimulatedEngine, Task
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.request import read
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.rules.modes import Choice
-from slotkeeper.conversation.rules.registry import DEFAULTS
+from slotkeeper.conversation.rules.apply import DEFAULTS
+from slotkeeper.conversation.rules.base import Choice
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.rewriting import Rewriting, Taken
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Observe, Plant
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import (
     Arrived,
     EngineUp,
@@ -35,11 +37,8 @@ from slotkeeper.scheduler.events import (
     ReplyKnown,
 )
 from slotkeeper.scheduler.events import Started as Begun
-from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, Tokens
 
 Doc = dict[str, Any]
 

@@ -21,15 +21,12 @@ from hypothesis import strategies as st
 
 from properties.bodies import Doc, Reply
 from properties.rewriting import WAYS, Agent, Request
-from slotkeeper.api.layout import lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations
-from slotkeeper.conversation.record import Conversation, Match, Who
-from slotkeeper.conversation.requests.layout import Call, Layout, Message, Role, Section
-from slotkeeper.conversation.rules.apply import Outcome, canonical
-from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.conversation.rules.registry import DEFAULTS, RULES
-from slotkeeper.conversation.rules.values import parsed
+from slotkeeper.conversation.layout import Call, Conversation, Layout, Match, Message, Role, Section, Who
+from slotkeeper.conversation.rules.apply import DEFAULTS, RULES, Outcome, canonical
+from slotkeeper.conversation.rules.base import Mode, RuleName, parsed
 
 CONVERSATIONS = 10_000
 PORTIONS = 10

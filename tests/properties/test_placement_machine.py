@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from properties.simulated import SimulatedEngine, Task
+from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.why.journal import Journal
-from slotkeeper.observe.why.record import Record
+from slotkeeper.observe.request_record import Record
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
@@ -28,6 +29,7 @@ from slotkeeper.scheduler.effects import (
     SetTimer,
     Stop,
 )
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import (
     Arrived,
     EngineLost,
@@ -51,14 +53,11 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.table import LINGER, SlotState
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
-from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
+from slotkeeper.scheduler.types import EMPTY, ClientId, EngineId, Reason, RequestId, Tokens
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
 STEPS_TO_REST = 40  # for each request and task: a long run leaves a long line behind
@@ -403,7 +402,7 @@ class Quiet(RuleBasedStateMachine):
         if isinstance(event, Finished | Gone):
             self.alive.discard(request)
         self.count(event)
-        self.post(with_time(event, self.clock))  # perhaps too late: the core must not mind
+        self.post(with_time(event, self.clock))  # perhaps too late: the scheduler must not mind
         if isinstance(event, Saved) and event.written:
             self.inbox.append(self.filing.pop(request))
         if isinstance(event, Finished):

@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.checkpoints import Checkpoint
-from slotkeeper.scheduler.prefixes import PrefixOrder
-from slotkeeper.scheduler.redundancy import PrefixTree
+from slotkeeper.scheduler.catalog import PrefixOrder, PrefixTree
+from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.retention import evict
-from slotkeeper.scheduler.slot_contents import SlotContents, restored, reuse
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
+from slotkeeper.scheduler.types import Tokens
 
 SETTINGS = settings(max_examples=200)
 NOW = 5000.0

@@ -9,17 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.checkpoints import Checkpoint
-from slotkeeper.scheduler.choice import Plan, cheapest
-from slotkeeper.scheduler.pricing import Want, loss, price_of, restore_price
+from slotkeeper.scheduler.choice import Plan, Want, cheapest, loss, price_of, restore_price
+from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import SlotContents, restored, reuse
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.steps import Load
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
-from slotkeeper.scheduler.types import EngineId
+from slotkeeper.scheduler.types import EngineId, Tokens
 
 SETTINGS = settings(max_examples=300)
 NOW = 5000.0

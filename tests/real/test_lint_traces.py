@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 
 import recorded
-from slotkeeper.api.identity import named
-from slotkeeper.bench.trace import merged, read
+from slotkeeper.api.headers import named
+from slotkeeper.bench.replay import merged, read
+from slotkeeper.cli.lint import costs, examined, laid_out
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import explain
-from slotkeeper.conversation.kinds import RequestKind
-from slotkeeper.conversation.record import Who
-from slotkeeper.lint import costs, examined, laid_out
+from slotkeeper.conversation.layout import Who
+from slotkeeper.conversation.likeness import RequestKind
 
 # What costs more than 200 tokens, and how often; the sessions that are not here rewrite nothing.
 CAUSES = {

@@ -10,14 +10,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slotkeeper.conversation.causes import Cause
-from slotkeeper.conversation.kinds import RequestKind
+from slotkeeper.conversation.layout import Section
+from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import Name
-from slotkeeper.conversation.requests.layout import Section
+from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.conversation.rules.shown import ShownChange
-from slotkeeper.observe.why.record import Decision, Option, PromptDivergence, Record, RequestStage
-from slotkeeper.scheduler.figures import Sums, usage_of
-from slotkeeper.scheduler.losses import Loss, Lost
+from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, RequestStage
+from slotkeeper.scheduler.figures import Loss, Lost, Sums, usage_of
 from slotkeeper.scheduler.types import Reason
 
 ENGINE: Final = "http://127.0.0.1:8081"

@@ -13,51 +13,42 @@ from prometheus_client import generate_latest
 
 from playbooks.playbook import Play, arrives, ends
 from slotkeeper.api import layouts
-from slotkeeper.api.layout import lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
 from slotkeeper.api.sse import SseSplitter
-from slotkeeper.conversation import naming
-from slotkeeper.conversation.agents import Agents
+from slotkeeper.conversation import facts, naming
 from slotkeeper.conversation.book import REPLIES, Conversations
-from slotkeeper.conversation.naming import Naming
-from slotkeeper.conversation.record import Who
-from slotkeeper.conversation.requests import facts, loose
+from slotkeeper.conversation.layout import Who
+from slotkeeper.conversation.naming import Agents, Naming
 from slotkeeper.engine.process import trim
-from slotkeeper.observe.clients import MOST as CLIENTS
-from slotkeeper.observe.clients import Clients
-from slotkeeper.observe.history import BUCKET, BUCKETS, History
+from slotkeeper.exchange.connections import Connections
+from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owners
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.why import owners
-from slotkeeper.observe.why.journal import FOLLOWED, Journal
-from slotkeeper.observe.why.owners import Owners
-from slotkeeper.runtime.next_turn import Recent
+from slotkeeper.observe.request_record import BUCKET, BUCKETS, Clients, History
+from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
 from slotkeeper.runtime.remembered import MOST as ENGINES
 from slotkeeper.runtime.remembered import learnt
+from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler import outcomes
-from slotkeeper.scheduler.ahead import MOST as AHEAD
-from slotkeeper.scheduler.ahead import Ahead
 from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.scheduler.costs import REMEMBERED as TIMES
+from slotkeeper.scheduler.costs import FileTimes
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.queue import FairQueue
-from slotkeeper.scheduler.ram_cache import RAM_ENTRIES, publish
-from slotkeeper.scheduler.rates import REMEMBERED as TIMES
-from slotkeeper.scheduler.rates import FileTimes
+from slotkeeper.scheduler.idle_work import coldest
+from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
+from slotkeeper.scheduler.state import MOST as AHEAD
+from slotkeeper.scheduler.state import Ahead, FairQueue
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
-from slotkeeper.scheduler.tree import PromptTree
-from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
-from slotkeeper.scheduler.warming import coldest
-from slotkeeper.store.lanes import Lane
-from slotkeeper.vocab.segments import SegmentCache
-from slotkeeper.web.connections import Connections
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, Tokens
+from slotkeeper.store.files import Lane
+from slotkeeper.vocab.bpe import SegmentCache
 from unit.conversation.talks import chat, reply, system, user
-from unit.observe.why.watched import record
+from unit.observe.watched import record
 from unit.store.saving import keep, names_in, opened
 
 TRAITS: Final = EngineTraits(
@@ -180,21 +171,6 @@ def texts_with_facts() -> tuple[int, int]:
     return facts.found_in.cache_info().currsize, facts.REMEMBERED
 
 
-def digests() -> tuple[int, int]:
-    for n in range(10 * loose.REMEMBERED):
-        loose.digest(chat(user(f"Text {n}.")).messages[0])
-    return len(loose._DIGESTS), loose.REMEMBERED
-
-
-def large_digests() -> tuple[int, int]:
-    """A few of the largest bodies must not stay for ever."""
-    loose._DIGESTS.clear()
-    for n in range(10):
-        loose.digest(chat(user(f"{n}" * 1001)).messages[0])
-        loose.digest(chat(reply("", f=f"{n}" * 1001)).messages[0])
-    return sum(loose._size(message) > 1000 for message, _ in loose._DIGESTS.values()), 0
-
-
 def ram_cache() -> tuple[int, int]:
     shadow = EngineShadow(TRAITS)
     for tokens in numbered(10 * RAM_ENTRIES):
@@ -309,11 +285,11 @@ def journal() -> tuple[int, int]:
 
 def owners_of_files() -> tuple[int, int]:
     known, one = Owners(), record()
-    for n in range(10 * owners.MOST):
+    for n in range(10 * MOST):
         known.restored(SnapshotId(f"s{n}"), one)
         known.saving(RequestId(f"{n}"), one)
-    assert len(known._saving) <= owners.UNDER_WAY
-    return len(known._names), owners.MOST
+    assert len(known._saving) <= UNDER_WAY
+    return len(known._names), MOST
 
 
 def newest_entries() -> tuple[int, int]:
@@ -374,8 +350,6 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     queue,
     file_times,
     texts_with_facts,
-    digests,
-    large_digests,
     ram_cache,
     orders_of_files,
     files,
@@ -399,9 +373,7 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
 @pytest.mark.parametrize("fill", FILLED, ids=lambda fill: fill.__name__)
 def test_ten_times_as_much_as_may_be_kept(fill, monkeypatch):
     monkeypatch.setattr("slotkeeper.conversation.naming.KEPT", 10)
-    monkeypatch.setattr("slotkeeper.scheduler.keeping.MOST", 8)
-    if fill is large_digests:
-        monkeypatch.setattr(loose, "LARGEST", 1000)
+    monkeypatch.setattr("slotkeeper.scheduler.retention.MOST", 8)
     kept, bound = fill()
     assert kept <= bound
     assert kept > 0 or bound == 0, "nothing was filled"

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize, TypeAdapter
 
-from slotkeeper.address import Address
 from slotkeeper.config import UsageError, load, shown
 from slotkeeper.settings import SECRETS, Settings
-from slotkeeper.units import in_words
+from slotkeeper.units import Address, in_words
 
 # name -> (text as a variable, in a file, as a flag), three values that differ
 VALUES: dict[str, tuple[str, str, str]] = {

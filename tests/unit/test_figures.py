@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.terminal.figures import (
+from slotkeeper.cli.terminal import (
     age,
     bar,
     lane,

@@ -11,12 +11,12 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from slotkeeper.api.answer_anthropic import AnthropicReading
 from slotkeeper.api.answer_builder import AnswerBuilder, Figures
-from slotkeeper.api.answer_llama import LlamaReading
-from slotkeeper.api.answer_openai import OpenAiReading
-from slotkeeper.api.answer_responses import ResponsesReading
+from slotkeeper.api.anthropic import AnthropicReading
 from slotkeeper.api.document import Doc
+from slotkeeper.api.llama import LlamaReading
+from slotkeeper.api.openai import OpenAiReading
+from slotkeeper.api.responses import ResponsesReading
 from slotkeeper.api.routes import Api
 from slotkeeper.api.sse import SseEvent, SseSplitter
 

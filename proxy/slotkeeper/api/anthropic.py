@@ -1,16 +1,178 @@
-"""Anthropic Messages bodies as the chat body that llama-server turns them into, for rendering only.
+"""Anthropic Messages: bodies as the chat body that llama-server makes of them, their layout, their answers.
 
-Mirrors the engine's own converter (engine.md 1.2, 1.3; the same on both builds): it has no render route for
-these, so this is how we learn their token ids. `thinking` and `cache_control` do not reach the template.
+`shape` mirrors the engine's own converter (engine.md 1.2, 1.3; the same on both builds): it has no render
+route for these, so this is how we learn their token ids. `thinking` and `cache_control` do not reach the
+template. Answers carry no timings (engine.md 1.3).
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from slotkeeper.api.document import Doc, NotOurs, Shape, compact, pick, rows, table, text
+import orjson
+
+from slotkeeper.api.answer_builder import AnswerBuilder
+from slotkeeper.api.document import Doc, NotOurs, Shape, compact, integer, pick, rows, table, text
+from slotkeeper.api.layouts import SeenRequest, listed, mark, section_of, strings, tools
 from slotkeeper.api.openai import carries_media
-from slotkeeper.conversation.rules.stable import without_stamp
+from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
+from slotkeeper.conversation.rules.restoring import without_stamp
+
+_ROLES: Final = {"assistant": Role.ASSISTANT, "system": Role.SYSTEM}
+_PARTS: Final = {"text": "text"}
+_OPTIONS: Final = ("chat_template_kwargs",)
+
+
+def lay_out_messages(doc: Doc, before: SeenRequest | None = None) -> Layout | None:
+    """A /v1/messages body; None where we cannot read it."""
+    given, offered = doc.get("messages", ...), tools(doc)
+    if offered is None or given is ...:
+        return None
+    said = given if isinstance(given, list) else []
+    if not all(isinstance(message, dict) for message in said):
+        return None
+    messages = listed(said, "messages", _message, before)
+    return Layout(_system_messages(doc) + messages, offered, options=pick(doc, _OPTIONS))
+
+
+def _system_messages(doc: Doc) -> tuple[Message, ...]:
+    if doc.get("system") is None:
+        return ()
+    path = ("system",)
+    return (Message(Role.SYSTEM, path, strings(doc["system"], path, Section.SYSTEM, _PARTS)),)
+
+
+def _message(message: Doc, path: Path) -> Message:
+    role = _ROLES.get(text(message, "role"), Role.USER)
+    content, inner = message.get("content"), (*path, "content")
+    if not isinstance(content, list):
+        return Message(role, path, strings(content, inner, section_of(role), _PARTS), content=content)
+    if any(block.get("type") == "tool_result" for block in rows(content)):
+        role = Role.TOOL  # also where a reminder stands beside the results, which comes and goes
+    return _message_of(role, path, content, inner)
+
+
+def _message_of(role: Role, path: Path, content: list[Any], inner: Path) -> Message:
+    texts: list[Text] = []
+    calls: list[Call] = []
+    answers: list[Text] = []
+    thoughts: list[Text] = []
+    media: list[bytes] = []
+    said = Section.USER if role is Role.TOOL else section_of(role)
+    for n, block in enumerate(content):
+        if not isinstance(block, dict):
+            continue
+        match block.get("type"):
+            case "text":
+                texts += _string(block, "text", (*inner, n), said)
+            case "thinking":
+                thoughts += _string(block, "thinking", (*inner, n), Section.REASONING)
+            case "tool_use":
+                calls.append(_tool_use(block, (*inner, n)))
+            case "tool_result":
+                result = block.get("content")
+                texts += strings(result, (*inner, n, "content"), Section.RESULT, _PARTS)
+                answers += _string(block, "tool_use_id", (*inner, n), Section.RESULT)
+                media += [mark(part) for part in rows(result) if part.get("type") == "image"]
+            case "image":
+                media.append(mark(block))
+            case _:
+                pass
+    return Message(
+        role=role,
+        path=path,
+        texts=(*thoughts[1:], *texts),
+        calls=tuple(calls),
+        answers=tuple(answers),
+        reasoning=thoughts[0] if thoughts else None,
+        media=tuple(media),
+        content=None if media else content,
+    )
+
+
+def _string(block: Doc, key: str, path: Path, section: Section) -> tuple[Text, ...]:
+    value = block.get(key)
+    return (Text((*path, key), value, section),) if isinstance(value, str) else ()
+
+
+def _tool_use(block: Doc, path: Path) -> Call:
+    given = block.get("input")
+    return Call(
+        name=text(block, "name"),
+        id=text(block, "id"),
+        id_path=(*path, "id"),
+        arguments={} if given is None else given,
+        arguments_path=(*path, "input"),
+    )
+
+
+# -- answers ---------------------------------------------------------------------------------------------
+
+_SILENT: Final = frozenset({"ping", "content_block_stop"})
+
+
+class AnthropicReading:
+    """Reads the events from message_start to message_stop, or a message."""
+
+    __slots__ = ("_draft",)
+
+    def __init__(self, draft: AnswerBuilder) -> None:
+        self._draft = draft
+
+    def event(self, name: str, data: bytes) -> None:
+        """Take in one event. Those without a figure or a token are not parsed."""
+        if name in _SILENT:
+            return
+        if name == "message_stop":
+            self._draft.complete = self._draft.error is None
+            return
+        doc = orjson.loads(data)
+        if self._draft.failed(doc):
+            return
+        match doc.get("type"):
+            case "message_start":
+                self._draft.opened = True
+                self._usage(table(doc, "message"))
+            case "message_delta":
+                self._usage(doc)
+            case "content_block_start":
+                self._block(doc.get("index"), table(doc, "content_block"))
+            case "content_block_delta":
+                self._delta(doc.get("index"), table(doc, "delta"))
+            case _:
+                pass
+
+    def body(self, doc: Any) -> None:
+        """Take in a whole message."""
+        self._draft.opened = True
+        self._usage(doc)
+        for index, block in enumerate(rows(doc.get("content"))):
+            self._block(index, block)
+
+    def _block(self, index: Any, block: Doc) -> None:
+        self._draft.say(block.get("text"))
+        self._draft.think(block.get("thinking"))
+        if block.get("type") == "tool_use":
+            given = block.get("input")
+            # A stream opens the block with an empty input and sends the text of it after.
+            arguments = compact(given) if given else None
+            self._draft.call(index, name=block.get("name"), call_id=block.get("id"), arguments=arguments)
+
+    def _delta(self, index: Any, delta: Doc) -> None:
+        self._draft.say(delta.get("text"))
+        self._draft.think(delta.get("thinking"))
+        if delta.get("type") == "input_json_delta":
+            self._draft.call(index, arguments=delta.get("partial_json"))
+
+    def _usage(self, doc: Doc) -> None:
+        usage = table(doc, "usage")
+        fresh, cached = integer(usage.get("input_tokens")), integer(usage.get("cache_read_input_tokens")) or 0
+        self._draft.usage(generated=usage.get("output_tokens"))
+        if fresh is not None:
+            self._draft.usage(prompt=fresh + cached, cached=cached)
+
+
+# -- the chat body that llama-server makes of it, for rendering ------------------------------------------
 
 _CHOICES: Final = {"auto": "auto", "any": "required", "tool": "required"}
 

@@ -1,4 +1,7 @@
-"""Requests laid out one after the other: a message that stood there before is the very same object.
+"""What layouts of all APIs have in common: messages as a hash chain, strings, tools, requests seen before.
+
+Only what reaches the prompt is hashed: clients move cache_control marks, item ids and statuses from one
+request to the next without changing a token.
 
 A client sends its whole history each time. What is equal to the last request's is not laid out again, and
 comparing the two is immediate.
@@ -7,15 +10,65 @@ comparing the two is immediate.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 import orjson
 
-from slotkeeper.api.document import Doc
+from slotkeeper.api.document import Doc, NotOurs, pick, rows
+from slotkeeper.api.openai import HEAD
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.requests.layout import Layout, Message, Path
+from slotkeeper.conversation.layout import Layout, Message, Path, Role, Section, Text
+
+DIGEST_BYTES: Final = 16
+_SAMPLING: Final = frozenset({"tool_choice", "parallel_tool_calls", "grammar", "reasoning_format"})
+_SPOKEN: Final = ("role", "name", "content", "reasoning_content", "tool_calls", "tool_call_id")
+
+
+def hash_chain(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
+    """Digests of a chat body: first of all before the messages, then one per message, each over the last.
+
+    `lead` messages (an Anthropic system prompt, Responses instructions) belong to what comes before.
+    The chain of the messages does not include the first digest: that two requests have the same
+    messages can be seen when their tools differ.
+    """
+    messages = chat["messages"]
+    before = {key: value for key, value in pick(chat, HEAD).items() if renders(key, value)}
+    digests = [_chain(b"", [before, [_spoken(message) for message in messages[:lead]]])]
+    digest = b""
+    for message in messages[lead:]:
+        digest = _chain(digest, _spoken(message))
+        digests.append(digest)
+    return tuple(digests)
+
+
+def renders(key: str, value: Any) -> bool:
+    """Whether it can change the prompt. An agent's `tool_choice` comes and goes: only `none` hides tools."""
+    return key not in _SAMPLING or (key == "tool_choice" and value == "none")
+
+
+def _chain(before: bytes, value: Any) -> bytes:
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:  # nested deeper than it will write
+        raise NotOurs("nesting") from error
+    return blake2b(before + text, digest_size=DIGEST_BYTES).digest()
+
+
+def _spoken(message: Doc) -> Doc:
+    """The message as the template sees it: a single text part is that text, nothing said is absent."""
+    spoken = {key: message[key] for key in _SPOKEN if message.get(key)}
+    content = spoken.get("content")
+    if isinstance(content, list):
+        parts = [{k: v for k, v in part.items() if k != "cache_control"} for part in rows(content)]
+        only = parts[0].get("text") if len(parts) == 1 and parts[0].get("type") == "text" else None
+        spoken["content"] = only if isinstance(only, str) else parts
+    return spoken
+
+
+# -- requests seen before: a message that stood there is the very same object ----------------------------
 
 RECENT: Final = 16  # requests of all clients; several sessions of one agent are told apart
 LIMIT: Final = 32 << 20  # bytes of their bodies
@@ -90,3 +143,63 @@ def most_like(recent: Iterable[SeenRequest], api: Api, doc: Doc) -> SeenRequest 
 
 def _written(value: Any) -> bytes:
     return orjson.dumps(value)
+
+
+# -- strings, tools, options, marks of media -------------------------------------------------------------
+
+_MARK_BYTES: Final = 16
+# The tools have their own place, and `model` chooses the engine.
+_OPTIONS: Final = tuple(key for key in HEAD if key not in {"model", "tools"})
+_SECTIONS: Final = {
+    Role.SYSTEM: Section.SYSTEM,
+    Role.USER: Section.USER,
+    Role.ASSISTANT: Section.REPLY,
+    Role.TOOL: Section.RESULT,
+}
+
+
+def section_of(role: Role) -> Section:
+    """Where the texts of a message of this role stand."""
+    return _SECTIONS[role]
+
+
+def strings(content: Any, path: Path, section: Section, parts: Mapping[str, str]) -> tuple[Text, ...]:
+    """The strings of a content that is one, or a list of parts; `parts` names each type's key."""
+    if isinstance(content, str):
+        return (Text(path, content, section),)
+    if not isinstance(content, list):
+        return ()
+    found = []
+    for n, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str):
+            continue
+        key = parts.get(kind)
+        if key is not None and isinstance(part.get(key), str):
+            found.append(Text((*path, n, key), part[key], section))
+    return tuple(found)
+
+
+def tools(doc: Doc) -> tuple[Doc, ...] | None:
+    """The tools as they stand; None where one of them is not an object."""
+    offered = doc.get("tools")
+    if not isinstance(offered, list):
+        return ()
+    return tuple(offered) if all(isinstance(tool, dict) for tool in offered) else None
+
+
+def options(doc: Doc) -> Doc:
+    """What else an OpenAI body says to the template. An agent's `tool_choice` only does as `none`."""
+    return {key: doc[key] for key in _OPTIONS if doc.get(key) is not None and renders(key, doc[key])}
+
+
+def mark(part: Doc) -> bytes:
+    """Equal for equal media.
+
+    Raises:
+        NotOurs: for what is nested deeper than orjson will write.
+    """
+    try:
+        data = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise NotOurs("nesting") from error
+    return blake2b(data, digest_size=_MARK_BYTES).digest()

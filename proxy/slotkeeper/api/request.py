@@ -1,18 +1,227 @@
-"""One generation request, parsed once: what it asks for, and the two ways to name its prompt."""
+"""One generation request, parsed once: its prompt, what it takes of the engine, and the body that goes out.
+
+Two tasks in one slot change a running answer silently (engine.md T1). So what the engine will read in a
+body is read here first, by the engine's own conversions, and what could be read otherwise is refused.
+
+A layout copies nothing and converts nothing: a text in it is the body's own, and its path leads back to it.
+Media stand in no text.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final
+from enum import StrEnum
+from math import isfinite
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+import orjson
 
 from slotkeeper.api import anthropic, llama, openai, responses
-from slotkeeper.api.claim import Claim, claim, load
-from slotkeeper.api.document import Doc, NotOurs, Prompt, Shape
-from slotkeeper.api.hash_chain import hash_chain
-from slotkeeper.api.identity import offered
+from slotkeeper.api.document import Doc, NotOurs, Prompt, Shape, rows, table, text
+from slotkeeper.api.errors import ClientFault
+from slotkeeper.api.headers import offered
+from slotkeeper.api.layouts import SeenRequest, hash_chain, listed, mark, options, section_of, strings, tools
+from slotkeeper.api.llama import split
 from slotkeeper.api.routes import Api
+from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
 
-__all__ = ["Ask", "NotOurs", "Prompt", "model_of", "parse", "read"]
+__all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
+
+LARGE: Final = 256 * 1024  # bytes of a body that is read beside the event loop
+BRACES: Final = 2_000  # objects in it, likewise
+MOST_VALUES: Final = 2_000_000  # more commas and brackets than a prompt of any model has
+MOST_MESSAGES: Final = 20_000
+MOST_DEEP: Final = 512  # lists and objects in one another; no client nests a tool's schema deeper than 20
+_LISTS: Final = ("messages", "input", "tools", "system")
+
+
+def is_large(body: bytes) -> bool:
+    """Whether reading it takes so long that others would notice."""
+    return len(body) > LARGE or body.count(b"{") > BRACES
+
+
+def check_values(body: bytes) -> None:
+    """Raises ClientFault where reading it would take more memory than a request is worth."""
+    if len(body) <= MOST_VALUES:
+        return
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
+        raise ClientFault(f"the body has more than {MOST_VALUES:,} values; send a shorter prompt", status=413)
+
+
+def check_depth(body: bytes, doc: Doc) -> None:
+    """Raises ClientFault where functions that call themselves would run out of stack."""
+    if body.count(b"[") + body.count(b"{") <= MOST_DEEP:
+        return
+    level: list[Any] = [doc]
+    for _ in range(MOST_DEEP):
+        inner = [value for outer in level for value in (outer.values() if type(outer) is dict else outer)]
+        level = [value for value in inner if type(value) is dict or type(value) is list]
+        if not level:
+            return
+    raise ClientFault(f"the body is nested deeper than {MOST_DEEP}; send it flatter")
+
+
+def check_lists(doc: Doc) -> None:
+    """Raises ClientFault for more messages than a conversation has."""
+    for name in _LISTS:
+        listed = doc.get(name)
+        if isinstance(listed, list) and len(listed) > MOST_MESSAGES:
+            raise ClientFault(
+                f"`{name}` has {len(listed):,} elements; at most {MOST_MESSAGES:,} are taken", status=413
+            )
+
+
+# -- what it takes of the engine, and the body that goes out ---------------------------------------------
+
+_BOM: Final = b"\xef\xbb\xbf"  # the engine skips one
+_INT32: Final = 2**31
+_ABSENT: Final = object()
+_PLAIN: Final = re.compile(r"(?:/(?:[\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+", re.ASCII)
+_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
+_DOTS: Final = frozenset({b".", b".."})
+
+
+class Doubt(StrEnum):
+    """Why a request is not sent on: the engine might read it otherwise than we do."""
+
+    JSON = "json"
+    OBJECT = "object"
+    ENCODING = "encoding"
+    PATH = "path"
+
+
+class NotPlain(NotOurs):
+    """A request that must not go on: the engine might read it otherwise. The message says what to do."""
+
+    def __init__(self, doubt: Doubt, message: str) -> None:
+        super().__init__(doubt.value)
+        self.doubt = doubt
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a body takes of the engine, whatever else it says."""
+
+    named: Any  # what stands under `id_slot`, if anything does
+    id_slot: int | None  # the slot that this chooses, as the engine reads it (T8); None: it chooses none
+    copies: int  # tasks that it becomes: `n`, times the number of prompts
+
+
+UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
+
+
+def load(body: bytes, encoding: str = "") -> Doc:
+    """The object in `body`, which came with this Content-Encoding. Raises NotPlain.
+
+    Of two equal keys the last counts, however they are escaped: here as in the engine. What the engine
+    would accept and this does not: a NUL byte behind the document, and nesting deeper than 1024.
+    """
+    if encoding.strip().lower() not in {"", "identity"}:
+        raise NotPlain(
+            Doubt.ENCODING, f"Content-Encoding {encoding[:40]!r} is not read here; send the body as it is"
+        )
+    try:
+        doc = orjson.loads(body.removeprefix(_BOM))
+    except orjson.JSONDecodeError as error:
+        raise NotPlain(
+            Doubt.JSON, f"the body is not JSON: {error}; send one object in UTF-8, with nothing behind it"
+        ) from error
+    if not isinstance(doc, dict):
+        raise NotPlain(Doubt.OBJECT, "the body is JSON, but not an object; send {...}")
+    return doc
+
+
+def claim(api: Api, doc: Doc) -> Claim:
+    """What `doc` takes on a route of this kind."""
+    named = doc.get("id_slot", _ABSENT)
+    if not api.pinnable:  # there the engine drops id_slot and n (T5)
+        return Claim(named=named, id_slot=None, copies=_tasks(doc) if api is Api.TASK else 1)
+    slot = as_int(named)
+    prompts = _count(doc.get("prompt")) if api in {Api.COMPLETION, Api.COMPLETIONS} else 1
+    copies = as_int(doc.get("n_cmpl"))
+    if copies is None:
+        copies = as_int(doc.get("n"))
+    return Claim(named=named, id_slot=None if slot == -1 else slot, copies=max(1, copies or 1) * prompts)
+
+
+def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:
+    """The bytes of `body` that name this slot or, for None, no slot; `taken` is what was read there.
+
+    Nothing else is changed. The field stands first; where the body names a slot itself, however it spells
+    the key, it stands last, because of two equal keys the engine takes the last.
+    """
+    wanted = -1 if slot is None else slot
+    if taken.named is _ABSENT:
+        return body if slot is None else _first(body, b'"id_slot":%d' % slot)
+    if type(taken.named) is int and taken.named == wanted:
+        return body
+    end = body.rindex(b"}")
+    return body[:end] + b',"id_slot":%d' % wanted + body[end:]
+
+
+def uncached(body: bytes) -> bytes:
+    """The bytes of `body`, but the engine reuses nothing for it: of two equal keys it takes the last."""
+    end = body.rindex(b"}")
+    empty = body[:end].rstrip().endswith(b"{")
+    return body[:end] + (b"" if empty else b",") + b'"cache_prompt":false' + body[end:]
+
+
+def plain(path: str) -> str:
+    """The same path (without its query), which every parser reads alike. Raises NotPlain.
+
+    The engine's HTTP library also decodes %uXXXX, and drops a tab at the end.
+    """
+    decoded = unquote_to_bytes(path)
+    names = decoded.split(b"/")[1:]
+    if (
+        _PLAIN.fullmatch(path)
+        and len(names) == path.count("/")
+        and _DOTS.isdisjoint(names)
+        and b"" not in names[:-1]
+        and not _CONTROL.search(decoded)
+    ):
+        return path
+    raise NotPlain(
+        Doubt.PATH,
+        f"the path {path[:80]!r} can be read in several ways; send it without %u escapes, encoded or doubled "
+        "slashes, and dot segments",
+    )
+
+
+def as_int(value: Any) -> int | None:
+    """What the engine makes of a value where it expects a 32-bit integer; None: nothing, or unknown.
+
+    Whole numbers wrap around, others lose their fraction, true is 1. Beyond 32 bits a fraction's
+    conversion is not defined.
+    """
+    if isinstance(value, int):
+        return (value + _INT32) % (2 * _INT32) - _INT32
+    if isinstance(value, float) and isfinite(value) and -_INT32 - 1 < value < _INT32:
+        return int(value)
+    return None
+
+
+def _count(prompt: Any) -> int:
+    """How many tasks a `prompt` becomes."""
+    return max(1, len(split(prompt)))
+
+
+def _tasks(doc: Doc) -> int:
+    """Embeddings: one for each input; rankings: one for each document. Rather too many than too few."""
+    ranked = (len(rows) for key in ("documents", "texts") if isinstance(rows := doc.get(key), list))
+    return max(_count(doc.get("input")), _count(doc.get("content")), *ranked)
+
+
+def _first(body: bytes, field: bytes) -> bytes:
+    start = body.index(b"{") + 1
+    empty = body[start:].lstrip().startswith(b"}")
+    return body[:start] + field + (b"" if empty else b",") + body[start:]
+
+
+# -- what it asks for ------------------------------------------------------------------------------------
 
 _LONGEST_MODEL: Final = 128  # characters
 
@@ -83,3 +292,98 @@ def _shape(api: Api, doc: Doc) -> Shape:
             return llama.infill(doc)
         case _:
             raise NotOurs("route")
+
+
+# -- laid out: which strings of a body reach its prompt, and where they stand ----------------------------
+
+
+_ROLES: Final = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+}
+_PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type, and where its string is
+
+
+def lay_out(api: Api, doc: Doc, before: SeenRequest | None = None) -> Layout | None:
+    """The request in `doc`, sent to a route of `api`; None where we cannot read it, or it is no chat.
+
+    Messages that are equal in `before` are taken from there.
+    """
+    try:
+        match api:
+            case Api.CHAT:
+                return _chat(doc, before)
+            case Api.MESSAGES:
+                return anthropic.lay_out_messages(doc, before)
+            case Api.RESPONSES:
+                return responses.lay_out_items(doc, before)
+            case _:
+                return None
+    except NotOurs:
+        return None
+
+
+def _chat(doc: Doc, before: SeenRequest | None) -> Layout | None:
+    given, offered = doc.get("messages"), tools(doc)
+    if offered is None or not isinstance(given, list) or not all(isinstance(m, dict) for m in given):
+        return None
+    return Layout(listed(given, "messages", _message, before), offered, options=options(doc))
+
+
+def _message(message: Doc, path: Path) -> Message:
+    role = _ROLES.get(text(message, "role"), Role.USER)
+    content = message.get("content")
+    media = _media(content)
+    return Message(
+        role=role,
+        path=path,
+        texts=strings(content, (*path, "content"), section_of(role), _PARTS),
+        calls=_calls(message.get("tool_calls"), path) if role is Role.ASSISTANT else (),
+        answers=_answers(message, path) if role is Role.TOOL else (),
+        reasoning=_reasoning(message, path) if role is Role.ASSISTANT else None,
+        media=media,
+        content=None if media else content,
+    )
+
+
+def _media(content: Any) -> tuple[bytes, ...]:
+    return tuple(mark(part) for part in rows(content) if text(part, "type") not in _PARTS)
+
+
+def _calls(calls: Any, path: Path) -> tuple[Call, ...]:
+    if not isinstance(calls, list):
+        return ()
+    return tuple(
+        _call(call, (*path, "tool_calls", n))
+        for n, call in enumerate(calls)
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    )
+
+
+def _call(call: Doc, path: Path) -> Call:
+    function = table(call, "function")
+    return Call(
+        name=text(function, "name"),
+        id=text(call, "id"),
+        id_path=(*path, "id"),
+        arguments=function.get("arguments", ""),
+        arguments_path=(*path, "function", "arguments"),
+    )
+
+
+def _answers(message: Doc, path: Path) -> tuple[Text, ...]:
+    call = message.get("tool_call_id")
+    return (Text((*path, "tool_call_id"), call, Section.RESULT),) if isinstance(call, str) else ()
+
+
+def _reasoning(message: Doc, path: Path) -> Text | None:
+    """Under the engine's own name for it, unless the client has another."""
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(key), str):
+            return Text((*path, key), message[key], Section.REASONING)
+    if message.get("reasoning_content") is not None:
+        return None
+    return Text((*path, "reasoning_content"), "", Section.REASONING)

@@ -1,15 +1,228 @@
-"""OpenAI Responses bodies as the chat body that llama-server turns them into, for rendering only.
+"""OpenAI Responses: bodies as the chat body that llama-server makes of them, their layout, their answers.
 
-Mirrors the engine's own converter (engine.md 1.2). It refuses what it does not know with a 400, and then
-so do we: such a request goes through as it came.
+`shape` mirrors the engine's own converter (engine.md 1.2). It refuses an item that it does not know with a
+400; then `NotOurs` is raised here, and the request goes through as it came.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+import orjson
+
+from slotkeeper.api.answer_builder import AnswerBuilder
 from slotkeeper.api.document import Doc, NotOurs, Shape, pick, rows, table, text
+from slotkeeper.api.layouts import SeenRequest, listed, mark, options, section_of, strings, tools
 from slotkeeper.api.openai import HEAD, carries_media
+from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
+
+_ROLES: Final = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}
+_ASKED: Final = {"input_text": "text"}
+_SAID_IN: Final = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
+_IMAGE: Final = "input_image"
+
+
+def lay_out_items(doc: Doc, before: SeenRequest | None = None) -> Layout | None:
+    """A /v1/responses body; None where we cannot read it."""
+    given, offered = doc.get("input"), tools(doc)
+    if offered is None:
+        return None
+    messages = list(_instructions(doc))
+    if isinstance(given, str):
+        messages.append(Message(Role.USER, ("input",), (Text(("input",), given, Section.USER),)))
+    elif isinstance(given, list):
+        messages += listed(given, "input", _read, before)
+    else:
+        return None
+    return Layout(tuple(messages), offered, options=_options(doc))
+
+
+def _instructions(doc: Doc) -> tuple[Message, ...]:
+    if "instructions" not in doc:
+        return ()
+    path = ("instructions",)
+    return (Message(Role.SYSTEM, path, strings(doc["instructions"], path, Section.SYSTEM, {})),)
+
+
+def _options(doc: Doc) -> Doc:
+    effort = table(doc, "reasoning").get("effort")
+    return options(doc) if effort is None else {**options(doc), "reasoning_effort": effort}
+
+
+def _read(item: Any, path: Path) -> Message:
+    message = _item(item, path)
+    if message is None:
+        raise NotOurs("input item")
+    return message
+
+
+def _item(item: Any, path: Path) -> Message | None:
+    if not isinstance(item, dict):
+        return None
+    kind, role = item.get("type"), text(item, "role")
+    if role in _ROLES and isinstance(item.get("content"), str | list):
+        return _spoken(item, path, _ROLES[role])
+    if role == "assistant" and kind == "message":
+        return _reply(item, path)
+    match kind:
+        case "function_call":
+            return _call(item, path)
+        case "function_call_output":
+            return _result(item, path)
+        case "reasoning":
+            return _reasoning(item, path)
+        case _:
+            return None
+
+
+def _spoken(item: Doc, path: Path, role: Role) -> Message | None:
+    content = item["content"]
+    if not _asked(content):
+        return None
+    texts = strings(content, (*path, "content"), section_of(role), _ASKED)
+    media = _media(content)
+    return Message(role, path, texts, media=media, content=None if media else content)
+
+
+def _reply(item: Doc, path: Path) -> Message | None:
+    texts = strings(item.get("content"), (*path, "content"), Section.REPLY, _SAID_IN)
+    if isinstance(item.get("content"), list) and len(texts) != len(item["content"]):
+        return None
+    return Message(Role.ASSISTANT, path, texts)
+
+
+def _call(item: Doc, path: Path) -> Message | None:
+    match item:
+        case {"call_id": str(call), "name": str(name), "arguments": str(arguments)}:
+            made = Call(name, call, (*path, "call_id"), arguments, (*path, "arguments"))
+            return Message(Role.ASSISTANT, path, calls=(made,))
+        case _:
+            return None
+
+
+def _result(item: Doc, path: Path) -> Message | None:
+    output, call = item.get("output"), item.get("call_id")
+    if not isinstance(call, str) or not isinstance(output, str | list) or not _asked(output):
+        return None
+    return Message(
+        role=Role.TOOL,
+        path=path,
+        texts=strings(output, (*path, "output"), Section.RESULT, _ASKED),
+        answers=(Text((*path, "call_id"), call, Section.RESULT),),
+        media=_media(output),
+    )
+
+
+def _reasoning(item: Doc, path: Path) -> Message | None:
+    match item:
+        case {"summary": list(), "content": [{"text": str(thought)}, *_]}:
+            reasoning = Text((*path, "content", 0, "text"), thought, Section.REASONING)
+            return Message(Role.ASSISTANT, path, reasoning=reasoning)
+        case _:
+            return None
+
+
+def _asked(content: str | list[Any]) -> bool:
+    """Whether the engine takes it: a string, or parts of the two kinds that it knows."""
+    return isinstance(content, str) or all(_known(part) for part in content)
+
+
+def _known(part: Any) -> bool:
+    match part:
+        case {"type": "input_text", "text": _} | {"type": "input_image", "image_url": _}:
+            return True
+        case _:
+            return False
+
+
+def _media(content: str | list[Any]) -> tuple[bytes, ...]:
+    return tuple(mark(part) for part in rows(content) if part["type"] == _IMAGE)
+
+
+# -- answers: items, whole in `response.completed`, before that as deltas --------------------------------
+
+_ENDS: Final = frozenset({"response.completed", "response.incomplete"})
+
+
+class ResponsesReading:
+    """Follows the deltas; the final response, which repeats everything, takes their place."""
+
+    __slots__ = ("_draft",)
+
+    def __init__(self, draft: AnswerBuilder) -> None:
+        self._draft = draft
+
+    def event(self, name: str, data: bytes) -> None:
+        """Take in one event. The `done` events repeat what the deltas said and are not parsed."""
+        if name.endswith(".done"):
+            return
+        doc = orjson.loads(data)
+        kind = doc.get("type", name)
+        response = table(doc, "response")
+        if kind in {"error", "response.failed"}:
+            if not (self._draft.failed(doc) or self._draft.failed(response)):
+                self._draft.error = str(doc.get("code") or "error")
+        elif kind in _ENDS:
+            self._draft.complete = self._draft.error is None
+            self.body(response)
+            self._draft.timings(doc.get("timings"))
+        elif not self._draft.failed(doc):
+            self._delta(kind, doc)
+
+    def body(self, doc: Any) -> None:
+        """Take in a whole response."""
+        output = rows(doc.get("output"))
+        if output:
+            self._draft.reset()
+        self._draft.opened = True
+        for item in output:
+            self._item(item)
+        usage = table(doc, "usage")
+        cached = table(usage, "input_tokens_details").get("cached_tokens")
+        generated = usage.get("output_tokens")
+        self._draft.usage(prompt=usage.get("input_tokens"), cached=cached, generated=generated)
+        self._draft.timings(doc.get("timings"))
+
+    def _delta(self, kind: str, doc: Doc) -> None:
+        self._draft.opened = True
+        match kind:
+            case "response.output_text.delta":
+                self._draft.say(doc.get("delta"))
+            case "response.reasoning_text.delta":
+                self._draft.think(doc.get("delta"))
+            case "response.function_call_arguments.delta":
+                self._draft.call(doc.get("item_id"), arguments=doc.get("delta"))
+            case "response.output_item.added":
+                item = table(doc, "item")
+                if item.get("type") == "function_call":
+                    self._call(item)
+            case _:
+                pass
+
+    def _item(self, item: Doc) -> None:
+        match item.get("type"):
+            case "reasoning":
+                for part in rows(item.get("content")):
+                    self._draft.think(part.get("text"))
+            case "message":
+                for part in rows(item.get("content")):
+                    self._draft.say(part.get("text"))
+            case "function_call":
+                self._call(item)
+            case _:
+                pass
+
+    def _call(self, item: Doc) -> None:
+        key = item.get("id") or item.get("call_id")
+        self._draft.call(
+            key,
+            name=item.get("name"),
+            call_id=item.get("call_id"),
+            arguments=item.get("arguments"),
+        )
+
+
+# -- the chat body that llama-server makes of it, for rendering ------------------------------------------
 
 _ASKING: Final = frozenset({"user", "system", "developer"})
 _SAID: Final = frozenset({"output_text", "input_text"})

@@ -108,8 +108,3 @@ def is_for_clients(api: Api, method: str, path: str, prefix: str = "") -> bool:
 def takes_form(path: str) -> bool:
     """Whether this route of `Api.TASK` reads a form with a file: its fields are text, which names no slot."""
     return unquote(path).endswith("/audio/transcriptions")
-
-
-def route_label(api: Api) -> str:
-    """The label of this route in metrics."""
-    return api.value

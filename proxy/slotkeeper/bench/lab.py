@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.counter import counted
 from slotkeeper.bench.models import Tiny, build
+from slotkeeper.bench.target import counted
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineBinary, EngineKind, find_engine, free_port
+from slotkeeper.engine.launch import (
+    CONTEXT_TOKENS,
+    EngineBinary,
+    EngineKind,
+    find_engine,
+    free_port,
+    recommended,
+)
 from slotkeeper.engine.process import EngineProcess
-from slotkeeper.engine.recommend import CONTEXT_TOKENS, recommended
 from slotkeeper.scheduler.table import SlotState
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings

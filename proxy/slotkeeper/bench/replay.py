@@ -1,5 +1,9 @@
 """`slotkeeper replay`: recorded requests, sent again, and what the server computed for them.
 
+A recording is one JSON object a line (docs/recording.md). A recorder may write more (`method`, `kind`, the
+answer); what we do not know is left alone. Files may be compressed (`.jsonl.xz`). A line that cannot be
+read costs that line, not the file.
+
 Requests go out one at a time, in the order in which they were recorded over all files: sessions that ran
 beside each other are interleaved as they were. They are sent as recorded; the history in them is the
 recorded one, so what the model says now plays no part, and the oracle counts prompts only.
@@ -7,23 +11,132 @@ recorded one, so what the model says now plays no part, and the oracle counts pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import lzma
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from slotkeeper.api.document import Doc, integer
+from slotkeeper.api.document import Doc, integer, table, text
 from slotkeeper.api.headers import forwardable
 from slotkeeper.api.routes import Api, classify
-from slotkeeper.bench.measure import Sample, impossible
-from slotkeeper.bench.report import comparison, notes, wide_console
+from slotkeeper.bench.measure import Sample, comparison, impossible, notes, wide_console
 from slotkeeper.bench.target import Shot, Target
-from slotkeeper.bench.trace import Entry, Trace, TraceError, merged, read
 from slotkeeper.config import UsageError
 from slotkeeper.engine.client import EngineError, EngineGoneError
+
+
+class TraceError(Exception):
+    """A file that is no trace at all."""
+
+
+class LineError(ValueError):
+    """A line that is no request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One recorded request."""
+
+    at: float  # seconds, on a clock that all traces of one recording share
+    client: str
+    session: str
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Doc | None  # None: a request without a body
+    kind: str  # the recorder's own label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The requests of some recordings, and the lines that could not be read."""
+
+    entries: tuple[Entry, ...]
+    problems: tuple[str, ...]  # "FILE:LINE: what is wrong", one for each line left out
+
+
+def read(path: Path) -> Trace:
+    """All of one file. Raises TraceError when the file cannot be read or holds no request."""
+    entries: list[Entry] = []
+    problems: list[str] = []
+    try:
+        for number, line in enumerate(_lines(path), start=1):
+            if not line.strip():
+                continue
+            try:
+                entries.append(entry(line, session=_name(path)))
+            except LineError as error:
+                problems.append(f"{path}:{number}: {error}")
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if not entries:
+        raise TraceError(problems[0] if problems else f"{path}: is empty")
+    return Trace(entries=tuple(entries), problems=tuple(problems))
+
+
+def entry(line: bytes, *, session: str) -> Entry:
+    """One line; `session` is its name if it has none itself. Raises LineError."""
+    try:
+        doc = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise LineError(f"not JSON: {error}") from None
+    if not isinstance(doc, dict):
+        raise LineError(f"an object is expected, not {type(doc).__name__}")
+    path = doc.get("path")
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise LineError("`path` is missing or does not begin with /")
+    return Entry(
+        at=_seconds(doc.get("t")),
+        client=text(doc, "client", "?"),
+        session=text(doc, "session", session),
+        method=text(doc, "method", "POST").upper(),
+        path=path,
+        headers={name: str(value) for name, value in table(doc, "headers").items()},
+        body=_body(doc.get("body")),
+        kind=text(doc, "kind"),
+    )
+
+
+def merged(traces: Sequence[Trace]) -> list[Entry]:
+    """The requests of all traces in the order in which they were sent."""
+    return sorted((entry for trace in traces for entry in trace.entries), key=lambda entry: entry.at)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+        yield from file
+
+
+def _name(path: Path) -> str:
+    return path.name.partition(".jsonl")[0]
+
+
+def _seconds(value: Any) -> float:
+    """Without a time a request keeps its place: sorting is stable."""
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _body(value: Any) -> Doc | None:
+    """The body as an object; some recorders keep the text."""
+    if isinstance(value, str) and value:
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise LineError(f"`body` is a text that is not JSON: {error}") from None
+    if value in (None, ""):
+        return None
+    if not isinstance(value, dict):
+        raise LineError(f"`body` should be an object, not {type(value).__name__}")
+    return value
+
+
+# -- sent again ------------------------------------------------------------------------------------------
 
 # How each API names the cap of a reply; the first is added where none is there.
 CAPS: Final[dict[Api, tuple[str, ...]]] = {

@@ -1,4 +1,7 @@
-"""What agents do to a cache, as scripts: each asks one request after the other and is told the replies.
+"""What agents do to a cache, as scripts, and playing them against a server.
+
+Texts are parts of Python's own documentation (`prose`), so no recorded prompt is needed to fill a context.
+Another version of Python has another text: figures then differ by a few tokens.
 
 A script is a generator. It yields a `Turn`, is sent the assistant's message, and builds the next
 request from it, as a client does. All texts are ours (`prose`). `SESSIONS` names the scripts.
@@ -6,13 +9,39 @@ request from it, as a client does. All texts are ours (`prose`). `SESSIONS` name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
+import orjson
+
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.prose import prose
+from slotkeeper.bench.measure import Sample
+from slotkeeper.bench.target import Shot, Target
+
+STRIDE: Final = 7919 * 13  # two seeds next to each other begin far apart
+
+
+@cache
+def library() -> str:
+    """All there is, about 700,000 characters."""
+    from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte that only this needs
+
+    whole = "\n".join(topics[key] for key in sorted(topics))
+    return " ".join(re.sub(r"[^ -~\n]", "", whole).split("  "))
+
+
+def prose(characters: int, seed: int = 0) -> str:
+    """About so many characters, from a place that depends on the seed."""
+    text = library()
+    start = (seed * STRIDE) % (len(text) - characters - 1)
+    return text[start : start + characters].strip()
+
+
+# -- scripts ---------------------------------------------------------------------------------------------
 
 # The tiny models' template with no thinking at all: what was sampled comes back as it was.
 PLAIN: Final[Mapping[str, Any]] = MappingProxyType({"chat_template_kwargs": {"plain": True}})
@@ -248,3 +277,56 @@ SESSIONS: Final[Mapping[str, Callable[[], Script]]] = MappingProxyType(
         "agents": agents,
     }
 )
+
+
+# -- played against a server -----------------------------------------------------------------------------
+
+CHAT: Final = "/v1/chat/completions"
+SILENCE: Final[Doc] = {"role": "assistant", "content": "x"}  # so that a script can go on after a failure
+
+
+async def at_once(_: Turn) -> None:
+    """What happens before a turn, where nothing does."""
+
+
+async def play(
+    script: Script,
+    target: Target,
+    *,
+    session: str,
+    seen: Callable[[Sample], Any] = lambda _: None,
+    sent: Callable[[Shot], Any] = lambda _: None,
+    before: Callable[[Turn], Awaitable[None]] = at_once,
+) -> list[Sample]:
+    """Ask every turn of `script`, one after the other.
+
+    `session` names those that the script does not. `before` is waited for before each turn, `sent` is told
+    each request before it goes out, `seen` each sample as it comes.
+    """
+    samples: list[Sample] = []
+    reply: Doc | None = None
+    while True:
+        try:
+            turn = next(script) if reply is None else script.send(reply)
+        except StopIteration:
+            return samples
+        await before(turn)
+        # The probabilities carry the ids of the sampled tokens, which the oracle wants. Not to be had in
+        # a stream when there are tools (400), so nothing is streamed here.
+        body = {**turn.body(), "logprobs": True}
+        shot = Shot(session=turn.session or session, label=turn.label, path=CHAT, body=body, headers={})
+        sent(shot)
+        hit = await target.fire(shot)
+        samples.append(hit.sample)
+        seen(hit.sample)
+        reply = spoken(hit.reply) if hit.reply else SILENCE
+
+
+def spoken(reply: Doc) -> Doc:
+    """The reply as a client sends it back: without tool calls that `max_tokens` cut in two."""
+    try:
+        for call in reply.get("tool_calls") or ():
+            orjson.loads(call["function"]["arguments"])
+    except orjson.JSONDecodeError:
+        return {key: value for key, value in reply.items() if key != "tool_calls"}
+    return reply

@@ -1,4 +1,4 @@
-"""One server under measurement: send it a request, and know what the request cost.
+"""One server under measurement: send it a request, and know what that cost, by the engine's own counter.
 
 The server may be an engine or a sidecar in front of one: both render and tokenize, so the exact prompt
 is known, and with it the oracle. The rendering is not part of any time.
@@ -8,24 +8,76 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import httpx
 import orjson
+from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper.api.answer import Answer, AnswerReader
 from slotkeeper.api.document import Doc, rows, table
 from slotkeeper.api.headers import PLANTED, REWRITTEN
 from slotkeeper.api.request import Ask, NotOurs, parse
 from slotkeeper.api.routes import Api, classify
-from slotkeeper.bench.counter import Counter
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, message_in
 from slotkeeper.scheduler.figures import Usage, usage_of
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
+
+EVALUATED: Final = "llamacpp:prompt_tokens_total"  # without what was cached; what was broken off counts too
+
+
+class Counter:
+    """Prompt tokens evaluated by all engines at some URLs. Use as an async context manager.
+
+    A sidecar's data port passes the question on to the engine behind it.
+    """
+
+    def __init__(self, urls: Iterable[str]) -> None:
+        self._clients = [EngineClient(url) for url in urls]
+        self._last: dict[str, int] = {}
+        self._exits = AsyncExitStack()
+        self.total: int | None = 0  # since it was read first; None: not all of them tell
+
+    def __repr__(self) -> str:
+        return f"<Counter of {len(self._clients)} engines: {self.total}>"
+
+    async def __aenter__(self) -> Self:
+        for client in self._clients:
+            await self._exits.enter_async_context(client)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exits.aclose()
+
+    async def read(self) -> int | None:
+        """An engine that counts less than before was restarted: all that it counts is new."""
+        for client in self._clients:
+            try:
+                now = counted(await client.metrics())
+            except (EngineError, EngineGoneError, ValueError):  # such as 501 without --metrics
+                self.total = None
+                break
+            before = self._last.get(client.base, now)
+            self._last[client.base] = now
+            if self.total is not None:
+                self.total += now - before if now >= before else now
+        return self.total
+
+
+def counted(metrics: str) -> int:
+    """Of an engine's /metrics. Raises ValueError where it is not there."""
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == EVALUATED:
+                return int(sample.value)
+    raise ValueError(f"no {EVALUATED}")
+
+
+# -- one server under measurement ------------------------------------------------------------------------
 
 PATIENT: Final = httpx.Timeout(None, connect=5.0)  # a prefill takes as long as it takes
 TEXT_ID: Final = b'"id":'  # in the body of an answer with token probabilities

@@ -11,11 +11,12 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Any, Final
 
-from slotkeeper.conversation.kinds import leads_nowhere
+from slotkeeper.conversation.layout import Conversation, Keys, Layout, Match, Near, Who
 from slotkeeper.conversation.likeness import (
     Likeness,
     calls_of,
     keys_of,
+    leads_nowhere,
     likeness,
     more_tools,
     named_key,
@@ -27,9 +28,7 @@ from slotkeeper.conversation.likeness import (
     standing,
     tools_key,
 )
-from slotkeeper.conversation.record import Conversation, Keys, Match, Near, Who
-from slotkeeper.conversation.requests.layout import Layout
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 Doc = dict[str, Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,17 +18,76 @@ from slotkeeper.conversation.divergence import (
     rests,
     same_text,
 )
-from slotkeeper.conversation.kinds import RequestKind, asks_for_summary, kind_at
-from slotkeeper.conversation.likeness import another_agent, tool_name
+from slotkeeper.conversation.facts import FoundFact, digest, facts
+from slotkeeper.conversation.layout import NOWHERE, Layout, Match, Message, Role, Section
+from slotkeeper.conversation.likeness import RequestKind, another_agent, asks_for_summary, kind_at, tool_name
 from slotkeeper.conversation.phrases import FILES, PRUNED, says
 from slotkeeper.conversation.reasons import CAUSES, OF_FACT, Cause
-from slotkeeper.conversation.record import Match
-from slotkeeper.conversation.requests.layout import NOWHERE, Layout, Message, Role, Section
-from slotkeeper.conversation.requests.loose import digest
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.conversation.values import covering, value_cause
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
+
+AGAIN: Final = 16  # characters behind a value that are the same again: it was the value only
+LONGEST: Final = 512  # characters of a value, to either side of where it changed
+_OF_PROGRAMS: Final = frozenset({Section.SYSTEM, Section.TOOLS})  # no person's text
+_EDGE: Final = " \t\r\n\"'`<>()[]{},;|"
+_FORMS: Final = (  # of words that no known phrase stands around, the most telling first
+    (Cause.CLOCK, re.compile(r"(?:\d{4}-\d\d-\d\dT)?\d{1,2}:\d\d(?::\d\d)?\S*")),
+    (Cause.DATE, re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4}")),
+    (Cause.DATE, re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*")),
+    (Cause.CWD, re.compile(r"(?:~|[A-Za-z]:)?[/\\][^\s]*")),
+    (Cause.NONCE, re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")),
+    (Cause.NONCE, re.compile(r"(?=\w*\d)(?=\w*[A-Za-z])\w{12,}")),
+    (Cause.COUNTDOWN, re.compile(r"\d[\d.,]*%?")),
+)
+
+
+def value_cause(before: str, after: str, offset: int, section: Section) -> Cause | None:
+    """None where it is neither. Only system text and tools are searched for values without a phrase."""
+    if fact := covering(before, after, offset, section):
+        return OF_FACT[fact.kind]
+    if section in _OF_PROGRAMS and (found := _by_form(before, after, offset)):
+        return found
+    return Cause.WHITESPACE if before.split() == after.split() else None
+
+
+def covering(before: str, after: str, offset: int, section: Section) -> FoundFact | None:
+    """The known fact in which either text goes its own way: what rules can put right."""
+    if section is Section.REPLY:
+        return None
+    authored = section not in _OF_PROGRAMS
+    return _at(facts(before, authored=authored), offset) or _at(facts(after, authored=authored), offset)
+
+
+def _at(found: tuple[FoundFact, ...], offset: int) -> FoundFact | None:
+    return next((fact for fact in found if fact.start <= offset < fact.end), None)
+
+
+def _by_form(before: str, after: str, offset: int) -> Cause | None:
+    was, now = _word(before, offset), _word(after, offset)
+    was_end, now_end = offset + _rest(before, offset), offset + _rest(after, offset)
+    if before[was_end : was_end + AGAIN] != after[now_end : now_end + AGAIN]:
+        return None
+    return next((cause for cause, form in _FORMS if form.fullmatch(was) and form.fullmatch(now)), None)
+
+
+def _word(text: str, offset: int) -> str:
+    """The word around a place; what is longer than any value is cut, and so is like none."""
+    start, least = offset, max(0, offset - LONGEST)
+    while start > least and text[start - 1] not in _EDGE:
+        start -= 1
+    return text[start : offset + _rest(text, offset)].rstrip(".:")
+
+
+def _rest(text: str, offset: int) -> int:
+    """How many characters there are up to the end of the word, as far as that is looked for."""
+    end, most = offset, min(len(text), offset + LONGEST)
+    while end < most and text[end] not in _EDGE:
+        end += 1
+    return end - offset
+
+
+# -- why it parts ----------------------------------------------------------------------------------------
 
 NEAR: Final = 8  # messages: how far one may have been moved
 _VALUES: Final = frozenset(OF_FACT.values()) - {Cause.REMINDER_MOVED}
@@ -36,6 +96,8 @@ _OTHER_TOOLS: Final = frozenset({Cause.TOOL_ADDED, Cause.TOOL_REMOVED, Cause.TOO
 
 @dataclass(frozen=True, slots=True)
 class Explained:
+    """What kind of request it is, where it parts from the one before it, and why."""
+
     kind: RequestKind
     divergence: Divergence | None = None  # None: nothing parts, or nothing was there before
     cause: Cause | None = None

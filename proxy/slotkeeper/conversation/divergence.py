@@ -1,4 +1,4 @@
-"""Where a request parts from the one before it: the first piece of its prompt that is another one.
+"""Where a request parts from the one before it, and how much of what stood behind that place is still there.
 
 Pieces are looked at in the order in which templates put them: tools, system text, messages, and in each
 message the reasoning, what it says, and its calls. What is merely added at the end parts nothing.
@@ -6,14 +6,52 @@ message the reasoning, what it says, and its calls. What is merely added at the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from slotkeeper.conversation.again import found_again
-from slotkeeper.conversation.requests.layout import NOWHERE, Layout, Message, Path, Section
+from slotkeeper.conversation.layout import NOWHERE, Layout, Message, Path, Section
+
+TELLING: Final = 12  # characters: shorter lines (braces) are found anywhere
+LOOKED_AT: Final = 2**22  # characters of either side whose lines are compared
+
+
+def found_again(old: Sequence[str], new: Sequence[str]) -> int:
+    """Characters of whole old texts that are among the new ones, and of lines of the others."""
+    there = Counter(new)
+    found, odd = 0, []
+    for text in old:
+        if there[text]:
+            there[text] -= 1
+            found += len(text)
+        else:
+            odd.append(text)
+    return found + _lines_again(odd, there.elements())
+
+
+def _lines_again(old: Iterable[str], new: Iterable[str]) -> int:
+    there = Counter(line for line in _lines(new) if len(line) >= TELLING)
+    found = 0
+    for line in _lines(old):
+        if there[line]:
+            there[line] -= 1
+            found += len(line) + 1
+    return found
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    left = LOOKED_AT
+    for text in texts:
+        yield from text[:left].split("\n")
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+# -- the first piece that is another one -----------------------------------------------------------------
 
 EXCERPT: Final = 80  # characters shown of each side
 LEAD_IN: Final = 24  # of them, before the place

@@ -1,24 +1,202 @@
-"""What conversations are called. Every view, the log among them, shows the name that is made here.
+"""What programs and conversations are called. Every view, the log among them, shows the same name.
 
-A name begins with the agent and the conversation's number; behind that stands what a person would know it
-by: the name that was given by a header, else the title that its agent asked the model for, else the first
-words of its task. The last two are words of prompts: without leave to keep text there is only the number.
+A program is known by the first words of its own system text, else by its headers: a User-Agent may be that of
+a library which many programs use, and some programs send that of another. The words are those of published
+programs, recorded from real clients.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
-from slotkeeper.conversation.agents import Agents
+from slotkeeper.conversation.facts import bare
+from slotkeeper.conversation.layout import Conversation, Layout, Role, Section
 from slotkeeper.conversation.phrases import EXAMPLES, FILES, SUMMARIZED, TITLE_ASKED, says
-from slotkeeper.conversation.record import Conversation
-from slotkeeper.conversation.requests.facts import bare
-from slotkeeper.conversation.requests.layout import Layout, Role, Section
-from slotkeeper.conversation.titles import squeezed, title_in
+
+UNKNOWN: Final = "unknown client"
+OPEN_WEBUI: Final = "Open WebUI"
+OPENING: Final = 240  # characters of a text in which a program says who it is
+TEXTS: Final = 4  # system texts that are looked at: the first may be a header of billing
+LONGEST_PRODUCT: Final = 24  # characters of a name that is in no table
+REMEMBERED: Final = 1024  # clients
+
+# The start of a User-Agent, in lower case, and what people call the program.
+PROGRAMS: Final[Mapping[str, str]] = {
+    "opencode/": "opencode",
+    "codex": "codex",  # codex_exec, codex_cli_rs, codex-tui
+    "claude-cli/": "claude-cli",
+    "claude-code/": "claude-cli",
+    "qwencode/": "QwenCode",
+    "geminicli/": "gemini-cli",
+    "kimicli/": "kimi",
+    "kimi-cli/": "kimi",
+    "kimi-code": "kimi",
+    "mistral-vibe/": "vibe",
+    "vibe/": "vibe",
+    "aider/": "aider",
+    "cline/": "cline",
+    "roocode/": "Roo Code",
+    "kilo-code/": "Kilo Code",
+    "pi/": "pi",
+    "pi-coding-agent/": "pi",
+    "open webui": OPEN_WEBUI,
+    "openwebui": OPEN_WEBUI,
+    "open-webui": OPEN_WEBUI,
+    "githubcopilotchat/": "Copilot",
+    "zed/": "Zed",
+    "openhands/": "OpenHands",
+    "litellm/": "LiteLLM",
+}
+# The same of what only says which library the program uses.
+LIBRARIES: Final[Mapping[str, str]] = {
+    "openai/python": "openai-python",
+    "asyncopenai/python": "openai-python",
+    "openai/js": "openai-js",
+    "anthropic/python": "anthropic-python",
+    "asyncanthropic/python": "anthropic-python",
+    "anthropic/js": "anthropic-js",
+    "ai-sdk/": "ai-sdk",
+    "python-httpx/": "httpx",
+    "python-requests/": "requests",
+    "python-urllib/": "urllib",
+    "python/": "aiohttp",  # Python/3.12 aiohttp/3.11.11
+    "curl/": "curl",
+    "wget/": "wget",
+    "node": "node",
+    "undici": "node",
+    "bun/": "bun",
+    "go-http-client/": "go",
+    "okhttp/": "okhttp",
+    "axios/": "axios",
+    "postmanruntime/": "Postman",
+    "mozilla/": "browser",  # llama-server's own page among them
+}
+# Words near the start of a system text, or of a side request's.
+SPOKEN: Final[Mapping[str, str]] = {
+    "You are opencode": "opencode",
+    "You are a coding agent running in the Codex CLI": "codex",
+    "You are Codex": "codex",
+    "You are Claude Code": "claude-cli",
+    "You are Qwen Code": "QwenCode",
+    "operating inside pi": "pi",
+    "You are Cline": "cline",
+    "You are Roo": "Roo Code",
+    "You are Kimi": "kimi",
+    "Mistral Vibe": "vibe",
+    "You help users get complex tasks done. Act directly": "vibe",
+    "You are an agent in the Continue CLI": "Continue",
+    "Act as an expert software developer.\nAlways use best practices": "aider",
+    "You are a helpful assistant that can interact with a computer": "mini-swe-agent",
+}
+_JS_CLASS: Final = re.compile(r"[a-z_$]\w{0,3}/js ")  # OpenAI's library in a bundle: `ls/JS 5.23.2`
+_PRODUCT: Final = re.compile(r"[A-Za-z][\w .+-]*")
+
+
+class Agents:
+    """Remembers who a client turned out to be: its titles and summaries do not say it themselves."""
+
+    def __init__(self, most: int = REMEMBERED) -> None:
+        self._most = most
+        self._known: OrderedDict[str, str] = OrderedDict()
+
+    def of(self, client: str, headers: Mapping[str, str], layout: Layout | None) -> str:
+        """`client` is a digest of the key and of the User-Agent; the layout is None for what is no chat."""
+        said = in_words(layout) if layout else None
+        if said is not None:
+            self._known[client] = said
+            self._known.move_to_end(client)
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+            return said
+        return self._known.get(client) or in_headers(headers)
+
+
+def in_words(layout: Layout) -> str | None:
+    """By the first words of what the program itself says; None if unknown."""
+    lead = layout.messages[: layout.lead]
+    texts = [text.text for message in lead for text in message.texts if text.section is Section.SYSTEM]
+    for text in texts[:TEXTS]:
+        opening = text[:OPENING]
+        for words, name in SPOKEN.items():
+            if words in opening:
+                return name
+    return None
+
+
+def in_headers(headers: Mapping[str, str]) -> str:
+    """By a header of its own, else by the User-Agent."""
+    given = {name.lower(): " ".join(value.split()) for name, value in headers.items()}
+    if given.get("x-title") == OPEN_WEBUI or any(name.startswith("x-openwebui-") for name in given):
+        return OPEN_WEBUI
+    return _program(given.get("user-agent", "")[:OPENING])
+
+
+@lru_cache(maxsize=64)  # asked several times of every request
+def _program(said: str) -> str:
+    """By a User-Agent."""
+    lower = said.lower()
+    for start, name in (*PROGRAMS.items(), *LIBRARIES.items()):
+        if lower.startswith(start):
+            return name
+    if _JS_CLASS.match(lower):
+        return LIBRARIES["openai/js"]
+    product = _PRODUCT.match(said.partition("/")[0])
+    return (product[0][:LONGEST_PRODUCT].strip() if product else "") or UNKNOWN
+
+
+# -- conversations ---------------------------------------------------------------------------------------
+
+LONGEST: Final = 60  # characters
+LOOKED_AT: Final = 4000  # characters of an answer
+LINE: Final = 400  # of them, in the line that is the title
+_THOUGHT: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_LABEL: Final = re.compile(r"(?:#+ *|[-*] +|\**title\** *: *)+", re.IGNORECASE)
+_QUOTES: Final = "\"'`*“”„«» "
+
+
+def title_in(reply: Mapping[str, Any]) -> str:
+    """Of an assistant's message in chat shape; empty where it is none.
+
+    Either a JSON object with a `title`, or the first line of text.
+    """
+    content = reply.get("content")
+    if not isinstance(content, str):
+        return ""
+    text = _THOUGHT.sub("", content[:LOOKED_AT])
+    title = _in_json(text)
+    if title is None:
+        title = next((line for line in map(squeezed, text.splitlines()) if line), "")
+    title = _LABEL.sub("", squeezed(title)[:LINE], count=1).strip(_QUOTES)
+    return title if len(title) <= LONGEST else title[: LONGEST - 1].rstrip() + "…"
+
+
+def squeezed(text: str) -> str:
+    """In one line, without what cannot be seen, and without the quotes around it."""
+    seen = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(seen.split()).strip(_QUOTES)
+
+
+def _in_json(text: str) -> str | None:
+    """None where there is no object; else its title, if that is a text."""
+    start, end = text.find("{"), text.rfind("}")
+    if not 0 <= start < end:
+        return None
+    try:
+        told = json.loads(text[start : end + 1])
+    except ValueError:
+        return None
+    title = told.get("title") if isinstance(told, dict) else None
+    return title if isinstance(title, str) else ""
+
+
+# -- names -----------------------------------------------------------------------------------------------
 
 WORDS: Final = 48  # characters of a task that are kept
 TELLING: Final = 12  # characters of a task from which on a text that holds them is about it

@@ -1,14 +1,22 @@
-"""The words by which clients' own programs ask beside a conversation, and begin again after a summary.
+"""The words of clients' programs: how they ask beside a conversation, what they put around changing facts.
 
-Recorded from real clients, or from the text of their published programs. Each begins a text, so only starts
-are looked at: a user who writes about such a request is not taken for one.
+Recorded from real clients, or from the text of their published programs. Words of requests beside a
+conversation begin a text, so only starts are looked at: a user who writes about such a request is not taken
+for one.
+
+Words around facts are anchored to the start of a line, apart from the mark of a list before them. A pattern
+describes only how a fact begins: in a line or two, in a time that grows with their length and no faster. Ends
+that may be far away are looked for by `facts`, each stretch of a text once: some texts are made to be slow.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
 
-from slotkeeper.conversation.requests.layout import Message, Role, Section
+from slotkeeper.conversation.layout import Message, Role, Section
 
 SUMMARY_ASKED: Final = (  # by a user message
     "CRITICAL: Respond with text only",  # mistral-vibe
@@ -77,3 +85,184 @@ def says(message: Message, phrases: tuple[str, ...]) -> bool:
 
 def user_says(message: Message, phrases: tuple[str, ...]) -> bool:
     return message.role is Role.USER and says(message, phrases)
+
+
+# -- around what changes in prompts, client by client ----------------------------------------------------
+
+
+class FactKind(StrEnum):
+    """What changes."""
+
+    DATE = "date"
+    CLOCK = "clock"
+    CWD = "cwd"
+    GIT = "git_status"
+    ENVIRONMENT = "environment"
+    MEMORY_FILE = "memory_file"
+    COUNTDOWN = "countdown"
+    NONCE = "nonce"
+    REMINDER = "reminder"
+
+
+@dataclass(frozen=True, slots=True)
+class PhraseForm:
+    """One way in which a client writes one kind of fact."""
+
+    kind: FactKind
+    anchor: str  # stands in every such fact, rare elsewhere: looked for first, as that is cheap
+    pattern: re.Pattern[str]  # from the start of the anchor's line; group `fact`, else all of it
+    close: str = ""  # a block: it goes from the anchor to the end of this, whatever stands in it
+    ends: str = ""  # it goes on to the end of the first of these, and is none without it
+    last_line: str = ""  # the same: a whole line, with groups of the pattern in it
+    until: tuple[str, ...] = ()  # it goes on to the first of these, else to the end of the text
+    programs: bool = False  # a block that only programs write: found in what a user sends, too
+
+
+def _form(kind: FactKind, anchor: str, pattern: str, *until: str, **more: Any) -> PhraseForm:
+    return PhraseForm(kind, anchor, re.compile(pattern, re.DOTALL), until=until, **more)
+
+
+_ANYTHING: Final = re.compile("")
+# A line of a list or of plain text, before its key.
+_LINE: Final = r"[ \t]*(?:[-*] |\d+\. )?"
+_DAY: Final = (
+    r"(?:\d{4}-\d\d-\d\d(?: \([A-Z][a-z]+\))?|\d{1,2}/\d{1,2}/\d{4}"
+    r"|(?:[A-Z][a-z]+,? )?[A-Z][a-z]{2,8} \d{1,2},? \d{4})"
+)
+_ZONE: Final = r"(?:Z|[+-]\d\d:?\d\d| \(?[A-Z]{2,5}\)?)"
+_TIME: Final = rf"(?:T|,? (?:at )?)\d{{1,2}}:\d\d(?::\d\d)?(?:\.\d+)?(?: ?[AP]M)?{_ZONE}?"
+_MOMENT: Final = rf"(?P<value>`?{_DAY}(?P<time>{_TIME})?`?)"
+
+# The names under which clients look for the user's own instructions.
+_NAME: Final = r"[^\n]*?(?:AGENTS|CLAUDE|QWEN|GEMINI|CONTEXT)(?:\.local)?\.md"
+
+
+def _date(anchor: str, key: str = "") -> PhraseForm:
+    return _form(FactKind.DATE, anchor, rf"{_LINE}(?P<fact>{key or re.escape(anchor)}{_MOMENT})")
+
+
+def _line(kind: FactKind, key: str) -> PhraseForm:
+    """A line such as `Platform: linux`."""
+    return _form(kind, f"{key}: ", rf"{_LINE}(?P<fact>(?P<label>{re.escape(key)}): (?P<value>[^\n]*\S))")
+
+
+def _block(kind: FactKind, tag: str) -> PhraseForm:
+    """A block in tags of its own. What stands inside is not looked into."""
+    return PhraseForm(kind, f"<{tag}>", _ANYTHING, close=f"</{tag}>", programs=True)
+
+
+_GIT: Final = (
+    r"(?:(?:Current branch|Main branch[^:\n]*|Git user):[^\n]*\n*)*"
+    r"(?:Status:(?:\n[^\n]+)*\n*)?(?:Recent commits:(?:\n[0-9a-f]{6,40} [^\n]*)*)?"
+)
+
+FORMS: Final = (
+    _block(FactKind.REMINDER, "system-reminder"),
+    _block(FactKind.ENVIRONMENT, "environment_context"),  # codex
+    _block(FactKind.ENVIRONMENT, "environment_details"),  # roo, older cline
+    _block(FactKind.COUNTDOWN, "system_warning"),
+    _block(FactKind.COUNTDOWN, "budget:token_budget"),
+    _form(FactKind.COUNTDOWN, "# Context Window Usage", r"# Context Window Usage\n(?P<value>[^\n]*)"),
+    _form(FactKind.NONCE, "x-anthropic-billing-header:", r"x-anthropic-billing-header:(?P<value>[^\n]*)"),
+    _date("Today's date: "),
+    _date("Today's date is "),
+    _date("Current date: "),
+    _date("The current date is: "),
+    _date("The current date is "),
+    _date("Date: "),
+    _date("Current date and time: "),
+    _date("The current date and time", r"The current date and time(?: in ISO format)?(?: is|:) "),
+    _date("Current time: "),
+    _line(FactKind.CWD, "Working directory"),
+    _line(FactKind.CWD, "Primary working directory"),
+    _line(FactKind.CWD, "Current working directory"),
+    _line(FactKind.CWD, "Current Working Directory"),
+    _line(FactKind.CWD, "Working Directory"),
+    _line(FactKind.CWD, "Workspace root folder"),
+    _line(FactKind.CWD, "Absolute path"),  # mistral-vibe
+    _form(  # kimi-cli
+        FactKind.CWD,
+        "The current working directory is `",
+        r"The current working directory is `(?P<value>[^`\n]*)`",
+    ),
+    _line(FactKind.ENVIRONMENT, "Platform"),
+    _line(FactKind.ENVIRONMENT, "OS Version"),
+    _line(FactKind.ENVIRONMENT, "Shell"),
+    _line(FactKind.ENVIRONMENT, "IDE"),
+    _line(FactKind.ENVIRONMENT, "Is directory a git repo"),
+    _line(FactKind.ENVIRONMENT, "Is a git repository"),
+    _form(  # kimi-cli
+        FactKind.ENVIRONMENT,
+        "The directory listing of current working directory is:",
+        r"The directory listing of current working directory is:\n+(?P<fence>```+)\n",
+        last_line="{fence}",
+    ),
+    _form(
+        FactKind.GIT, "gitStatus: This is ", rf"gitStatus: This is [^\n]*\n+(?P<value>{_GIT})"
+    ),  # Claude Code
+    _form(FactKind.GIT, "gitContext: This is ", rf"gitContext: This is [^\n]*\n+(?P<value>{_GIT})"),  # vibe
+    _form(  # continue
+        FactKind.GIT,
+        '<context name="gitStatus">',
+        r'<context name="gitStatus">',
+        ends="</context>",
+    ),
+    _form(FactKind.GIT, "git: Current branch: ", r"(?P<value>git: Current branch: [^\n]*(?:\ngit: [^\n]*)*)"),
+    _form(  # opencode
+        FactKind.MEMORY_FILE,
+        "Instructions from: ",
+        r"Instructions from: (?P<label>[^\n]+)\n",
+        "\nInstructions from: ",
+        "\nSkills provide specialized instructions",
+        "\n<available_skills>",
+    ),
+    _form(  # pi
+        FactKind.MEMORY_FILE,
+        "Project-specific instructions and guidelines:",
+        r"Project-specific instructions and guidelines:\n+## (?P<label>[^\n]+)\n",
+        "\nCurrent date: ",
+        "\nThe following skills provide ",
+    ),
+    _form(  # cline
+        FactKind.MEMORY_FILE,
+        "## Workspace ",
+        rf"## Workspace (?P<label>{_NAME})\n",
+        "\n## Workspace ",
+        "\n## Global ",
+    ),
+    _form(  # codex
+        FactKind.MEMORY_FILE,
+        "# AGENTS.md instructions for ",
+        r"# AGENTS\.md instructions for (?P<label>[^\n]+)\n+<INSTRUCTIONS>\n",
+        ends="</INSTRUCTIONS>",
+        programs=True,
+    ),
+    _form(  # continue
+        FactKind.MEMORY_FILE,
+        '<context name="userRules">',
+        r'<context name="userRules">\n',
+        ends="\n</context>",
+    ),
+    _form(  # kimi-cli
+        FactKind.MEMORY_FILE,
+        "<!-- From: ",
+        r"<!-- From: (?P<label>[^\n]+) -->\n",
+        "\n<!-- From: ",
+        "\n````",
+    ),
+    _form(  # qwen-code, gemini-cli
+        FactKind.MEMORY_FILE,
+        "--- Context from: ",
+        r"--- Context from: (?P<label>[^\n]+) ---\n",
+        last_line="--- End of Context from: {label} ---",
+    ),
+    _form(  # mistral-vibe, Claude Code
+        FactKind.MEMORY_FILE,
+        "Contents of ",
+        rf"Contents of (?P<label>(?>{_NAME}))[^\n]*:\n",  # the first name counts: no other is tried
+        "\nContents of ",
+        "\nIMPORTANT: this context may or may not be relevant",
+        "\n# currentDate",
+    ),
+)
+PROGRAMS: Final = tuple(form for form in FORMS if form.programs)

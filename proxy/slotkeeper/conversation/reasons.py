@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from slotkeeper.conversation.requests.facts import FactKind
+from slotkeeper.conversation.facts import FactKind
 from slotkeeper.conversation.rules.base import RuleName
 
 

@@ -1,4 +1,4 @@
-"""What an engine answers to control calls, as values."""
+"""What an engine answers to control calls, as values, and how such a call can fail."""
 
 from __future__ import annotations
 
@@ -7,13 +7,41 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
+
+
+class EngineError(Exception):
+    """The engine answered, and the answer was a refusal."""
+
+    def __init__(self, status: int, message: str, *, foreign: bool = False) -> None:
+        """`foreign`: no llama-server answers like this."""
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+        self.foreign = foreign
+
+
+class EngineGoneError(ConnectionError):
+    """No answer: refused, reset, or silent past the time limit."""
+
+
+class EngineSilentError(EngineGoneError):
+    """Silent past the time limit: it may be gone, or on a machine that is too busy to answer."""
+
+
+class EngineFrozenError(EngineSilentError):
+    """It has answered nothing at all for so long that requests no longer wait."""
+
+
+# -- answers ---------------------------------------------------------------------------------------------
 
 Odds = tuple[tuple[int, float], ...]  # tokens and their logprobs, the likeliest first
 
 
 class Health(StrEnum):
+    """What `GET /health` says, or that nothing did."""
+
     OK = "ok"
     LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
     SLEEPING = "sleeping"  # alive, model unloaded, all slots empty (engine.md 7)

@@ -1,25 +1,82 @@
-"""What an engine's slot files are like, found out by letting it write one.
+"""What an engine's slot files are like, found out by letting it write one, and why there may be none.
 
-First the state of an idle slot, which changes nothing: is the folder ours too, which version has the file.
-Then, where that does not tell whether files carry checkpoints and the engine was not used yet: a canary, a
-few tokens in one slot, saved and erased again.
-`traits` reads what an engine says of its own accord.
+First the state of an idle slot is saved, which changes nothing: is the folder ours too, which version has
+the file. Then, where that does not tell whether files carry checkpoints and the engine was not used yet: a
+canary, a few tokens in one slot, saved and erased again. `traits` reads what an engine says of its own
+accord.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.engine.obstacles import NoFilesError, Why
 from slotkeeper.engine.slotfile import Damage, SlotFile, read
-from slotkeeper.scheduler.observed import SlotView
-from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
+
+
+class Why(StrEnum):
+    """Why there are no slot files to work with."""
+
+    OFF = "off"
+    NO_FOLDER = "no_folder"
+    NOT_SHARED = "not_shared"
+    UNREADABLE = "unreadable"
+    UNKNOWN = "unknown"
+    REFUSED = "refused"
+    CUT = "cut"
+    BUSY = "busy"
+    UNCERTAIN = "uncertain"
+
+
+# What is so, and what to do.
+SAID: Final[Mapping[Why, tuple[str, str]]] = {
+    Why.OFF: (
+        "The engine saves no slots.",
+        "Add --slot-save-path, with the folder that Slotkeeper is given.",
+    ),
+    Why.NO_FOLDER: ("The folder is not there.", "Make it, or mount what should be there."),
+    Why.NOT_SHARED: (
+        "What the engine saves does not appear in the folder.",
+        "Its --slot-save-path and our --slot-dir must be the same folder of the same disk.",
+    ),
+    Why.UNREADABLE: (
+        "What the engine saves cannot be read or removed here.",
+        "Run both as one user, who owns the folder.",
+    ),
+    Why.CUT: ("Less lies in the folder than the engine says it has written.", "Make room there."),
+    Why.UNKNOWN: ("Its slot files are of a kind that Slotkeeper does not know.", "Use another build."),
+    Why.REFUSED: (
+        "The engine could not save a slot.",
+        "Look for room in the folder, and into the engine's log.",
+    ),
+    Why.UNCERTAIN: (
+        "The engine does not list its LoRA adapters, so what would fit it is not known.",
+        "Use another build.",
+    ),
+    Why.BUSY: ("No slot became idle, so none could be saved.", "Try again when there is less to do."),
+}
+
+
+class NoFilesError(Exception):
+    """No snapshots with this engine. The text says why and what to do."""
+
+    def __init__(self, why: Why, detail: str = "") -> None:
+        what, self.do = SAID[why]
+        self.what = f"{what.removesuffix('.')} ({detail})." if detail else what
+        super().__init__(f"{self.what} {self.do}")
+        self.why = why
+
+
+# -- letting it write one --------------------------------------------------------------------------------
 
 ANY: Final = SlotId(-1)  # the engine's choice (engine.md T8)
 CANARY_TOKENS: Final = 16  # 5 leave a checkpoint, whatever the batch; a large model on a CPU is slow

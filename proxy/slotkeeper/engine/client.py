@@ -10,10 +10,20 @@ from typing import Any, Final, Self
 
 import orjson
 
-from slotkeeper.engine.answers import Guess, Health, PrefillResult, RestoreResult, SaveResult, seconds, view
-from slotkeeper.engine.errors import EngineError, EngineGoneError, EngineSilentError
+from slotkeeper.engine.answers import (
+    EngineError,
+    EngineGoneError,
+    EngineSilentError,
+    Guess,
+    Health,
+    PrefillResult,
+    RestoreResult,
+    SaveResult,
+    seconds,
+    view,
+)
 from slotkeeper.engine.http import BRIEF_SECONDS, CallKind, CallLimits, EngineHttp, Headers, Pulse, message_in
-from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
 
 __all__ = [

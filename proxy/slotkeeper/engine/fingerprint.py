@@ -1,4 +1,4 @@
-"""What a slot file must fit, as one short name: the same for engines that may load each other's files.
+"""Which engine it is: its build's name, and what a slot file must fit, as one short name.
 
 The engine refuses other shapes by itself. But a file of another model with the same shapes, or one that was
 computed with another rope base, it takes with 200 and goes on in nonsense (engine.md 2.4).
@@ -10,19 +10,67 @@ known before the first one. A layout that differs is refused by the engine too (
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
+from slotkeeper.engine.answers import Odds
+from slotkeeper.engine.canary import swept, unused
+from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader
+
+FIRST: Final = 1000  # below that a number is a private build's own, such as b0-unknown and b1-7e4c0a9
+LAZY_SINCE: Final = 11434  # the first build read that thins checkpoints only when full (engine.md T7)
+CARRYING: Final = 4  # the version of slot files that carry checkpoints (engine.md 2.2)
+
+
+def number_in(said: str) -> int | None:
+    """llama.cpp's own number in `b11549-7e4c0a9`; None for any other."""
+    found = re.match(r"b(\d+)(?:-|$)", said)
+    return int(found[1]) if found and int(found[1]) >= FIRST else None
+
+
+def of_package(name: str) -> int | None:
+    """The build that an installed package holds: the largest number of its version, `2026.10.11549`."""
+    try:
+        numbers = [int(part) for part in re.findall(r"\d+", version(name))]
+    except PackageNotFoundError:
+        return None
+    return max(numbers, default=0) or None
+
+
+def in_words(said: str, started: int, model: Mapping[str, Any], files: int) -> str:
+    """`b11549`, or what can be seen of a build that has no number.
+
+    1. What /props says, where that is one of llama.cpp's numbers.
+    2. `started`: the number of the program that we have started; 0 for one that others did.
+    3. What its slot files carry: `files` is their version, 0 where none was seen.
+    4. What it says of its `model`: "architecture" is in b11549's answer, not in b10434's.
+    """
+    number = number_in(said) or started  # (1) (2)
+    if number:
+        return f"b{number}"
+    if files:  # (3)
+        seen = "checkpoint files" if files >= CARRYING else "files without checkpoints"
+    elif model:  # (4)
+        seen = f"b{LAZY_SINCE} or newer" if "architecture" in model else f"older than b{LAZY_SINCE}"
+    else:
+        return "unknown build"
+    return f"unknown build ({seen})"
+
+
+# -- what a slot file must fit ---------------------------------------------------------------------------
 
 DIGEST_BYTES: Final = 8
 # Two trainings of one model have the same header, so a little of the weights is read as well: enough that
@@ -156,3 +204,114 @@ def digest_of(*pieces: bytes) -> str:
     for piece in pieces:
         whole.update(piece)
     return whole.hexdigest()
+
+
+# -- by what it says, where its flags cannot be seen -----------------------------------------------------
+# Another rope base, a control vector or an edited key of the model change what is computed, and no answer
+# of the engine tells (engine.md 2.4). But they change what the model says: after one fixed text the
+# logprobs of the likeliest tokens are equal to the last digit when an engine is started again as it was,
+# also with another number of threads; another rope base moves them by 0.13 to 1.9 (tiny models, Gemma 3
+# 270M). So each such set of logprobs gets a name, the engine's voice, and is remembered beside the slot
+# files that it stands for.
+#
+# Only an unused engine is asked; a process has one voice as long as it lives. A build or a batch size that
+# computes otherwise has another voice too. That costs a prefill.
+
+FILE: Final = "slotkeeper-voices.json"
+MOST: Final = 64  # voices remembered, the oldest are forgotten
+LIKELIEST: Final = 8
+TOLERANCE: Final = 0.05  # of a logprob: a graphics card may add up in another order from start to start
+TOKENS: Final = 128  # far enough for positions to matter
+# With many ways to go on: where one token is certain, all engines agree.
+TEXT: Final = (
+    "The harbour master wrote seven names on a slate, sold the copper lamp to a stranger and said nothing "
+    "more. Winter came early to the north valley; a train of grey mules carried salt, paper and window glass "
+    "over the pass. In the third cellar they found a clock, two letters in an unknown hand, and a box of "
+    "dried pears. Nobody asked why the river had changed its colour, for the council was busy with taxes, "
+    "wolves and a wedding. A child counted backwards from ninety while her brother drew maps of cities that "
+    "had never been built. On the last page of the ledger somebody had drawn a bird and below it one word: "
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFingerprint:
+    """One voice, and where it was heard last."""
+
+    name: str
+    engine: str  # Identity.digest: all else that is known about the engine
+    process: str  # what /props marks each start with (engine.md 1.7)
+    odds: Odds
+
+
+async def voice_of(
+    client: EngineClient,
+    folder: Path,
+    engine: str,
+    process: str,
+    *,
+    may_compute: bool,
+    headers: Headers | None = None,
+) -> str:
+    """The name of an engine's voice. No request may be pinned to it meanwhile.
+
+    1. This process was heard before.
+    2. No slot was used yet: it is asked, and found among those that were heard, or remembered.
+    3. It is too late, not allowed, or refused: then it is taken for the one that was heard last, "" if none
+       was, since most engines are started again as they were.
+
+    Raises EngineGoneError.
+    """
+    heard = await asyncio.to_thread(recalled, folder)
+    for one in heard:
+        if (one.engine, one.process) == (engine, process):  # (1)
+            return one.name
+    try:
+        odds = await listened(client, headers) if may_compute and await unused(client, headers) else ()
+    except EngineError:
+        odds = ()
+    if not odds:  # (3)
+        return next((one.name for one in reversed(heard) if one.engine == engine), "")
+    known = next((one for one in heard if one.engine == engine and alike(one.odds, odds)), None)  # (2)
+    now = known or KnownFingerprint(name=digest_of(orjson.dumps(odds)), engine=engine, process="", odds=odds)
+    others = [one for one in heard if one != known]
+    with contextlib.suppress(OSError):  # then it must be heard again after the next start
+        await asyncio.to_thread(remembered, folder, [*others, replace(now, process=process)][-MOST:])
+    return now.name
+
+
+async def listened(client: EngineClient, headers: Headers | None) -> Odds:
+    """Ask, and leave the slot empty again."""
+    ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)
+    guess = await client.guess(ids[:TOKENS], LIKELIEST, headers=headers)
+    await swept(client, guess.slot, guess.held, headers)
+    return guess.odds
+
+
+def alike(one: Odds, other: Odds) -> bool:
+    """Whether two voices are one. The least likely token of each may be missing in the other."""
+    first, second = dict(one), dict(other)
+    both = first.keys() & second.keys()
+    return len(both) >= min(len(first), len(second)) - 1 and all(
+        abs(first[token] - second[token]) <= TOLERANCE for token in both
+    )
+
+
+def recalled(folder: Path) -> list[KnownFingerprint]:
+    """What was heard, the newest last; nothing where the file is not what we wrote. Blocks."""
+    try:
+        listed = orjson.loads((folder / FILE).read_bytes())
+        return [KnownFingerprint(**one | {"odds": odds_in(one["odds"])}) for one in listed]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def odds_in(document: Any) -> Odds:
+    return tuple((int(token), float(logprob)) for token, logprob in document)
+
+
+def remembered(folder: Path, heard: Sequence[KnownFingerprint]) -> None:
+    """Blocks. Raises OSError."""
+    place = folder / f"{FILE}.new"
+    place.write_bytes(orjson.dumps([asdict(one) for one in heard]))
+    place.chmod(0o600)
+    place.replace(folder / FILE)

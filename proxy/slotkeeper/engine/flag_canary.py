@@ -26,9 +26,17 @@ from typing import Final
 from slotkeeper.engine.answers import PrefillResult
 from slotkeeper.engine.canary import ANY, swept, unused
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.engine.logprob_fingerprint import TEXT
-from slotkeeper.scheduler.checkpoints import TAIL, Checkpoint, after_prefill, checkpoints_last, newest_usable
-from slotkeeper.scheduler.traits import EngineTraits, Known, Memory
+from slotkeeper.engine.fingerprint import TEXT
+from slotkeeper.scheduler.engine_model import (
+    TAIL,
+    Checkpoint,
+    EngineTraits,
+    Known,
+    Memory,
+    after_prefill,
+    checkpoints_last,
+    newest_usable,
+)
 from slotkeeper.scheduler.types import SlotId
 
 STEP: Final = 10  # tokens by which a prompt is longer than the one before

@@ -19,7 +19,7 @@ import aiohttp
 import orjson
 
 from slotkeeper.api.headers import AUTH
-from slotkeeper.engine.errors import EngineError, EngineFrozenError, EngineGoneError, EngineSilentError
+from slotkeeper.engine.answers import EngineError, EngineFrozenError, EngineGoneError, EngineSilentError
 
 CONNECT_SECONDS: Final = 5.0
 BRIEF_SECONDS: Final = 5.0

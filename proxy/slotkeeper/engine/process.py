@@ -1,4 +1,4 @@
-"""One engine as a child process: apart from our terminal, with a bounded log, stopped for sure."""
+"""An engine as a child process: apart from our terminal, with a bounded log, stopped for sure, kept alive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ class EngineDiedError(RuntimeError):
     """The engine ended while we waited for it."""
 
     def __init__(self, returncode: int, tail: str) -> None:
-        super().__init__(f"the engine ended with {returncode}; the end of its log:\n{tail}")
+        # llama-server writes its log in a thread and in one of 60 failed starts ends before that has begun
+        said = (
+            f"the end of its log:\n{tail}" if tail else "its log is empty; try once more, or start it by hand"
+        )
+        super().__init__(f"the engine ended with {returncode}; {said}")
         self.returncode = returncode
         self.tail = tail
 
@@ -187,3 +191,84 @@ def die_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return before_exec
+
+
+# -- kept alive, always on the same port -----------------------------------------------------------------
+
+FIRST_SECONDS: Final = 1.0
+LONGEST_SECONDS: Final = 30.0  # a user who repairs something must not wait longer than that to see it
+STEADY_SECONDS: Final = 60.0  # an engine that ran this long did not die of its start
+
+
+class Backoff:
+    """How long to wait before the next start."""
+
+    def __init__(
+        self, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS, steady: float = STEADY_SECONDS
+    ) -> None:
+        self._first, self._longest, self._steady = first, longest, steady
+        self._next = first
+
+    def after(self, up_seconds: float) -> float:
+        """The pause after an engine that served for `up_seconds` has died."""
+        if up_seconds >= self._steady:
+            self._next = self._first
+        pause = self._next
+        self._next = min(self._next * 2, self._longest)
+        return pause
+
+
+class Supervisor:
+    """Runs engines made by `launch`, one after another.
+
+    `on_up()` is called when one serves, `on_down(returncode, log_tail)` when it has died. An engine that
+    dies before the very first `on_up` is the user's mistake (a wrong path, too little memory) and not
+    started again: `run` raises its EngineDiedError.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[], EngineProcess],
+        *,
+        on_up: Callable[[], None],
+        on_down: Callable[[int, str], None],
+        progress: Progress | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._launch = launch
+        self._on_up, self._on_down, self._progress = on_up, on_down, progress
+        self._backoff = backoff or Backoff()
+        self.process: EngineProcess | None = None
+        self.starts = 0
+
+    def __repr__(self) -> str:
+        return f"<Supervisor starts={self.starts} {self.process}>"
+
+    def replace(self) -> None:
+        """End the engine that runs now, which does not answer any more: the next one is started."""
+        if self.process is not None:
+            self.process.end_unasked()
+
+    async def run(self) -> None:
+        """Until cancelled; the engine has ended when this has."""
+        served = False
+        while True:
+            up_seconds = 0.0
+            self.starts += 1
+            self.process = process = self._launch()
+            process.start()
+            try:
+                await process.wait_ready(self._progress)
+                since = asyncio.get_running_loop().time()
+                served = True
+                self._on_up()
+                code, tail = await process.wait(), process.tail()
+                up_seconds = asyncio.get_running_loop().time() - since
+            except EngineDiedError as died:
+                if not served:
+                    raise
+                code, tail = died.returncode, died.tail
+            finally:
+                await process.stop()
+            self._on_down(code, tail)
+            await asyncio.sleep(self._backoff.after(up_seconds))

@@ -1,32 +1,78 @@
-"""Reading what kind of engine stands behind a URL: from its answers, its flags and its model's header.
+"""What kind of engine stands behind a URL: read from its answers, its flags and its model's header.
 
-And from its slot files, if there is a folder for them: what must be tried out for that is in `canary`.
+What its slot files are like must be tried out: that is in `canary`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from slotkeeper.engine import builds
-from slotkeeper.engine.canary import ProbeResult, probe_files
+from slotkeeper.engine import fingerprint
+from slotkeeper.engine.canary import NoFilesError, ProbeResult, Why, probe_files
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.engine.command_line import flags_behind
-from slotkeeper.engine.families import family_of, user_openers
-from slotkeeper.engine.fingerprint import Identity, about_adapters, about_flags, about_model, streams_of
+from slotkeeper.engine.fingerprint import (
+    Identity,
+    about_adapters,
+    about_flags,
+    about_model,
+    streams_of,
+    voice_of,
+)
 from slotkeeper.engine.flag_canary import try_flags
-from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
-from slotkeeper.engine.logprob_fingerprint import voice_of
-from slotkeeper.engine.markers import learn_markers
-from slotkeeper.engine.obstacles import NoFilesError, Why
-from slotkeeper.engine.state_size import token_bytes
-from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
+from slotkeeper.engine.markers import family_of, learn_markers, user_openers
+from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 from slotkeeper.vocab.memory import memory_kind
+
+# Bytes of 32 values, from ggml's block sizes; a type that is not listed is taken for f16.
+BLOCK_BYTES: Final = {
+    "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18,
+    "iq4_nl": 18,
+}  # fmt: skip
+CELL_BYTES: Final = 28  # of a token, beside keys and values: its cell (at most 24) and its id
+
+
+def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None) -> int:
+    """At most, of a slot that is full: sliding layers are counted in full, recurrent states not at all.
+
+    0 where the header does not say how wide keys and values are.
+    """
+    kinds = (flags.cache_type_k, flags.cache_type_v) if flags else ("f16", "f16")
+    key, value = (BLOCK_BYTES.get(kind, BLOCK_BYTES["f16"]) for kind in kinds)
+    wide = header.values.get(f"{header.architecture}.embedding_length")
+    each = wide // header.head_count if isinstance(wide, int) and header.head_count else 0
+    heads = sum(kv_heads(header))
+    width = number(header, "attention.key_length", each) * key
+    width += number(header, "attention.value_length", each) * value
+    return (heads * width // 32 + CELL_BYTES) * n_ctx if heads and width else 0
+
+
+def token_bytes(header: GgufHeader, flags: EngineFlags | None = None) -> int:
+    """What each further token adds; its cell at least, as with a memory that is recurrent only."""
+    return max(CELL_BYTES, state_bytes(header, 1, flags))
+
+
+def kv_heads(header: GgufHeader) -> Sequence[int]:
+    """Of every layer that has attention."""
+    given = header.values.get(f"{header.architecture}.attention.head_count_kv", header.head_count)
+    if isinstance(given, tuple):
+        return [count for count in given if isinstance(count, int)]
+    layers = header.block_count - header.nextn_predict_layers
+    return [given] * (layers // (header.full_attention_interval or 1)) if isinstance(given, int) else []
+
+
+def number(header: GgufHeader, key: str, otherwise: int) -> int:
+    found = header.values.get(f"{header.architecture}.{key}", otherwise)
+    return found if isinstance(found, int) else otherwise
+
+
+# -- all that can be read --------------------------------------------------------------------------------
 
 UNSEEN: Final = "started by others: flags not shown by /props are taken for defaults until found out"
 
@@ -93,7 +139,7 @@ async def read_traits(
         tried = await try_flags(client, reading.traits, headers)
         reading = replace(reading, traits=tried.traits, left=tried.left)
     started = flags.build if flags else 0
-    build = builds.in_words(reading.build, started, reading.model, reading.traits.state_version)
+    build = fingerprint.in_words(reading.build, started, reading.model, reading.traits.state_version)
     return replace(reading, build=build, traits=replace(reading.traits, **(overrides or {})))
 
 
@@ -194,9 +240,9 @@ def thins_eagerly(build: str, model: Mapping[str, Any]) -> bool | None:
     1. By its number, where it is one of llama.cpp's own.
     2. Else by what /v1/models says of the model: "architecture" is in b11549's answer, not in b10434's.
     """
-    number = builds.number_in(build)
+    number = fingerprint.number_in(build)
     if number:  # (1)
-        return number < builds.LAZY_SINCE
+        return number < fingerprint.LAZY_SINCE
     if not model:
         return None
     return "architecture" not in model  # (2)

@@ -15,7 +15,7 @@ from structlog.dev import ConsoleRenderer
 from structlog.processors import ExceptionRenderer, JSONRenderer
 from structlog.typing import ExcInfo, Processor
 
-from slotkeeper.engine.errors import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.standard_error import StandardError
 from slotkeeper.scheduler.types import RequestId
 
@@ -98,7 +98,7 @@ def sayable(error: BaseException) -> str:
 
 
 def id_of(key: RequestId) -> str:
-    """The client's id of the request that the core calls "17:ID". A chore has its key alone.
+    """The client's id of the request that the scheduler calls "17:ID". A chore has its key alone.
 
     It is named at every call and in no context variable: what is done for one request often begins in the
     task of another, whose end has made room for it.

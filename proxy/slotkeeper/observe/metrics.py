@@ -17,22 +17,20 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from slotkeeper import __version__
-from slotkeeper.api.claim import Doubt
+from slotkeeper.api.request import Doubt
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.observe.clients import Client, ClientFigures
-from slotkeeper.observe.history import History
 from slotkeeper.observe.log import id_of
+from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Poison, Purpose, Report
+from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.events import Loading
-from slotkeeper.scheduler.figures import of_request
-from slotkeeper.scheduler.losses import Loss
+from slotkeeper.scheduler.figures import Loss, of_request
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.traits import FLAGS, Known
 from slotkeeper.scheduler.types import Crowded, EngineId, Reason
 from slotkeeper.store.trouble import Trouble
 
@@ -309,7 +307,7 @@ def exemplar(request_id: str) -> dict[str, str] | None:
 
 
 class _Slots(Collector):
-    """Read from the core at each scrape, so it is never stale."""
+    """Read from the scheduler at each scrape, so it is never stale."""
 
     def __init__(self, placement: Callable[[], Placement]) -> None:
         self._placement = placement

@@ -34,8 +34,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from slotkeeper import __version__
 from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.observe.request_record import Record
 from slotkeeper.observe.spans import REQUEST, Value, attributes, failed, stage_attributes
-from slotkeeper.observe.why.record import Record
 
 PATH: Final = "/v1/traces"
 # Each span costs as much CPU time as a line of the log, and a batch as much as ten spans.

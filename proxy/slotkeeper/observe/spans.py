@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from slotkeeper.api.routes import Api
 from slotkeeper.config import UsageError
-from slotkeeper.observe.why.record import Record, Span
+from slotkeeper.observe.request_record import Record, Span
 
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans

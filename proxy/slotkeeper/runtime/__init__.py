@@ -1,1 +1,1 @@
-"""The thin shell around the core: it performs effects and reports outcomes as events."""
+"""The thin shell around the scheduler: it performs effects and reports outcomes as events."""

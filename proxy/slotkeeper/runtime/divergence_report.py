@@ -6,17 +6,49 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.conversation.causes import Cause, Explained, by_our_rule, explain, of_template
+from slotkeeper.conversation.causes import Explained, by_our_rule, explain, of_template
 from slotkeeper.conversation.divergence import length, parted
-from slotkeeper.conversation.echo import Echo, echo
-from slotkeeper.conversation.reasons import CAUSES
-from slotkeeper.conversation.record import Match
-from slotkeeper.conversation.requests.layout import Layout
+from slotkeeper.conversation.layout import Conversation, Layout, Match, Message, Role, Section
+from slotkeeper.conversation.reasons import CAUSES, Cause
 from slotkeeper.conversation.rules.apply import Outcome
 from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.observe.log import get_logger
-from slotkeeper.observe.why.record import Decision, PromptDivergence
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.observe.request_record import Decision, PromptDivergence
+from slotkeeper.scheduler.types import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Where it stands, and what to say should it not be what the slot holds."""
+
+    message: int  # index in the layout
+    section: Section
+    cause: Cause
+
+
+def echo(before: Conversation, layout: Layout) -> Echo | None:
+    """Of a request that goes on from `before`; None where no reply follows."""
+    at = len(before.received.messages)
+    if at >= len(layout.messages) or layout.messages[at].role is not Role.ASSISTANT:
+        return None
+    asked = any(message.role is Role.USER for message in layout.messages[at + 1 :])
+    section, cause = _why(before, layout.messages[at], asked=asked)
+    return Echo(at, section, cause)
+
+
+def _why(before: Conversation, message: Message, *, asked: bool) -> tuple[Section, Cause]:
+    """Templates leave reasoning in place until a user speaks (`asked`)."""
+    if message.calls and not asked:
+        return Section.CALL, Cause.CALL_RERENDERED
+    if message.reasoning and message.reasoning.text:
+        return Section.REASONING, Cause.TEMPLATE_STRIPS_REASONING
+    said = next(reversed(before.replies.values()), None)
+    if said and said.get("reasoning_content"):
+        return Section.REASONING, Cause.REASONING_DROPPED
+    return Section.REPLY, Cause.TEMPLATE_RERENDERS
+
+
+# -- what it cost ----------------------------------------------------------------------------------------
 
 OPENING: Final = 16  # tokens, at most, that a template puts behind the messages to open a reply
 OF_TEMPLATE: Final = frozenset({Cause.TEMPLATE_STRIPS_REASONING, Cause.TEMPLATE_RERENDERS})

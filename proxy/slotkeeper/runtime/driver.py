@@ -1,4 +1,4 @@
-"""The driver: feeds the core with events, performs its effects, reports what came of them.
+"""The driver: feeds the scheduler with events, performs its effects, reports what came of them.
 
 It is the one writer of slot state. `post` is synchronous and runs on the event loop's thread, so
 there are no locks; whatever takes time runs in a task and comes back as another event.
@@ -7,25 +7,28 @@ there are no locks; whatever takes time runs in a task and comes back as another
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Final, ParamSpec
 
+from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.engine.client import EngineError, Health
-from slotkeeper.engine.errors import EngineGoneError
+from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import Seldom, get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.why.journal import Journal
 from slotkeeper.runtime.effect_runner import EffectRunner
-from slotkeeper.runtime.lifeline import lifeline
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.next_turn import NextTurns
-from slotkeeper.runtime.snapshots import Snapshots
-from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.runtime.render import NextTurns
+from slotkeeper.runtime.slot_files import Snapshots
+from slotkeeper.runtime.tasks import Tasks, lifeline
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Learned, Poisoned, Report
+from slotkeeper.scheduler.engine_model import FLAGS
 from slotkeeper.scheduler.events import (
     Arrived,
     Closing,
@@ -36,9 +39,7 @@ from slotkeeper.scheduler.events import (
     Gone,
     SnapshotsChanged,
 )
-from slotkeeper.scheduler.limits import Limits
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.traits import FLAGS
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from slotkeeper.store.store import Store
 
@@ -48,6 +49,7 @@ log = get_logger(__name__)
 
 SWEEP_PATIENCE: Final = 10.0  # seconds: a slow disk must not keep the sidecar from serving
 MOMENT: Final = 0.1  # seconds without a request, after which an engine counts as idle for small work
+LATEST: Final = 1.0  # seconds that small work which must be done waits for it
 PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes a fifth of one
 
 
@@ -79,6 +81,7 @@ class Driver:
             progress=lambda request, computed: self.note(self.journal.planting, request, computed),
         )
         self.next_turns = NextTurns()
+        self.numbers = count(1)  # of requests: a client may send one id twice
         self.learning: set[RequestId] = set()  # whose replies are being rendered
         self._limits = limits
         self.placement = Placement(*links, limits=limits)
@@ -104,19 +107,21 @@ class Driver:
         """Whether the next turn's prefix is wanted."""
         return (self._limits or Limits()).idle_tokens > 0
 
-    async def idle_moment(self, request: RequestId) -> bool:
-        """Wait until no request runs for a moment; False if its slot has gone on meanwhile.
+    async def idle_moment(self, request: RequestId, *, within: float = math.inf) -> bool:
+        """Wait until no request runs for a moment; False if its slot has gone on, or after so many seconds.
 
         Rendering costs the engine and us some milliseconds: too much while its client's next turn, which
         may follow at once, is on its way.
         """
         pause = (self._limits or Limits()).pause
-        while True:
+        latest = self.now() + within
+        while self.now() < latest:
             await asyncio.sleep(min(pause / 2, MOMENT))
             if not self.placement.holds(request):
                 return False
             if not self.placement.serving:
                 return True
+        return False
 
     @staticmethod
     def now() -> float:

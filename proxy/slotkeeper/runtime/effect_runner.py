@@ -10,7 +10,7 @@ from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.log import get_logger, id_of, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.snapshots import Snapshots
+from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.effects import (
     Drop,
@@ -45,7 +45,7 @@ log = get_logger(__name__)
 
 
 class EffectRunner:
-    """Does to engines and files what the core wants done."""
+    """Does to engines and files what the scheduler wants done."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class EffectRunner:
     async def _tend(self, step: Save | Restore | Erase) -> None:
         link, snapshots = self._links[step.place.engine], self._snapshots
         if snapshots is None:
-            raise AssertionError("the core plans no files without a store")
+            raise AssertionError("the scheduler plans no files without a store")
         try:
             match step:
                 case Save():
@@ -201,7 +201,7 @@ class EffectRunner:
         link, asked = self._links[look.engine], time.monotonic()
         try:
             slots = await link.client.slots(headers=link.auth)
-        except Exception as error:  # noqa: BLE001 - without an answer to it the core would never look again
+        except Exception as error:  # noqa: BLE001 - without an answer to it the scheduler would never look again
             log.debug("slots_unseen", engine=look.engine, error=str(error))
             if isinstance(error, EngineGoneError):
                 link.kick()

@@ -18,13 +18,10 @@ from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError,
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
-from slotkeeper.runtime.remembered import completed
-from slotkeeper.runtime.remembered_flags import keep_flags, with_flags
-from slotkeeper.runtime.tokenizers import Tokenizers
+from slotkeeper.runtime.remembered import Tokenizers, completed, keep_flags, with_flags
 from slotkeeper.scheduler.effects import Learned
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits
-from slotkeeper.scheduler.types import EngineId, SlotId
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.types import EngineId, SlotId, Tokens
 from slotkeeper.vocab.tokenizer import Tokenizer
 
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
@@ -308,7 +305,7 @@ class EngineLink:
         return reading
 
     def learned(self, what: Learned) -> None:
-        """The core found this out."""
+        """The scheduler found this out."""
         if self.traits:
             self.traits = self.traits.corrected(what.how, **{what.name: what.value})
 

@@ -1,16 +1,51 @@
-"""The exact prompt of a request, and of the turn that will follow it."""
+"""The exact prompt of a request and of the turn that will follow it, and its boundaries.
+
+Boundaries are found by the markers of the engine's template, in a fraction of a millisecond. A chat is
+rendered otherwise only for what they cannot tell: once where system text stands inside a user message,
+twice where the template is of no known family. The last lines of a long message at the end are tokenized
+again, each with all that follows it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from asyncio import gather
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
-from slotkeeper.api.document import Doc
+from slotkeeper.api.document import Doc, rows, text
+from slotkeeper.api.echo import (
+    Arguments,
+    Habit,
+    gleaned,
+    guesses,
+    learnt,
+    next_turns,
+    returnable,
+    thoughts,
+    trail,
+    usual,
+    words,
+)
 from slotkeeper.api.request import Ask
+from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.vocab.remote import TokenizeError
+from slotkeeper.scheduler.engine_model import checkpoints_last
+from slotkeeper.scheduler.structure import (
+    UNKNOWN,
+    Boundary,
+    BoundaryKind,
+    Markers,
+    begins,
+    boundaries,
+    endings,
+    last_message,
+)
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.vocab.tokenizer import TokenizeError
 
 # ValueError and TokenizeError: a prompt that the tokenizer refuses (ids that are none, several prompts).
 FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueError)
@@ -57,3 +92,198 @@ async def with_reply(
 async def _next_turn(link: EngineLink, chat: Doc, reply: Doc, auth: Mapping[str, str]) -> Tokens:
     after = AFTER_REASONING if reply.get("reasoning_content") or reply.get("tool_calls") else AFTER_TEXT
     return await link.render_chat({**chat, "messages": [*chat["messages"], reply, after]}, auth)
+
+
+# -- boundaries ------------------------------------------------------------------------------------------
+
+SHORTEST: Final = 512  # tokens: computing a shorter prompt takes no longer than rendering it again is worth
+LEADING: Final = frozenset({"system", "developer"})
+OTHER: Final[Doc] = {"role": "user", "content": "Zqx"}  # begins as hardly any message does
+
+log = get_logger(__name__)
+
+
+async def boundaries_of(
+    link: EngineLink, ask: Ask, prompt: Tokens, auth: Mapping[str, str]
+) -> tuple[Boundary, ...]:
+    """Never raises for what the engine does: what cannot be rendered is left out."""
+    markers = link.traits.markers if link.traits else UNKNOWN
+    if ask.chat is None:
+        return boundaries(prompt, markers)
+    rendered: list[Boundary] = []
+    if len(prompt) >= SHORTEST:
+        rendered = await _tried(_rendered(link, ask.chat, prompt, markers, auth))
+    found = boundaries(prompt, markers, rendered)
+    if link.traits and checkpoints_last(link.traits):
+        lines = await _tried(_lines(link, ask.chat, prompt, found, auth))
+        return tuple(sorted((*found, *lines)))
+    return found
+
+
+async def _tried(looking: Awaitable[list[Boundary]]) -> list[Boundary]:
+    try:
+        return await looking
+    except FAILURES as error:
+        log.debug("boundaries_not_rendered", error=sayable(error))
+        return []
+
+
+async def _rendered(
+    link: EngineLink, chat: Doc, prompt: Tokens, markers: Markers, auth: Mapping[str, str]
+) -> list[Boundary]:
+    """What must be found by rendering: where the prompt parts from one with another user message.
+
+    That is where the message's text begins, or a token or two behind where both begin alike.
+    """
+    if markers.user and not markers.lead_inside:
+        return []
+    messages = chat["messages"]
+    roles = [text(message, "role") for message in messages]
+    lead = next((n for n, role in enumerate(roles) if role not in LEADING), len(roles))
+    found = [Boundary(await _divergence_at(link, chat, messages[:lead], prompt, auth), BoundaryKind.HEAD)]
+    last = max((n for n, role in enumerate(roles) if role == "user"), default=lead)
+    if not markers.user and last > lead:
+        found.append(
+            Boundary(await _divergence_at(link, chat, messages[:last], prompt, auth), BoundaryKind.USER)
+        )
+    return found
+
+
+async def _lines(
+    link: EngineLink, chat: Doc, prompt: Tokens, found: Sequence[Boundary], auth: Mapping[str, str]
+) -> list[Boundary]:
+    """Where the last lines begin of a long user message at the end."""
+    message, last = last_message(found, len(prompt)), chat["messages"][-1:]
+    if message is None or not last or text(last[0], "role") != "user":
+        return []
+    ends = endings(words(last[0]))
+    ids = await gather(*(link.render_text(end, auth) for end, _ in ends))
+    places = [(begins(prompt, message, end), kind) for end, (_, kind) in zip(ids, ends, strict=True)]
+    return [Boundary(at, kind) for at, kind in places if at is not None]
+
+
+async def _divergence_at(
+    link: EngineLink, chat: Doc, before: Sequence[Doc], prompt: Tokens, auth: Mapping[str, str]
+) -> int:
+    """Tokens that the prompt has in common with the one in which another message follows `before`."""
+    return prompt.lcp(await link.render_chat({**chat, "messages": [*before, OTHER]}, auth))
+
+
+# -- the next turn ---------------------------------------------------------------------------------------
+# It begins with the reply as its client will send it back, and what follows that: rendered by the engine's
+# own template with two different texts behind it. What the prompts share is what the client has not yet to
+# say. How a client sends replies back is learned from its own requests (api/echo.py) and remembered here,
+# within bounds.
+
+CLIENTS: Final = 256
+REPLIES: Final = 256
+LARGEST: Final = 64 << 10  # characters: a longer reply is not waited for
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A reply that may come back."""
+
+    reply: Doc
+    thoughts: int  # messages with reasoning in the request that it answered
+    habit: Habit  # of this conversation
+
+
+async def at_once() -> bool:
+    """There is nothing to wait for."""
+    return True
+
+
+class Recent(Generic[_Key, _Value]):
+    """The newest entries."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: OrderedDict[_Key, _Value] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: _Key) -> _Value | None:
+        return self._entries.get(key)
+
+    def put(self, key: _Key, value: _Value) -> None:
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._most:
+            self._entries.popitem(last=False)
+
+
+class NextTurns:
+    """The habits of clients and of their conversations, and the replies that are expected back."""
+
+    def __init__(self, clients: int = CLIENTS, replies: int = REPLIES) -> None:
+        self._habits: Recent[tuple[str, Api], Habit] = Recent(clients)  # of a client on one API
+        self._replies: Recent[tuple[str, bytes], Said] = Recent(replies)
+
+    def __repr__(self) -> str:
+        return f"<NextTurns {len(self._habits)} clients, {len(self._replies)} replies>"
+
+    async def prefix(
+        self,
+        link: EngineLink,
+        ask: Ask,
+        reply: Doc,
+        *,
+        client: str,
+        auth: Mapping[str, str],
+        moment: Callable[[], Awaitable[bool]] = at_once,
+    ) -> Tokens | None:
+        """The ids that the next prompt will begin with; None where that is not certain.
+
+        Learns from the request, and expects the reply back; then it waits for a `moment` to render, and
+        says nothing if that does not come. Raises what rendering raises (`render.FAILURES`), and NotOurs
+        for messages nested too deep.
+        """
+        if ask.chat is None or not ask.chat["messages"] or ask.claim.copies > 1:
+            return None
+        messages = ask.chat["messages"]
+        habit = self.follow(client, ask.api, messages, reply)
+        # Where the assistant's own message stands last, the reply goes on with it (a prefilled answer).
+        if messages[-1].get("role") == "assistant" or not returnable(reply):
+            return None
+        possible = guesses(habit, reply, messages)
+        if not possible or not await moment():
+            return None
+        certain = {await _shared(link, ask.chat, reply, guess, auth) for guess in possible}
+        return certain.pop() if len(certain) == 1 else None
+
+    def follow(self, client: str, api: Api, messages: Sequence[Doc], reply: Doc) -> Habit:
+        """What this client does, now that these messages of it are known; `reply` is expected back."""
+        digests = trail(messages)
+        habit = self._habits.get((client, api)) or usual(api)
+        for at in range(len(messages) - 1, 0, -1):
+            said = self._replies.get((client, digests[at - 1]))
+            if said is not None and messages[at].get("role") == "assistant":
+                habit = learnt(said.habit, said.reply, messages, at, before=said.thoughts)
+                break
+        habit = gleaned(habit, messages)
+        self._habits.put((client, api), habit)
+        if _size(reply) <= LARGEST:
+            self._replies.put(
+                (client, digests[-1]), Said(reply=reply, thoughts=thoughts(messages), habit=habit)
+            )
+        return habit
+
+
+async def _shared(link: EngineLink, chat: Doc, reply: Doc, habit: Habit, auth: Mapping[str, str]) -> Tokens:
+    """What all prompts that this habit may lead to have in common."""
+    first, *others = [
+        await link.render_chat({**chat, "messages": messages}, auth)
+        for messages in next_turns(habit, chat["messages"], reply)
+    ]
+    return first.cut(0, min(first.lcp(other) for other in others))
+
+
+def _size(reply: Doc) -> int:
+    """Characters of text in it."""
+    calls = sum(len(Arguments.SAMPLED.of(call)) for call in rows(reply.get("tool_calls")))
+    return len(words(reply)) + len(text(reply, "reasoning_content")) + calls

@@ -11,22 +11,17 @@ from dataclasses import dataclass, field, replace
 
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
-from slotkeeper.api.identity import named
-from slotkeeper.api.layout import lay_out
+from slotkeeper.api.headers import named
 from slotkeeper.api.layouts import RecentRequests, SeenRequest, most_like, seen
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations, goes_on
+from slotkeeper.conversation.layout import Conversation, Keys, Layout, Match, Near, Who
 from slotkeeper.conversation.likeness import keys_of
-from slotkeeper.conversation.record import Conversation, Keys, Match, Near, Who
-from slotkeeper.conversation.requests.layout import Layout
-from slotkeeper.conversation.rules.apply import Outcome, canonical
-from slotkeeper.conversation.rules.base import Mode
-from slotkeeper.conversation.rules.modes import Choice, Modes
-from slotkeeper.conversation.rules.registry import RULES
-from slotkeeper.conversation.rules.shown import ShownChange, changes
+from slotkeeper.conversation.rules.apply import RULES, Outcome, ShownChange, canonical, changes
+from slotkeeper.conversation.rules.base import Choice, Mode, Modes
 from slotkeeper.observe.metrics import Action, Metrics
-from slotkeeper.observe.why.record import Decision, PromptDivergence
-from slotkeeper.runtime.aside import Runner, here
+from slotkeeper.observe.request_record import Decision, PromptDivergence
 from slotkeeper.runtime.divergence_report import (
     DivergenceReport,
     cost_of,
@@ -35,7 +30,8 @@ from slotkeeper.runtime.divergence_report import (
     reply_parted,
     report,
 )
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.runtime.tasks import Runner, here
+from slotkeeper.scheduler.types import Tokens
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,25 +1,109 @@
-"""Having slots saved, and keeping what their engines have written."""
+"""Having slots saved, and keeping what their engines have written: how the kept file differs from it.
+
+A sliding window is mended so that it can be extended (T4). Checkpoints that nothing will be cut back to are
+left out where they are large, and those of other tokens always (T11).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from io import FileIO
+from typing import Any, Final
 
 from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
+from slotkeeper.engine.slotfile import Patch, SlotFile, SlotFileRecord, keep, patched, repair_window
 from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.editing import Editing
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Save, SaveMoment
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Event, Filed, Saved
-from slotkeeper.scheduler.snapshots import Snapshot
-from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.scheduler.slot_contents import Snapshot
+from slotkeeper.scheduler.state import user_starts
 from slotkeeper.store import intake
-from slotkeeper.store.kept import Kept, snapshot
+from slotkeeper.store.index import Kept, snapshot
+from slotkeeper.store.intake import SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
+
+LARGE: Final = 64 << 20  # bytes of checkpoints, from which on they are chosen
+NEWEST: Final = 2  # checkpoints: where the next turn begins, and the last prompt's end
+NEAR: Final = 16  # tokens: so close to another, a checkpoint does the same
+
+
+@dataclass(slots=True)
+class Editing:
+    """The edit of one file. `cuts`: where prompts have parted from it; `stale`: checkpoints to leave out."""
+
+    traits: EngineTraits
+    cuts: Collection[int] = ()
+    stale: Collection[int] = ()
+    written: tuple[int, ...] | None = None  # checkpoints that the engine wrote: the slot has those
+
+    def __call__(self, opened: FileIO, own: SlotFile) -> SlotFileEdit | None:
+        self.written = tuple(record.at for record in own.records)
+        places = {*self.cuts, *user_starts(own.tokens, self.traits)}
+        kept = worth_keeping(own, places, self.stale)
+        patch = mended(opened, own, self.traits)
+        if len(kept) == len(own.records) and not patch:
+            return None
+        recipe = keep(own, kept)
+        return SlotFileEdit(recipe=patched(recipe, patch) if patch else recipe, repaired=patch is not None)
+
+
+def current(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
+    """Those that the engine would take: it looks from the end of its list. Their places ascend.
+
+    After a cut a later one may stand before another that has outlived it (T11).
+    """
+    found: list[SlotFileRecord] = []
+    for record in reversed(records):
+        if not found or record.at < found[-1].at:
+            found.append(record)
+    return found[::-1]
+
+
+def worth_keeping(
+    file: SlotFile, places: Collection[int], stale: Collection[int] = ()
+) -> list[SlotFileRecord]:
+    """All current ones, where they are small; else the first, the newest, and those where prompts part."""
+    records = [record for record in current(file.records) if record.at not in stale]
+    if sum(record.length for record in records) < LARGE:
+        return records
+    wanted = {*_nearest(records, places).values(), *_newest(records), *records[:1]}
+    return [record for record in records if record in wanted]
+
+
+def _nearest(records: Sequence[SlotFileRecord], places: Collection[int]) -> dict[int, SlotFileRecord]:
+    """The last checkpoint before each place, for those that have one close to it."""
+    ordered = sorted(records, key=lambda record: record.at)
+    found = {}
+    for place in places:
+        index = bisect_right(ordered, place, key=lambda record: record.at)
+        if index and place - ordered[index - 1].at <= NEAR:
+            found[place] = ordered[index - 1]
+    return found
+
+
+def _newest(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
+    """The last ones, but of several that are close together only one."""
+    found: list[SlotFileRecord] = []
+    for record in reversed(records):
+        if len(found) < NEWEST and all(abs(record.at - other.at) > NEAR for other in found):
+            found.append(record)
+    return found
+
+
+def mended(opened: FileIO, file: SlotFile, traits: EngineTraits) -> Patch | None:
+    if traits.memory is not Memory.SWA or traits.swa_full:
+        return None
+    return repair_window(opened, file, traits.n_swa)
+
+
+# -- saving ----------------------------------------------------------------------------------------------
 
 Later = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -27,7 +111,7 @@ log = get_logger(__name__)
 
 
 def known(kept: Kept) -> Snapshot:
-    """As the core has it: by its clock."""
+    """As the scheduler has it: by its clock."""
     return snapshot(kept, time.monotonic() - time.time())
 
 
@@ -93,7 +177,7 @@ class Saver:
 
     async def _keep(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> Saved:
         """Check what the engine has written, edit it, and add it to the catalog."""
-        edit = Editing(traits, save.cuts)
+        edit = Editing(traits, save.cuts, save.stale)
         facts = intake.SavedFile(
             fingerprint=traits.fingerprint,
             tokens=save.tokens,
@@ -104,7 +188,7 @@ class Saver:
             golden=save.moment is SaveMoment.BOUNDARY,
         )
         try:
-            kept = await self._store.keep(file.name, facts, save.others)
+            kept = await self._store.keep(file.name, facts)
         except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
             lasting = isinstance(error, StoreError)  # else it is this state alone
             self._metrics.snapshot_operation("save", _outcome(error))

@@ -6,18 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler import apart, chores, en_route
+from slotkeeper.scheduler import chores, en_route
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Forward, Observe
 from slotkeeper.scheduler.events import Arrived, Rendered
-from slotkeeper.scheduler.forms import Form, Weighed, changed_by_messages, computed
-from slotkeeper.scheduler.pending import Pending, Scene, Stage
+from slotkeeper.scheduler.pending import Form, Pending, Scene, Stage, Weighed, changed_by_messages, computed
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import Reason, SlotId
+from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 
 # Decisions on long prompts take milliseconds: so many in a row that want a slot which is not free yet,
 # and the requests behind them wait too.
@@ -28,7 +27,7 @@ PASSES: Final = 16
 
 
 def arrived(state: State, event: Arrived) -> None:
-    event = apart.confined(event)
+    event = en_route.confined(event)
     priced = event.rewritten is not None and not event.uncached  # equal hash chains may be of unequal prompts
     pending = Pending(
         arrived=event,
@@ -47,7 +46,7 @@ def rendered(state: State, event: Rendered) -> None:
     pending = state.requests.get(event.request)
     if pending is None or pending.rendered:
         return
-    event = apart.rendered_within(event, pending.arrived.namespace)
+    event = en_route.rendered_within(event, pending.arrived.namespace)
     pending.rendered = True
     pending.waits_in = None
     own = Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
@@ -104,30 +103,38 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
     """Give slots to queued requests, in their order, as far as there are any."""
     left_waiting = 0
     scene: Scene | None = None  # it is drawn where it is compared: most requests are the only one
-    for request in () if state.bypassing or not _any_free(state) else tuple(state.queue):
-        pending = state.requests[request]
+    for request in _served_next(state):
+        pending, begun = state.requests[request], False
         if pending.waits_in is None or pending.waits_in != (scene := scene or state.scene(now)):
             if left_waiting == LOOKAHEAD:
                 break
             plan = _decide(state, pending, now)
             if plan and not plan.wait:
+                begun = True
                 plan = en_route.planted(state, pending, plan, now)
                 state.queue.served(request)
                 yield _begin(state, pending, plan, now)
                 plan.table.awaited |= plan.clearing and _overtaken(state, pending)
-                scene = None
-                if not _any_free(state):
-                    break
-                continue
-            pending.waits_in = scene or state.scene(now)
-            pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
-            left_waiting += pending.rendered
-        if pending.holds:
-            for table in pending.holds:
-                table.awaited = True
+            else:
+                pending.waits_in = scene or state.scene(now)
+                pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
+                left_waiting += pending.rendered
+        if begun or _hold(pending):
             scene = None
             if not _any_free(state):
                 break
+
+
+def _served_next(state: State) -> Sequence[RequestId]:
+    """The queue, unless it must wait as a whole: then nothing is done for it, however long it is."""
+    return tuple(state.queue) if not state.bypassing and _any_free(state) else ()
+
+
+def _hold(pending: Pending) -> bool:
+    """Keep the engines that it holds from later requests. Returns whether there are any."""
+    for table in pending.holds:
+        table.awaited = True
+    return bool(pending.holds)
 
 
 def _any_free(state: State) -> bool:
@@ -140,16 +147,16 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
     Tasks on their way keep it from a free slot for milliseconds. If later ones went meanwhile, the next
     moment would be like this one: where pins never pause it would never begin.
     """
-    request = pending.arrived
-    pinned = request.copies == 1 and (request.pinnable or request.id_slot is not None)
+    request, pinned = pending.arrived, pending.arrived.to_be_pinned
     if plan is not None:  # it waits for the best place
         return () if pinned or plan.table.open_for_unpinned(now) else (plan.table,)
-    room = [table for table in state.up if len(table.idle) >= min(request.copies, len(table.states))]
-    if room and not any(t.open_for_pins(now) if pinned else t.open_for_unpinned(now) for t in room):
+    room = state.with_room(request.copies)
+    if room and not any(table.open_for(now, pinned=pinned) for table in room):
         return state.up
+    if room and (pinned or not request.namespace):
+        return ()
     ours = [table for table in state.up if table.own >= min(request.copies, len(table.states))]
-    waits_for_others = not room or (request.namespace and not pinned)
-    return ours if waits_for_others and ours and _overtaken(state, pending) else ()
+    return ours if ours and _overtaken(state, pending) else ()
 
 
 def _overtaken(state: State, pending: Pending) -> bool:
@@ -192,14 +199,19 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
     """Numbers as in `placement`. None: it waits (7)."""
     request = pending.arrived
     if request.copies > 1:
-        tables = [t for t in state.up if len(t.idle) >= min(request.copies, len(t.states))]
+        tables = state.with_room(request.copies)
         return _named(blind(tables, pinnable=False, now=now, catalog=state.catalog), Reason.UNPINNABLE)  # 1
     if request.id_slot is not None:
         tables = state.up[:1] if request.action else sorted(state.up, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, now)  # 2
-    space = request.namespace
-    if space and request.generates and not request.pinnable:
-        return apart.steered(state, pending, now)
+    if request.namespace and request.generates and not request.pinnable:
+        return en_route.steered(state, pending, now)
+    return _by_content(state, pending, now)
+
+
+def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
+    """Where what slots and files hold is of most use: 3 to 6 of `placement`. None: it waits (7)."""
+    request, space = pending.arrived, pending.arrived.namespace
     sure = [table for table in state.up if not (space and table.shadow.may_load)]
     if request.pinnable and (plan := continuing(sure, request.hash_chain, now)):
         return plan  # 3
@@ -275,7 +287,7 @@ def next_step(state: State, pending: Pending, now: float) -> Effect:
         raise AssertionError("only a planned request takes steps")
     plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
     pending.step_began = now
-    return effect(pending.step, owner, plan.table, plan.slot, catalog=state.catalog, tree=state.tree)
+    return effect(pending.step, owner, plan.table, plan.slot, tree=state.tree)
 
 
 def forward(pending: Pending, now: float) -> Forward:
@@ -363,7 +375,7 @@ def _is_changed(pending: Pending) -> bool:
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:
     """Steered requests whose prompts are in place, once no pin is on its way; no other begins before."""
-    closed = [p.plan.table for p in apart.clearing(state) if p.plan and _overtaken(state, p)]
+    closed = [p.plan.table for p in en_route.clearing(state) if p.plan and _overtaken(state, p)]
     for request in tuple(state.steered):
         pending = state.requests[request]
         owned = state.slot_of(pending)
@@ -373,7 +385,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
         elif not owned[0].open_for_unpinned(now):
             closed.append(owned[0])
         else:
-            idle, busy = apart.rivals(state, owned[0], pending)
+            idle, busy = en_route.rivals(state, owned[0], pending)
             if idle:
                 state.steered.remove(request)
                 owned[0].move(owned[1], SlotState.IDLE, None, now)

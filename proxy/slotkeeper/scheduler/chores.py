@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.checkpoints import TAIL
-from slotkeeper.scheduler.chore import Chore
 from slotkeeper.scheduler.effects import Effect, Purpose, SetTimer, Stop
+from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
+    coldest,
     first_step,
+    needs_warming,
     next_step,
     prefetch_plan,
     restore_step,
     unsaved,
+    warming_step,
     way_back,
 )
-from slotkeeper.scheduler.keeping import drop
+from slotkeeper.scheduler.retention import drop
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe, effect
+from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, Wipe, effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
-from slotkeeper.scheduler.warming import coldest, needs_warming
-from slotkeeper.scheduler.warming import first_step as warming_step
 
 SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
 CROWD_SHARE: Final = 2.0  # the same where another conversation will have the slot soon: it is saved anyway
@@ -40,36 +40,47 @@ EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Make way for clients, begin what is due, and ask to be woken for what will be."""
     yield from _make_way(state)
-    due_at = inf
+    due_at, at_work = inf, {chore.table.engine for chore in state.chores.values()}
     for table in state.up:
-        if any(chore.table is table for chore in state.chores.values()):
+        if table.engine in at_work:
             continue
         table.take_up(now)
-        for slot, contents in _unsettled(state, table):
-            known = contents.following is not None and not state.closing
-            ahead = known and table.quiet and not state.waiting
-            due = (
-                contents.used + _patience(state, table, contents, now)
-                if ahead
-                else _due(state, table, contents, now)
-            )
-            if due > now:
-                due_at = min(due, due_at)
-            elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:
-                if ahead or not known:
-                    table.settled[slot] = contents
-            elif state.closing or (table.open_for_pins(now) and not state.waiting):
-                yield _begin(state, chore, now)
-                break
-            elif table.shared_until > now:  # others use it: it must be looked at just before
-                due_at = min(_look_before(table, now), due_at)
+        chore, due = _first_due(state, table, now)
+        if chore:
+            yield _begin(state, chore, now)
         else:
             yield from _warm(state, table, now)
-        due_at = min(table.put_off_until, due_at)
+        due_at = min(due, table.put_off_until, due_at)
     due_at = min(due_at, _decides_anew(state, now), _gives_up(state, now))
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at
         yield SetTimer(delay=max(EARLIEST, due_at - now))
+
+
+def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | None, float]:
+    """The first work in its slots that can begin now, and when that of slots before it is due."""
+    due_at = inf
+    for slot, contents in _unsettled(state, table):
+        known = contents.following is not None and not state.closing
+        ahead = known and table.quiet and not state.waiting
+        due = _due_at(state, table, contents, ahead=ahead, now=now)
+        if due > now:
+            due_at = min(due, due_at)
+        elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:
+            if ahead or not known:
+                table.settled[slot] = contents
+        elif state.closing or (table.open_for_pins(now) and not state.waiting):
+            return chore, due_at
+        elif table.shared_until > now:  # others use it: it must be looked at just before
+            due_at = min(_look_before(table, now), due_at)
+    return None, due_at
+
+
+def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: bool, now: float) -> float:
+    """When idle work in this slot begins; `ahead`: on the prompt of the turn that will follow."""
+    if ahead:
+        return contents.used + _patience(state, table, contents, now)
+    return _due(state, table, contents, now)
 
 
 def _decides_anew(state: State, now: float) -> float:
@@ -126,31 +137,45 @@ def _chore(
 
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """A step of it has ended."""
-    if isinstance(chore.step, Wipe):
-        del state.chores[chore.id]
-        chore.leave(now)
-        return
-    if chore.ahead and (not ok or chore.step == chore.goal):  # what follows from it is decided again
-        if ok:
+    ended_ahead = chore.ahead and (not ok or chore.step == chore.goal)  # what follows is decided again
+    if isinstance(chore.step, Wipe) or ended_ahead:
+        if ended_ahead and ok:
             chore.arrived()
-        del state.chores[chore.id]
-        chore.leave(now)
+        _end(state, chore, now)
         return
-    if ok and isinstance(chore.step, Keep):
-        yield from _outdone(state, chore)
-    if ok and chore.leaves:
-        chore.left_back()
-    rested = state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
+    if ok:
+        yield from _step_done(state, chore)
+    rested = _rested(state, chore, now)
     step = _next(state, chore, ok=ok, rested=rested, now=now)
-    contents, done = chore.contents, rested or not ok or not chore.table.traits.files_only_extend
-    if step is None and done and contents and contents.following is None:
-        chore.table.settled[chore.slot] = contents  # also if it failed: not again until something is new
+    if step is None and (rested or not ok or not chore.table.traits.files_only_extend):
+        _note_settled(chore)  # also if it failed: not again until something is new
     if step is None or state.waiting:
-        del state.chores[chore.id]
-        chore.leave(now)
+        _end(state, chore, now)
         return
     chore.step = step
     yield _bound(state, chore, now)
+
+
+def _rested(state: State, chore: Chore, now: float) -> bool:
+    """Whether its conversation has paused long enough for all of it."""
+    return state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
+
+
+def _step_done(state: State, chore: Chore) -> Iterator[Effect]:
+    if isinstance(chore.step, Keep):
+        yield from _outdone(state, chore)
+    if chore.leaves:
+        chore.left_back()
+
+
+def _note_settled(chore: Chore) -> None:
+    if chore.contents and chore.contents.following is None:
+        chore.table.settled[chore.slot] = chore.contents
+
+
+def _end(state: State, chore: Chore, now: float) -> None:
+    del state.chores[chore.id]
+    chore.leave(now)
 
 
 def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> Step | None:
@@ -288,4 +313,4 @@ def _begin(state: State, chore: Chore, now: float) -> Effect:
 
 def _bound(state: State, chore: Chore, now: float) -> Effect:
     chore.began(now)
-    return effect(chore.step, chore.id, chore.table, chore.slot, catalog=state.catalog, tree=state.tree)
+    return effect(chore.step, chore.id, chore.table, chore.slot, tree=state.tree)

@@ -1,16 +1,14 @@
-"""What the core wants done. The driver does it and reports the outcome as an event."""
+"""What the scheduler wants done. The driver does it and reports the outcome as an event."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.losses import Lost
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import Known
-from slotkeeper.scheduler.types import EngineId, Place, Reason, RequestId
+from slotkeeper.scheduler.engine_model import Known
+from slotkeeper.scheduler.figures import Lost, Usage
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.types import EngineId, Place, Reason, RequestId, Tokens
 
 
 class Purpose(StrEnum):
@@ -74,8 +72,8 @@ class Save:
     moment: SaveMoment
     tokens: Tokens  # that the slot should hold; the file's own list is the truth
     size: int  # bytes, as far as can be foretold
-    others: tuple[SnapshotId, ...] = ()  # of the same conversation: their checkpoints may be taken over
     cuts: tuple[int, ...] = ()  # where prompts have parted from it: checkpoints there are worth keeping
+    stale: tuple[int, ...] = ()  # checkpoints that must not be kept: they are of other tokens (T11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

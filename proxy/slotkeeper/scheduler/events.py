@@ -1,16 +1,28 @@
-"""What happens to us. Every event carries the time at which it happened; the core has no clock."""
+"""What happens to us. Every event carries the time at which it happened; the scheduler has no clock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slotkeeper.scheduler.observed import SlotView
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.structure import Boundary
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotView:
+    """One slot in the engine's own listing (engine.md 1.7)."""
+
+    slot: SlotId
+    busy: bool
+    task: int | None = None  # the last or the running task; None if the slot never ran one
+    speculative: bool = False  # a draft model or MTP works here
+    held: int | None = None  # tokens in the slot now; None if it never ran a task, also after a restore
+
+
+# -- events ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,10 @@ class Arrived:
     action: bool = False  # no task, but a client's own save, restore or erasure of `id_slot`
     resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
     bypass: bool = False
+
+    @property
+    def to_be_pinned(self) -> bool:
+        return self.copies == 1 and (self.pinnable or self.id_slot is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.scheduler.checkpoints import MOST, TAIL
+from slotkeeper.scheduler.engine_model import MOST, TAIL, EngineTraits, Known, Memory
 from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.traits import EngineTraits, Known, Memory
 
 SIZES: Final = 32  # what batch sizes are multiples of; else two slots had to share a batch
 STRIKES: Final = 2

@@ -1,4 +1,4 @@
-"""What is to be saved of a slot, and what must be done for it: one step at a time, decided again after each.
+"""What is to be done in idle time for a slot: one step at a time, decided again after each.
 
 Newer builds write checkpoints into slot files: one file at the end can be cut wherever the slot could.
 Older builds do not (engine.md 2.6): there the end, the last prompt's end and every user message get a
@@ -13,6 +13,10 @@ that costs less than the checkpoints are worth, and no cut is made that would gi
 With a draft model a file's own end restores without draft state; a checkpoint restores with it. So four
 foreign tokens are put behind the end first: that makes a checkpoint there, and the next prompt parts
 from them and goes back to it (engine.md 2.6).
+
+Older builds keep no draft state in files: a restored slot continues at once, but its drafts are bad until
+some thousand tokens were computed there (engine.md 2.6). So the latest conversations are restored from
+an earlier file, and the tail is computed before any request.
 """
 
 from __future__ import annotations
@@ -22,16 +26,14 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.chore import Chore
+from slotkeeper.scheduler.choice import restore_price
+from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
-from slotkeeper.scheduler.limits import WORTH_A_FILE
-from slotkeeper.scheduler.pricing import restore_price
-from slotkeeper.scheduler.slot_contents import SlotContents, goes_on_from, reuse
-from slotkeeper.scheduler.snapshots import Tier
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import user_starts
-from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, is_marked, marked
+from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, is_marked, marked
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.traits import EngineTraits
 
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
@@ -239,3 +241,49 @@ def _way_home(
         if computes <= restore_price(table, best[0]) + lost:
             return Prefill(home.tokens, Purpose.HOME)
     return Load(best[0])
+
+
+# -- slots of an engine that has just started are warmed -------------------------------------------------
+
+# Tokens. So many bring two thirds of the lost drafts back, the rest costs the whole prompt (engine.md 2.6).
+TAIL: Final = 2000
+RECENT: Final = 3600.0  # seconds: who was away for longer will hardly come back just now
+
+
+def needs_warming(table: EngineTable) -> bool:
+    return table.traits.speculative and table.traits.files_carry is False
+
+
+def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None:
+    """The end of the latest conversation that no slot holds; of those that one holds none is asked again."""
+    fresh = [
+        s
+        for s in catalog
+        if s.fingerprint == table.traits.fingerprint and now - s.used < RECENT and s.id not in table.warmed
+    ]
+    contents = [h.tokens for h in table.shadow.slots if h]
+    if len(table.warmed) > len(catalog):  # files that are gone
+        table.warmed.intersection_update([s.id for s in catalog])
+    for snapshot in sorted(fresh, key=lambda s: (s.used, len(s.tokens)), reverse=True):
+        if not any(tokens.lcp(snapshot.tokens) * 2 > len(snapshot.tokens) for tokens in contents):
+            return _whole(snapshot, fresh)
+        table.warmed.add(snapshot.id)
+    return None
+
+
+def _whole(latest: Snapshot, fresh: Sequence[Snapshot]) -> Snapshot:
+    """The end of its conversation: cuts are saved a moment after that, and are prefixes of it."""
+    same = (s for s in fresh if s.tokens.lcp(latest.tokens) == len(latest.tokens))
+    return max(same, key=lambda s: len(s.tokens))
+
+
+def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | None:
+    """From the longest file that leaves a tail; a short conversation is computed whole. None: too long."""
+    for tail in (TAIL, TAIL // 2):
+        early = end.tokens.cut(0, max(0, len(end.tokens) - tail + 1))
+        found = catalog.best(early, table.traits, lambda _: 0.0)
+        if found and len(found[0].tokens) == found[1]:
+            return Load(found[0])
+        if len(end.tokens) <= 2 * tail:
+            return Prefill(end.tokens, Purpose.DRAFT)
+    return None

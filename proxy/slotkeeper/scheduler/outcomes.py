@@ -1,12 +1,17 @@
-"""Taking in what really happened to requests: plants, answers, disconnects, looks at the slots."""
+"""Taking in what really happened to requests: plants, answers, disconnects, looks at the slots.
+
+A slot may hold other tokens than the engine and we believe: by a fault of the engine, of its memory, or of a
+file. The request then goes on from a state that is not its own, and its answer is about something else, maybe
+about another client's prompt. The engine's own count shows this where it is higher than possible.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler import chores, keeping
+from slotkeeper.scheduler import chores, retention
 from slotkeeper.scheduler.effects import Effect, Poison, Poisoned
 from slotkeeper.scheduler.events import (
     Acted,
@@ -20,14 +25,51 @@ from slotkeeper.scheduler.events import (
     Started,
 )
 from slotkeeper.scheduler.pending import Pending, Stage
-from slotkeeper.scheduler.poison import Claim, impossible
+from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.reconcile import observe
 from slotkeeper.scheduler.shadow import Source
-from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.slot_contents import SlotContents, parks
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step
 from slotkeeper.scheduler.table import LINGER, EngineTable, Orphan, SlotState
-from slotkeeper.scheduler.types import Place, SlotId
+from slotkeeper.scheduler.types import Place, SlotId, Tokens
+
+SLIP: Final = 64  # tokens by which our account may differ without a fault
+Claim = tuple[Poison, int]  # and the most that was possible, in tokens
+
+
+def impossible(pending: Pending, tree: PromptTree, *, prompt_tokens: int, cached: int) -> Claim | None:
+    """None where it is possible, or cannot be judged: others use the engine, or the prompt is not known.
+
+    To be asked before shadow and tree take the request in.
+    """
+    prompt, plan, base = pending.prompt, pending.plan, pending.base
+    if plan is None or prompt is None or len(prompt) != prompt_tokens or not plan.table.private:
+        return None
+    table = plan.table
+    own = max(_most(prompt, (base,)), pending.reached)
+    if cached <= own + SLIP:
+        return None
+    anywhere = max(own, tree.longest(prompt), _most(prompt, (*table.shadow.slots, *table.shadow.ram)))
+    if cached > anywhere + table.unknown + SLIP:
+        return Poison.UNHEARD, anywhere
+    may_load = parks(base, table.traits, base.tokens.lcp(prompt) if base else 0, len(prompt))
+    if not plan.pinned or may_load or (base is not None and base.rough):
+        return None
+    return Poison.FOREIGN, own
+
+
+def _most(prompt: Tokens, states: Iterable[SlotContents | None]) -> int:
+    """Tokens that a prompt can have in common with these; the unknown ones of a state may be its own."""
+    most = 0
+    for contents in states:
+        common = contents.tokens.lcp(prompt) if contents else 0
+        opaque = contents.opaque if contents and common == len(contents.tokens) else 0
+        most = max(most, common + opaque)
+    return most
+
+
+# -- what happened to requests ---------------------------------------------------------------------------
 
 UNSEEN: Final = 64  # requests that ended before GET /slots showed their slots, while it does not answer
 SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
@@ -176,7 +218,7 @@ def _poisoned(
     yield Poisoned(request=request, place=place, why=why, cached=event.cached or 0, possible=possible)
     for step in pending.plan.steps:
         if isinstance(step, Load):
-            yield from keeping.drop(state, step.snapshot)
+            yield from retention.drop(state, step.snapshot)
     if slot is None or table.owners[slot] is not None:
         return
     table.shadow.erase(slot)
@@ -192,7 +234,7 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
     table, reuse_plan = pending.plan.table, pending.plan.reuse_plan
     table.rates.prefilled((event.prompt_tokens or 0) - event.cached, event.prefill_seconds)
     if reuse_plan and reuse_plan.source is Source.SNAPSHOT:
-        yield from keeping.proved(state, pending.plan, cached=event.cached, now=event.at)
+        yield from retention.proved(state, pending.plan, cached=event.cached, now=event.at)
     if pending.predicted is None:
         return
     if pending.plan.pinned and pending.base and reuse_plan and reuse_plan.source is Source.SLOT:

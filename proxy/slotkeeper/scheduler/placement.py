@@ -20,12 +20,17 @@ In idle time, slots whose conversations have paused are saved: see `chores`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import arrivals, chores, engines, keeping, outcomes, preparing
+from slotkeeper.scheduler import arrivals, chores, outcomes, preparing, retention
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.effects import Effect
+from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.effects import Effect, Learned
+from slotkeeper.scheduler.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.events import (
     Acted,
     Arrived,
@@ -50,12 +55,76 @@ from slotkeeper.scheduler.events import (
     Started,
     TimerFired,
 )
-from slotkeeper.scheduler.limits import Limits
-from slotkeeper.scheduler.pending import Pending
+from slotkeeper.scheduler.outcomes import close_ended
+from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.prompt_tree import PromptTree
+from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tree import PromptTree
-from slotkeeper.scheduler.types import ClientId, Crowded, EngineId, RequestId
+from slotkeeper.scheduler.table import SHARED_FOR, EngineTable
+from slotkeeper.scheduler.types import ClientId, Crowded, EngineId, Reason, RequestId
+
+
+def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
+    table = state.tables.get(event.engine)
+    if table is None:
+        table = state.tables[event.engine] = EngineTable(event.engine, EngineShadow(event.traits))
+    table.up = True
+    table.reset(event.traits, event.at)
+    table.unseen = True
+    _still_out(state, table, event.at)
+    table.private, table.unknown = event.fresh, 0
+    if not event.fresh:
+        table.shared_until = event.at + SHARED_FOR
+    yield from close_ended(state)
+
+
+def _still_out(state: State, table: EngineTable, now: float) -> None:
+    """What was sent before may have reached this very engine: no slot is sure until it ends or is seen."""
+    for request, pending in state.requests.items():
+        sent_open = pending.plan is None and table.engine == state.engines[0]
+        if pending.stage is Stage.RUNNING and sent_open:
+            reason = Reason.BYPASS if pending.arrived.bypass else Reason.FAIL_OPEN
+            pending.plan = Plan(table=table, reason=reason, pinned=False)
+        if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
+            pending.slot = None
+            table.send(request, pending.arrived.copies, now)
+
+
+def files_found(state: State, event: FilesFound) -> None:
+    """What else was learned of the engine meanwhile stays."""
+    if table := state.tables.get(event.engine):
+        seen = event.traits
+        table.shadow.traits = replace(
+            table.traits,
+            slot_files=seen.slot_files,
+            state_version=seen.state_version,
+            files_carry=seen.files_carry,
+            fingerprint=seen.fingerprint,
+        )
+
+
+def learned(state: State, before: Mapping[EngineId, EngineTraits]) -> Iterator[Effect]:
+    """What became known of engines' flags since; what was read from the command line is no news."""
+    for engine, table in state.tables.items():
+        now, known = table.traits, before.get(engine)
+        if now is known:
+            continue
+        for name, how in now.knowledge.items():
+            value = getattr(now, name)
+            news = known is None or (known.known(name), getattr(known, name)) != (how, value)
+            if news and how is not Known.FLAGS:
+                yield Learned(engine=engine, name=name, value=value, how=how)
+
+
+def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
+    if table := state.tables.get(event.engine):
+        table.up = False
+        table.back_by = event.at + state.limits.engine_wait if event.returns else -inf
+        table.reset(table.traits, event.at)
+    yield from close_ended(state)
+
+
+# -- the one door ----------------------------------------------------------------------------------------
 
 EARLY: Final = 0.01  # seconds by which a clock may wake us too soon
 
@@ -63,8 +132,8 @@ EARLY: Final = 0.01  # seconds by which a clock may wake us too soon
 class Placement:
     """Every decision about every slot of every engine."""
 
-    def __init__(self, *engines: EngineId, limits: Limits | None = None) -> None:
-        self._state = State(engines=engines, limits=limits or Limits())
+    def __init__(self, *known: EngineId, limits: Limits | None = None) -> None:
+        self._state = State(engines=known, limits=limits or Limits())
 
     def __repr__(self) -> str:
         state = self._state
@@ -75,7 +144,7 @@ class Placement:
         """Take one event in; returns what must be done now."""
         before = {engine: table.traits for engine, table in self._state.tables.items()}
         effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
-        return [*effects, *engines.learned(self._state, before)]
+        return [*effects, *learned(self._state, before)]
 
     # -- for observers ---------------------------------------------------------------------------
 
@@ -139,7 +208,31 @@ class Placement:
 
     # -- one line for each event -------------------------------------------------------------------
 
-    def _take(self, event: Event) -> Iterator[Effect]:  # noqa: C901, PLR0912 - a table, not a tangle
+    def _take(self, event: Event) -> Iterator[Effect]:
+        match event:
+            case EngineUp() | FilesFound() | EngineLost() | Observed() | ObserveFailed():
+                yield from self._of_engine(event)
+            case Planted() | Saved() | Restored() | Erased():
+                yield from preparing.ended(self._state, event)
+            case Filed():
+                yield from preparing.filed(self._state, event)
+            case SnapshotsChanged():
+                yield from retention.snapshots_changed(self._state, event)
+            case TimerFired():
+                self._timer_fired(event)
+            case Closing():
+                self._state.closing = True
+            case _:
+                yield from self._of_request(event)
+
+    def _timer_fired(self, event: TimerFired) -> None:
+        """It may answer one that was asked for earlier: then the one that is wanted is still to come."""
+        if self._state.wakes_at is not None and event.at >= self._state.wakes_at - EARLY:
+            self._state.wakes_at = None
+
+    def _of_request(
+        self, event: Arrived | Rendered | Acted | Started | Finished | Gone | ReplyKnown | NextKnown
+    ) -> Iterator[Effect]:
         state = self._state
         match event:
             case Arrived():
@@ -147,17 +240,6 @@ class Placement:
             case Rendered():
                 arrivals.rendered(state, event)
                 yield from outcomes.rendered_late(state, event)
-            case Planted() | Saved() | Restored() | Erased():
-                yield from preparing.ended(state, event)
-            case Filed():
-                yield from preparing.filed(state, event)
-            case SnapshotsChanged():
-                yield from keeping.snapshots_changed(state, event)
-            case TimerFired():
-                if state.wakes_at is not None and event.at >= state.wakes_at - EARLY:
-                    state.wakes_at = None  # else it answers one that was asked for earlier
-            case Closing():
-                state.closing = True
             case Acted():
                 outcomes.acted(state, event)
             case Started():
@@ -170,15 +252,23 @@ class Placement:
                 outcomes.reply_known(state, event)
             case NextKnown():
                 outcomes.next_known(state, event)
+            case _:
+                assert_never(event)
+
+    def _of_engine(
+        self, event: EngineUp | FilesFound | EngineLost | Observed | ObserveFailed
+    ) -> Iterator[Effect]:
+        state = self._state
+        match event:
             case Observed():
                 yield from outcomes.observed(state, event)
             case ObserveFailed():
                 outcomes.observe_failed(state, event)
             case EngineUp():
-                yield from engines.engine_up(state, event)
+                yield from engine_up(state, event)
             case FilesFound():
-                engines.files_found(state, event)
+                files_found(state, event)
             case EngineLost():
-                yield from engines.engine_lost(state, event)
+                yield from engine_lost(state, event)
             case _:
                 assert_never(event)

@@ -27,17 +27,22 @@ from math import inf
 from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.checkpoints import TAIL, after_prefill, checkpoints_last, keeps_checkpoints
+from slotkeeper.scheduler.costs import WORTH_A_FILE, HourlyBudget
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
-from slotkeeper.scheduler.limits import WORTH_A_FILE, HourlyBudget
+from slotkeeper.scheduler.engine_model import (
+    TAIL,
+    EngineTraits,
+    after_prefill,
+    checkpoints_last,
+    keeps_checkpoints,
+)
+from slotkeeper.scheduler.prompt_tree import Branch
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.steps import Keep, Prefill, Step, marked
 from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits
-from slotkeeper.scheduler.tree import Branch
+from slotkeeper.scheduler.types import Tokens
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
 TAKEN: Final = 3  # of the engine's checkpoints that a plant makes, at most

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, keeping
+from slotkeeper.scheduler import chores, retention
 from slotkeeper.scheduler.arrivals import forward, next_step, requeue
-from slotkeeper.scheduler.chore import Chore
 from slotkeeper.scheduler.effects import Effect, Purpose
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
@@ -17,7 +16,7 @@ from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Load, Prefill, Step, Wipe
+from slotkeeper.scheduler.steps import Chore, Load, Prefill, Step, Wipe
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import SlotId
 
@@ -33,15 +32,15 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         yield from _of_chore(state, chore, event)
         return
     if isinstance(event, Saved) and event.request not in state.requests and event.snapshot:
-        yield from keeping.kept(state, event.snapshot, event.at)  # its client has left meanwhile
+        yield from retention.kept(state, event.snapshot, event.at)  # its client has left meanwhile
     pending = state.requests.get(event.request)
     if pending is not None and isinstance(event, Planted):
-        computed = event.wasted if event.computed is None else event.computed
-        pending.planted += computed
-        if pending.stage is Stage.PREPARING and isinstance(pending.step, Prefill) and pending.step.parks:
-            pending.parked += computed
-    if pending is None or pending.plan is None or pending.stage is not Stage.PREPARING:
-        return
+        _count_planted(pending, event)
+    if pending is not None and pending.plan is not None and pending.stage is Stage.PREPARING:
+        yield from _step_ended(state, pending, event)
+
+
+def _step_ended(state: State, pending: Pending, event: Ended) -> Iterator[Effect]:
     owned = state.slot_of(pending)
     if owned is None:  # the engine was restarted
         requeue(state, pending)
@@ -60,6 +59,13 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
     yield from _go_on(state, pending, *owned, now=event.at)
 
 
+def _count_planted(pending: Pending, event: Planted) -> None:
+    computed = event.wasted if event.computed is None else event.computed
+    pending.planted += computed
+    if pending.stage is Stage.PREPARING and isinstance(pending.step, Prefill) and pending.step.parks:
+        pending.parked += computed
+
+
 def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:
     if chore.owns and isinstance(event, Saved) and event.written:
         chore.written = True
@@ -72,7 +78,7 @@ def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:
     else:  # the engine was restarted; a file that it has written is as good as before
         del state.chores[event.request]
         if isinstance(event, Saved) and event.snapshot:
-            yield from keeping.kept(state, event.snapshot, event.at)
+            yield from retention.kept(state, event.snapshot, event.at)
 
 
 def _note_ahead(state: State, chore: Chore, event: Ended) -> None:
@@ -196,7 +202,7 @@ def filed(state: State, event: Filed) -> Iterator[Effect]:
     contents = state.coming.pop(event.request, None)
     table = state.tables.get(event.engine)
     if table is None:
-        yield from keeping.kept(state, event.snapshot, event.at) if event.snapshot else ()
+        yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
         return
     table.moves += 1  # its queued requests can be decided
     yield from _account(state, table, event, contents)
@@ -230,11 +236,11 @@ def _account(
     table.rates.saved(snapshot.size, len(snapshot.tokens), event.seconds)
     if contents and not snapshot.shared:
         snapshot = replace(snapshot, turns=contents.turns)
-    effects = keeping.kept(state, snapshot, event.at)
+    effects = retention.kept(state, snapshot, event.at)
     fits = snapshot.id in state.catalog  # else there was no room for it
     if fits and not state.catalog.covered(snapshot.tokens, table.traits):  # it can not be extended (T4)
         table.no_save_until = event.at + HOPELESS
-        effects += keeping.drop(state, snapshot)
+        effects += retention.drop(state, snapshot)
     return effects
 
 

@@ -5,12 +5,11 @@ Believed over our own account where they differ, but only where the look is newe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler.events import Observed
-from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.events import Observed, SlotView
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Orphan, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
@@ -55,18 +54,9 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
     Nothing is concluded until all of ours must be among them. One request alone is known by any of its tasks,
     but where no slot is free some of its prompts may still wait in the engine's queue (engine.md 6).
     """
-    full = _full(seen)
-    busy = [
-        view.slot
-        for view in sorted(seen.slots, key=_age)
-        if view.busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
-    ]
+    busy = [view.slot for view in sorted(_thought_idle(table, seen, busy=True), key=_age)]
     left = [orphan for orphan in table.orphans if orphan.total is None]
-    late = [o for o in table.orphans if o.since > seen.asked or (full and o.total is None)]
-    unseen = any(sent > seen.asked for sent in _sent_at(table, left))
-    ended = any(orphan.total is not None for orphan in late)
-    ours = [sent.slots for sent in table.unsettled.values()] + [orphan.slots for orphan in late]
-    if unseen or ended or len(busy) < (sum(ours) if full or len(ours) > 1 else len(ours)):
+    if not _all_among(len(busy), table, seen, left):
         return
     copies = 0  # of the request before, in slots that follow: tasks are numbered one after the other
     for slot in busy:
@@ -91,6 +81,25 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
             table.move(slot, SlotState.FOREIGN, None, seen.at)
 
 
+def _all_among(busy: int, table: EngineTable, seen: Observed, left: Sequence[Orphan]) -> bool:
+    """Whether all of our unpinned requests must be in so many busy slots. `left`: those whose client left."""
+    full = _full(seen)
+    late = [o for o in table.orphans if o.since > seen.asked or (full and o.total is None)]
+    unseen = any(sent > seen.asked for sent in _sent_at(table, left))
+    ended = any(orphan.total is not None for orphan in late)
+    ours = [sent.slots for sent in table.unsettled.values()] + [orphan.slots for orphan in late]
+    return not unseen and not ended and busy >= (sum(ours) if full or len(ours) > 1 else len(ours))
+
+
+def _thought_idle(table: EngineTable, seen: Observed, *, busy: bool) -> list[SlotView]:
+    """Of the slots that we thought idle those that are busy, or those that are not."""
+    return [
+        view
+        for view in seen.slots
+        if view.busy is busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
+    ]
+
+
 def _sent_at(table: EngineTable, left: Iterable[Orphan]) -> Iterator[float]:
     """When those were sent that may still be at work and were not seen yet."""
     yield from (sent.at for sent in table.unsettled.values())
@@ -107,22 +116,26 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
     contents = table.shadow.slots[view.slot]
     if _unrun(table, view):
         return
-    count, ours = view.held or 0, contents.total if contents else 0
-    if contents is None:
+    count = view.held or 0
+    if contents is None or count == 0:
         table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now) if count else None
-    elif count == 0:
-        table.shadow.slots[view.slot] = None
-    elif count == ours and not contents.rough:
-        return
-    elif contents.tokens.space and not contents.rough and count < ours - COUNT_SLIP:
-        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now)  # perhaps of another namespace
-    elif contents.rough or count <= ours + COUNT_SLIP:
-        table.shadow.slots[view.slot] = contents.shrunk(count)
-    elif table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft
-        table.shadow.slots[view.slot] = replace(contents, opaque=contents.opaque + count - ours)
-    else:  # longer than we left it: another client wrote there
-        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now)
-        table.is_shared(now)
+    else:
+        table.shadow.slots[view.slot] = _as_counted(table, contents, count, now)
+
+
+def _as_counted(table: EngineTable, contents: SlotContents, count: int, now: float) -> SlotContents:
+    """What a slot holds of which the engine says that it has `count` tokens."""
+    ours, unknown = contents.total, SlotContents(opaque=count, used=now)
+    if count == ours and not contents.rough:
+        return contents
+    if contents.tokens.space and not contents.rough and count < ours - COUNT_SLIP:
+        return unknown  # perhaps of another namespace
+    if contents.rough or count <= ours + COUNT_SLIP:
+        return contents.shrunk(count)
+    if table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft
+        return replace(contents, opaque=contents.opaque + count - ours)
+    table.is_shared(now)  # longer than we left it: another client wrote there
+    return unknown
 
 
 def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
@@ -131,26 +144,25 @@ def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
     due = [o for o in table.orphans if o.since <= seen.asked and not (full and o.total is None)]
     if not due:
         return
-    free = [
-        view
-        for view in seen.slots
-        if not view.busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
-    ]
+    free = _thought_idle(table, seen, busy=False)
     unseen = False
     for orphan in due:
         table.orphans.remove(orphan)
-        total = orphan.total
-        fitting = [v for v in free if total and abs((v.held or 0) - total) <= COUNT_SLIP]
-        if fitting:
-            newest = max(fitting, key=_age)
+        newest = max(_fitting(free, orphan.total), key=_age, default=None)
+        if newest:
             settled[orphan.request] = newest.slot
             free.remove(newest)
-        unseen = unseen or not fitting or orphan.slots > 1
+        unseen = unseen or newest is None or orphan.slots > 1
     if unseen:
         table.disown()
     if not table.orphans:
         for view in free:
             _correct(table, view, seen.at)
+
+
+def _fitting(free: Iterable[SlotView], total: int | None) -> Iterator[SlotView]:
+    """Slots that hold as many tokens as a request left."""
+    return (view for view in free if total and abs((view.held or 0) - total) <= COUNT_SLIP)
 
 
 def _full(seen: Observed) -> bool:
@@ -161,14 +173,8 @@ def _full(seen: Observed) -> bool:
 def _wiped(table: EngineTable, seen: Observed) -> bool:
     """Whether slots lost what we left there: all of them (restart), or all but the last to run (T6)."""
     views = {v.slot: v for v in seen.slots}
-    believed = [
-        slot
-        for slot in table.idle
-        if table.shadow.slots[slot] and table.changed[slot] <= seen.asked and slot in views
-        if not _unrun(table, views[slot])
-    ]
-    empty = [slot for slot in believed if not views[slot].busy and not views[slot].held]
-    kept = [slot for slot in believed if slot not in empty]
+    believed = _believed(table, seen, views)
+    empty, kept = _parted(believed, views)
     if any(_outlived_a_task(table, slot, views) for slot in kept):
         table.proven = True
     if not empty or (kept and kept != [max(believed, key=lambda slot: table.changed[slot])]):
@@ -176,12 +182,35 @@ def _wiped(table: EngineTable, seen: Observed) -> bool:
     if any(v.held or v.busy for v in seen.slots):
         _learn_unified(table, empty)
         return False
-    if all(state is SlotState.IDLE for state in table.states):
-        sent = dict(table.unsettled)  # perhaps to the new engine already
-        table.reset(table.traits, seen.asked)
-        table.unsettled.update(sent)
-        return True
-    return False
+    return _started_anew(table, seen)
+
+
+def _started_anew(table: EngineTable, seen: Observed) -> bool:
+    """All slots are empty. Whether all of ours had ended: then it is another process."""
+    if any(state is not SlotState.IDLE for state in table.states):
+        return False
+    sent = dict(table.unsettled)  # perhaps to the new engine already
+    table.reset(table.traits, seen.asked)
+    table.unsettled.update(sent)
+    return True
+
+
+def _parted(slots: Iterable[SlotId], views: Mapping[SlotId, SlotView]) -> tuple[list[SlotId], list[SlotId]]:
+    """Those that are empty now, and those that are not."""
+    parted: tuple[list[SlotId], list[SlotId]] = [], []
+    for slot in slots:
+        parted[bool(views[slot].busy or views[slot].held)].append(slot)
+    return parted
+
+
+def _believed(table: EngineTable, seen: Observed, views: Mapping[SlotId, SlotView]) -> list[SlotId]:
+    """Idle slots in which we left something that this look would show."""
+    return [
+        slot
+        for slot in table.idle
+        if table.shadow.slots[slot] and table.changed[slot] <= seen.asked and slot in views
+        if not _unrun(table, views[slot])
+    ]
 
 
 def _outlived_a_task(table: EngineTable, kept: SlotId, views: Mapping[SlotId, SlotView]) -> bool:

@@ -11,13 +11,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from slotkeeper.scheduler.checkpoints import Checkpoint, after_prefill, generous
-from slotkeeper.scheduler.ram_cache import KEEP, better, contains, parks, publish
-from slotkeeper.scheduler.slot_contents import SlotContents, first_kept, restored, reuse, slack, unsafe
-from slotkeeper.scheduler.snapshots import Snapshot
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Known
-from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
+from slotkeeper.scheduler.slot_contents import (
+    KEEP,
+    SlotContents,
+    Snapshot,
+    better,
+    contains,
+    first_kept,
+    parks,
+    publish,
+    restored,
+    reuse,
+    slack,
+    unsafe,
+)
+from slotkeeper.scheduler.types import EMPTY, RequestId, SlotId, Tokens
 
 
 class Source(StrEnum):
@@ -37,7 +46,7 @@ class ReusePlan:
     base: SlotContents | None  # the state it would extend
     parked: bool  # whether the engine would first copy the slot's content to its RAM cache
     touched: bool = False  # after a one-token task in that slot
-    unsafe: bool = False  # the engine would answer wrongly (T9): erase the slot first
+    unsafe: bool = False  # the engine would answer wrongly (T9, T11): erase the slot first
     foreign: bool = False  # the engine might use what another namespace has left: erase the slot first
 
 

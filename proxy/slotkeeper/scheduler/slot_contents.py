@@ -1,4 +1,4 @@
-"""What one sequence state holds, and how much of it a new prompt can use.
+"""What a slot, a snapshot or the engine's RAM prompt cache holds, and how much of it a new prompt can use.
 
 `reuse` mirrors the engine's own decision (engine.md section 5): it is the prediction of `cache_n`.
 """
@@ -7,19 +7,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from enum import StrEnum
+from typing import Final, NewType
 
-from slotkeeper.scheduler.checkpoints import (
+from slotkeeper.scheduler.engine_model import (
     Checkpoint,
+    EngineTraits,
+    Memory,
     checkpoints_last,
+    engine_goes_back_to,
     keeps_checkpoints,
     newest_usable,
     window_cells,
 )
-from slotkeeper.scheduler.snapshots import Snapshot
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.types import EMPTY, RequestId, Tokens
+
+SnapshotId = NewType("SnapshotId", str)
+
+
+class Tier(StrEnum):
+    """Where a snapshot lies."""
+
+    HOT = "hot"  # in the engine's --slot-save-path: it can be restored at once
+    COLD = "cold"  # elsewhere: it must be copied to the hot tier first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One file that an engine wrote, that was read back and found whole.
+
+    `checkpoints` are those in the file, in tokens and in its order; older builds write none.
+    """
+
+    id: SnapshotId
+    fingerprint: str  # only an engine with the same one may load it
+    tokens: Tokens
+    size: int  # bytes of the file
+    checkpoints: tuple[int, ...] = ()
+    repaired: bool = False  # the window's cell table was mended, so that the state can be extended (T4)
+    draft: bool = False  # its checkpoints carry the draft model's state
+    tier: Tier = Tier.HOT
+    created: float = 0.0  # seconds, the scheduler's clock
+    used: float = 0.0
+    restores: int = 0  # that the engine said were worth it
+    shared: bool = False  # the beginning of several prompts, or likely to be
+    golden: bool = False  # it was restored as that: it goes after all others
+    turns: int = 0  # of the conversation whose state it is, as far as we have seen them
+
+    def __repr__(self) -> str:
+        cuts = f" cuts {list(self.checkpoints)}" if self.checkpoints else ""
+        return f"<Snapshot {self.id} {len(self.tokens)} tokens {self.size} bytes {self.tier}{cuts}>"
+
+
+# -- what one sequence state holds -----------------------------------------------------------------------
 
 RESTORED: Final = 0  # a restored checkpoint is of no task of ours
 HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half as likely to return
@@ -136,11 +176,20 @@ def reuse(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -
 
 
 def unsafe(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -> bool:
-    """Whether the engine would cut this state where its window is gone, and give wrong answers (T9)."""
-    if contents is None or contents.floor == 0:
-        return False
+    """Whether the engine would give wrong answers from this state, so that it must be erased first.
+
+    It would cut it where its window is gone (T9), or go back to a checkpoint of other tokens (T11). Where
+    nothing can be erased, the second is left to the engine, as without us.
+    """
+    if contents is None or not (contents.floor or any(c.stale for c in contents.checkpoints)):
+        return False  # nearly always: then prompts need not be compared
     common = min(contents.tokens.lcp(prompt), len(prompt) - 1)
-    return contents.floor + 1 - traits.n_swa < common < contents.floor
+    if contents.floor:
+        return contents.floor + 1 - traits.n_swa < common < contents.floor
+    if traits.cuttable or not traits.slot_files or _extends(contents, prompt, common, traits):
+        return False
+    found = engine_goes_back_to(contents.checkpoints, common, traits)
+    return found is not None and found.stale
 
 
 def goes_on_from(contents: SlotContents, traits: EngineTraits) -> int:
@@ -205,3 +254,67 @@ def shared_messages(hash_chain: Sequence[bytes], contents: SlotContents | None) 
     """How many first messages a request has in common with those that wrote this state."""
     pairs = zip(hash_chain[1:], contents.hash_chain[1:] if contents else (), strict=False)
     return sum(1 for one, other in pairs if one == other)
+
+
+# -- the engine's RAM prompt cache (engine.md 4) ---------------------------------------------------------
+
+RAM_ENTRIES: Final = 64  # the engine's limit is in bytes, which we cannot see; a wrong guess is corrected
+KEEP: Final = 0.5  # below this share of a slot kept, the engine saves the slot and looks for better
+LOAD: Final = 0.25  # an entry must keep at least this share of itself to be loaded
+
+
+def parks(contents: SlotContents | None, traits: EngineTraits, common: int = 0, length: int = 1) -> bool:
+    """Whether a pinned task of `length` tokens makes the engine save this slot; an empty one never (T6).
+
+    A slot that is not similar enough to be chosen counts as one of which nothing would be kept.
+    """
+    if not traits.ram_cache or traits.similarity == 0 or not contents or contents.total == 0:
+        return False
+    return common / contents.total < KEEP or common / max(1, length) <= traits.similarity
+
+
+def better(contents: SlotContents | None, ram: Sequence[SlotContents], prompt: Tokens) -> SlotContents | None:
+    """The entry that the engine would load: it must beat the slot on both shares."""
+    common = contents.tokens.lcp(prompt) if contents else 0
+    keep = common / contents.total if contents and contents.total else -1.0
+    similar = common / max(1, len(prompt))
+    best = None
+    for entry in ram:
+        shared = entry.tokens.lcp(prompt)
+        entry_keep, entry_similar = shared / max(1, entry.total), shared / max(1, len(prompt))
+        if entry_keep >= LOAD and entry_keep > keep and entry_similar > similar:
+            keep, similar, best = entry_keep, entry_similar, entry
+    return best
+
+
+def contains(outer: SlotContents, inner: SlotContents) -> bool:
+    """Whether all of `inner` is in `outer`.
+
+    A reply of unknown tokens is not taken for what came after it in another state: it was not sent back as
+    it was sampled, or drafts lie behind its end.
+    """
+    if outer.total == inner.total:  # the same, but perhaps not known as far
+        return outer.tokens.begins_with(inner.tokens) or inner.tokens.begins_with(outer.tokens)
+    return outer.total > inner.total and not inner.opaque and outer.tokens.begins_with(inner.tokens)
+
+
+def publish(ram: list[SlotContents], contents: SlotContents, traits: EngineTraits) -> None:
+    """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
+    if contents.total == 0:
+        return
+    ours, contained = contents.tokens.packed, []
+    for place, entry in enumerate(ram):
+        theirs = entry.tokens.packed
+        if not (theirs.startswith(ours) or ours.startswith(theirs)):  # of nearly all: seen without a call
+            continue
+        if contains(entry, contents):  # the engine keeps what it has; we may have learnt more of its ids
+            ram[place] = (
+                entry.known_as(contents.tokens) if len(contents.tokens) > len(entry.tokens) else entry
+            )
+            return
+        if contains(contents, entry):
+            contained.append(place)
+    for place in reversed(contained):
+        del ram[place]
+    del ram[: max(0, len(ram) - RAM_ENTRIES + 1)]
+    ram.append(bare(contents, traits))

@@ -1,26 +1,116 @@
-"""Everything the core remembers. Changed only by `arrivals` and `outcomes`, through `Placement.on`."""
+"""Everything the scheduler remembers, the queue among it. Changed only through `Placement.on`.
+
+The engine's own deferred queue knows no fairness and leaves slots idle (engine.md 6), so nothing
+waits there.
+
+Known by the state's tokens: a slot, a file and the engine's RAM cache may all hold it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
 
-from slotkeeper.scheduler.ahead import Ahead
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.chore import Chore
-from slotkeeper.scheduler.limits import HourlyBudget, Limits
+from slotkeeper.scheduler.costs import HourlyBudget, Limits
+from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.pending import Pending, Scene
-from slotkeeper.scheduler.queue import FairQueue
+from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.steps import Chore, unmarked
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits
-from slotkeeper.scheduler.tree import PromptTree
-from slotkeeper.scheduler.types import EngineId, RequestId, SlotId
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, Tokens
+
+
+class FairQueue:
+    """Requests in the order in which they may be placed."""
+
+    def __init__(self) -> None:
+        # The clients' own order is the turn order: a served client goes to the end.
+        self._lines: OrderedDict[ClientId, OrderedDict[RequestId, None]] = OrderedDict()
+        self._client: dict[RequestId, ClientId] = {}
+
+    def __len__(self) -> int:
+        return len(self._client)
+
+    def __contains__(self, request: RequestId) -> bool:
+        return request in self._client
+
+    def __iter__(self) -> Iterator[RequestId]:
+        """One request of each client in turn, then the second of each, and so on."""
+        turns = [iter(line) for line in self._lines.values()]
+        while len(turns) > 1:
+            heads = [next(line, None) for line in turns]
+            yield from filter(None, heads)
+            if None in heads:
+                turns = [line for line, head in zip(turns, heads, strict=True) if head is not None]
+        yield from chain.from_iterable(turns)  # at once: thousands may wait
+
+    def of(self, client: ClientId) -> int:
+        """How many of its requests wait."""
+        return len(self._lines.get(client, ()))
+
+    def add(self, request: RequestId, client: ClientId) -> None:
+        self._lines.setdefault(client, OrderedDict())[request] = None
+        self._client[request] = client
+
+    def put_back(self, request: RequestId, client: ClientId) -> None:
+        """It was served in vain, and is the next to be served."""
+        self.add(request, client)
+        self._lines[client].move_to_end(request, last=False)
+        self._lines.move_to_end(client, last=False)
+
+    def served(self, request: RequestId) -> None:
+        """It leaves the queue, and its client goes to the end of the turn order."""
+        client = self._client.get(request)
+        self.discard(request)
+        if client is not None and client in self._lines:
+            self._lines.move_to_end(client)
+
+    def discard(self, request: RequestId) -> None:
+        """It leaves the queue without having been served."""
+        client = self._client.pop(request, None)
+        if client is None:
+            return
+        line = self._lines[client]
+        del line[request]
+        if not line:
+            del self._lines[client]
+
+
+# -- tokens that were computed in idle time --------------------------------------------------------------
+
+MOST: Final = 1024  # states, the oldest are forgotten
+
+
+@dataclass(slots=True)
+class Ahead:
+    """Which states end in tokens that were computed in idle time, and where these begin."""
+
+    _begins: dict[int, int] = field(default_factory=dict)  # by the hash of the state's tokens
+
+    def computed(self, tokens: Tokens, begin: int) -> None:
+        """The state holds `tokens`; from `begin` on they were computed in idle time."""
+        self._begins.pop(key := hash(tokens), None)
+        self._begins[key] = begin
+        if len(self._begins) > MOST:
+            del self._begins[next(iter(self._begins))]
+
+    def begins(self, tokens: Tokens) -> int | None:
+        """From which token on; None where nothing of it was computed in idle time."""
+        return self._begins.get(hash(unmarked(tokens)))
+
+
+# -- all of it -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class State:
+    """All that is remembered. Times are seconds of the events."""
+
     engines: tuple[EngineId, ...]  # in the order in which they were named
     tree: PromptTree = field(default_factory=PromptTree)
     catalog: Catalog = field(default_factory=Catalog)
@@ -48,6 +138,10 @@ class State:
     @property
     def up(self) -> list[EngineTable]:
         return [table for table in self.tables.values() if table.up]
+
+    def with_room(self, copies: int) -> list[EngineTable]:
+        """Engines with so many idle slots, or with all of theirs."""
+        return [table for table in self.up if len(table.idle) >= min(copies, len(table.states))]
 
     def back_by(self, now: float) -> float | None:
         """Until when to wait for an engine, since none is there; None where none is expected."""

@@ -3,16 +3,20 @@
 They are found by the marks that the engine's template puts in front of messages. What marks cannot tell
 (where system text ends inside a user message, or anything in a template of no known family) is found by
 rendering the chat otherwise, and handed in.
+
+The lines are found in the message's text. Where one begins in a prompt is told by the ids of all that
+follows it in the message: where they stand there, a token ends before them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 
 class BoundaryKind(StrEnum):
@@ -28,6 +32,8 @@ class BoundaryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Boundary:
+    """A place of a prompt where another one will probably part from it."""
+
     at: int  # tokens before it
     kind: BoundaryKind
 
@@ -101,3 +107,66 @@ def _turn(prompt: Tokens, markers: Markers, replies: Sequence[int], last: int) -
 
 def _starts(prompt: Tokens, openers: Iterable[Tokens]) -> list[int]:
     return sorted({at for opener in openers for at in prompt.find_all(opener)})
+
+
+# -- how a long message ends: often in a question about the rest -----------------------------------------
+
+LONG: Final = 1024  # tokens of a message: in a shorter one the engine's own checkpoints are near enough
+REACH: Final = 8192  # characters before its end
+FURTHER: Final = 1024  # characters before the end: the first cut that is neither
+SPREAD: Final = 4  # each of them so many times as far from the end as the one behind it
+CLOSING: Final = 64  # tokens of a template behind a message, at most
+
+
+def last_message(found: Sequence[Boundary], length: int) -> range | None:
+    """The tokens of the user message that ends a prompt, if it is a long one."""
+    asked = [boundary for boundary in found if boundary.kind is not BoundaryKind.TURN]
+    if not asked or asked[-1].kind is BoundaryKind.TOOL:
+        return None
+    end = found[-1].at if found[-1].kind is BoundaryKind.TURN else length
+    message = range(asked[-1].at, end)
+    return message if len(message) >= LONG else None
+
+
+def endings(text: str) -> list[tuple[str, BoundaryKind]]:
+    """The ends of a message that begin with a line: the last paragraph and line, and a few further back."""
+    tail = text.rstrip()[-REACH:]
+    starts = list(_line_starts(tail))
+    if not starts:
+        return []
+    paragraph = next((at for at, first in reversed(starts) if first), None)
+    kinds = dict.fromkeys(_spread([len(tail) - at for at, _ in starts]), BoundaryKind.LINE)
+    kinds |= {len(tail) - at: BoundaryKind.QUESTION for at in (starts[-1][0], paragraph) if at is not None}
+    return [(tail[-length:], kinds[length]) for length in sorted(kinds)]
+
+
+def _line_starts(text: str) -> Iterator[tuple[int, bool]]:
+    """Where lines begin that are not blank, but for the first; and whether a paragraph begins there."""
+    at, blank = 0, False
+    for line in text.split("\n"):
+        if at and line.strip():
+            yield at, blank
+        blank = at > 0 and not line.strip()  # the first line may be cut short
+        at += len(line) + 1
+
+
+def _spread(lengths: Sequence[int]) -> Iterator[int]:
+    """Of lengths of endings some, each several times the one before."""
+    least = FURTHER
+    for length in reversed(lengths):
+        if length >= least:
+            yield length
+            least = SPREAD * length
+
+
+def begins(prompt: Tokens, message: range, ending: Tokens) -> int | None:
+    """Tokens before an ending of a message, None where no token begins there.
+
+    Its last token may be another one in the prompt, where it merges with what the template puts behind it.
+    """
+    start = max(message.start + 1, message.stop - len(ending) - CLOSING)
+    there = prompt.cut(start, message.stop)
+    for known in (ending, ending.cut(0, len(ending) - 1)):
+        if places := there.find_all(known):
+            return start + places[-1]
+    return None

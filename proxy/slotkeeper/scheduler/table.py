@@ -12,15 +12,12 @@ from enum import StrEnum
 from math import inf, log2
 from typing import Final
 
+from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
+from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.evidence import Doubts
-from slotkeeper.scheduler.limits import WORTH_A_FILE
-from slotkeeper.scheduler.rates import Rates
 from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import SlotContents, succeeds
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits
-from slotkeeper.scheduler.types import EngineId, RequestId, SlotId
+from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
+from slotkeeper.scheduler.types import EngineId, RequestId, SlotId, Tokens
 
 CROWDED_FOR: Final = 60.0  # seconds after a conversation lost its slot to another
 LULL: Final = 1.0  # seconds without a task, after which a crowd is at rest as well
@@ -184,6 +181,9 @@ class EngineTable:
     def open_for_unpinned(self, now: float) -> bool:
         """The engine may choose any free slot only while none is promised to a task on its way."""
         return self.open_for_pins(now) and not self.pin_on_its_way(now)
+
+    def open_for(self, now: float, *, pinned: bool) -> bool:
+        return self.open_for_pins(now) if pinned else self.open_for_unpinned(now)
 
     def pin_on_its_way(self, now: float) -> bool:
         """Whether a pinned task may yet arrive in a slot that the engine thinks free."""

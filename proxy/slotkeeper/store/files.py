@@ -1,25 +1,68 @@
-"""Blocking work on files: one pass that copies and hashes, names that appear whole or not at all.
+"""Blocking work on files: their names, one pass that copies and hashes, and the threads that it runs in.
 
-Everything here runs in a thread; reading, hashing and writing let go of the interpreter's lock, and a
-`Halt` ends a pass between two chunks. OSError passes.
+Everything here runs in a thread; reading, hashing and writing let go of the interpreter's lock. A thread
+cannot be cancelled: its `Halt` is set, which ends a pass between two chunks, and the cancelled caller waits
+until the thread has put away what it was making. OSError passes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
+import re
+import secrets
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from slotkeeper.engine.slotfile import Piece, Recipe
+from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.store.trouble import HaltedError
+
+LOCK: Final = "slotkeeper.lock"
+INDEX: Final = "slotkeeper.sqlite"
+SEAL: Final = "slotkeeper.seal"
+FIRST_SEAL: Final = "slotkeeper.seal.first"  # while manifests without one are taken over
+QUARANTINE: Final = "slotkeeper-quarantine"
+SLOT: Final = ".slot"  # the engine's file
+MANIFEST: Final = ".json"
+TEMPORARY: Final = ".tmp"  # being written, by the engine or by us
+
+# Time first, so that a listing is in the order of making; none of the characters that the engine refuses
+# in a file name (engine.md 2.1).
+_ID: Final = r"slotkeeper-[0-9a-f]{12}-[0-9a-f]{8}"
+_OURS: Final = re.compile(rf"({_ID})(\.slot|\.json|\.tmp)")
+
+
+def new_id(now: float) -> SnapshotId:
+    """`now` is the wall clock, in seconds."""
+    return SnapshotId(f"slotkeeper-{int(now * 1000) & 0xFFFFFFFFFFFF:012x}-{secrets.token_hex(4)}")
+
+
+def new_temporary(now: float) -> str:
+    return new_id(now) + TEMPORARY
+
+
+def ours(name: str) -> tuple[SnapshotId, str] | None:
+    """The id and the suffix of a file that we made, None for any other name."""
+    match = _OURS.fullmatch(name)
+    return (SnapshotId(match[1]), match[2]) if match else None
+
+
+def is_temporary(name: str) -> bool:
+    known = ours(name)
+    return known is not None and known[1] == TEMPORARY
+
+
+# -- one pass that copies and hashes ---------------------------------------------------------------------
 
 # 1 MiB at once. From 256 KiB to 8 MiB it takes the same processor time; larger pieces only delay a Halt on
 # a slow disk, and smaller ones ask for the interpreter's lock more often.
@@ -78,18 +121,18 @@ def hash_bytes(file: FileIO, halt: Halt) -> Passed:
     return Passed(size=size, sha256=digest.hexdigest())
 
 
-def pour(recipe: Recipe, sources: Sequence[FileIO], target: Path, halt: Halt) -> Passed:
+def pour(recipe: Recipe, source: FileIO, target: Path, halt: Halt) -> Passed:
     """Write a new file, on the disk when this returns, and hash it on the way.
 
-    If anything goes wrong the target is gone. Raises FileExistsError if there was one, EOFError if a source
+    If anything goes wrong the target is gone. Raises FileExistsError if there was one, EOFError if the source
     is shorter than the recipe says, HaltedError.
     """
     view, digest, size = memoryview(bytearray(CHUNK)), hashlib.sha256(), 0
     with FileIO(os.open(target, _CREATE, 0o600), "wb") as out:
         try:
-            _give(out, sources)
+            _give(out, source)
             for piece in recipe:
-                for data in _pieces(piece, sources, view, halt):
+                for data in _pieces(piece, source, view, halt):
                     digest.update(data)
                     _write(out, data)
                     size += len(data)
@@ -100,14 +143,12 @@ def pour(recipe: Recipe, sources: Sequence[FileIO], target: Path, halt: Halt) ->
     return Passed(size=size, sha256=digest.hexdigest())
 
 
-def _pieces(
-    piece: Piece, sources: Sequence[FileIO], view: memoryview, halt: Halt
-) -> Iterator[bytes | memoryview]:
+def _pieces(piece: Piece, source: FileIO, view: memoryview, halt: Halt) -> Iterator[bytes | memoryview]:
     """The bytes of one piece, in parts that lie in `view` until the next is asked for."""
     if isinstance(piece, bytes):
         yield piece
         return
-    source, left = sources[piece.source], piece.length
+    left = piece.length
     source.seek(piece.offset)
     while left:
         if not (count := _read(source, view[:left], halt)):
@@ -116,9 +157,9 @@ def _pieces(
         yield view[:count]
 
 
-def _give(out: FileIO, sources: Sequence[FileIO]) -> None:
-    """To the owner of the first source: where we are root and the engine is not, it must read this file."""
-    owner, ours = os.fstat(sources[0].fileno()), os.fstat(out.fileno())
+def _give(out: FileIO, source: FileIO) -> None:
+    """To the owner of the source: where we are root and the engine is not, it must read this file."""
+    owner, ours = os.fstat(source.fileno()), os.fstat(out.fileno())
     if (owner.st_uid, owner.st_gid) != (ours.st_uid, ours.st_gid):
         os.fchown(out.fileno(), owner.st_uid, owner.st_gid)
 
@@ -180,3 +221,42 @@ def _write(out: FileIO, data: bytes | memoryview) -> None:
     left = memoryview(data)
     while left:
         left = left[out.write(left) :]
+
+
+# -- in a thread, whose waiting caller can be cancelled --------------------------------------------------
+
+T = TypeVar("T")
+
+
+class Lane:
+    """One thread; its work is done in the order in which it was asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"slotkeeper-{name}")
+        self._halts: set[Halt] = set()
+        self._closed = False
+
+    async def do(self, work: Callable[[Halt], T]) -> T:
+        """Raises what `work` raises, and HaltedError when the lane is closed."""
+        if self._closed:
+            raise HaltedError
+        halt = Halt()
+        self._halts.add(halt)
+        running = self._pool.submit(work, halt)
+        future = asyncio.wrap_future(running)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            halt.set()
+            if not running.cancel():
+                await asyncio.wait([future])
+                future.exception()  # retrieved: no caller will ask for it
+            raise
+        finally:
+            self._halts.discard(halt)
+
+    async def close(self) -> None:
+        self._closed = True
+        for halt in self._halts:
+            halt.set()
+        await asyncio.to_thread(self._pool.shutdown)

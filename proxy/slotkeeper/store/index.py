@@ -1,4 +1,4 @@
-"""The index: what changes about a snapshot after it was kept. SQLite, in one thread.
+"""All snapshots that the store knows: in memory, and what changes about them in SQLite.
 
 The folders and manifests are the truth. Without the index nothing is lost but the counts of use, so a
 damaged one is rebuilt.
@@ -6,14 +6,20 @@ damaged one is rebuilt.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
-from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store.files import Lane
+from slotkeeper.store.manifest import Manifest
+from slotkeeper.store.trouble import INDEX, HaltedError, MissingError, StoreError, StoreHealth, Trouble
 
 VERSION: Final = 1
 BUSY_SECONDS: Final = 2.0
@@ -104,3 +110,125 @@ class Index:
             self._rows = sqlite3.connect(self._path, timeout=BUSY_SECONDS)
             self._rows.execute("PRAGMA synchronous = NORMAL")
         return self._rows
+
+
+# -- one snapshot ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """`tiers` is where its file lies: one of them, or both."""
+
+    manifest: Manifest
+    tokens: Tokens
+    tiers: frozenset[Tier]
+    use: Use
+
+    @property
+    def id(self) -> SnapshotId:
+        return self.manifest.id
+
+    @property
+    def quickest(self) -> list[Tier]:
+        """The tiers that have it, the quickest first."""
+        return [tier for tier in Tier if tier in self.tiers]
+
+
+def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
+    """For the scheduler. `clock_offset` is what to add to the wall clock to get its own, in seconds."""
+    manifest = kept.manifest
+    return Snapshot(
+        id=manifest.id,
+        fingerprint=manifest.fingerprint,
+        tokens=kept.tokens.within(manifest.namespace),
+        size=manifest.size,
+        checkpoints=manifest.checkpoints,
+        repaired=manifest.repaired,
+        draft=manifest.draft,
+        tier=kept.quickest[0],
+        created=manifest.created + clock_offset,
+        used=kept.use.used + clock_offset,
+        restores=kept.use.restores,
+        shared=manifest.golden,
+        golden=manifest.golden and kept.use.restores > 0,
+    )
+
+
+# -- all of them -----------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+class Catalogue:
+    """Changed in the event loop's thread alone. When its index fails it goes on, with a remark."""
+
+    def __init__(self, index: Path, health: StoreHealth) -> None:
+        self._index = Index(index)
+        self._health = health
+        self._lane = Lane("index")
+        self._kept: dict[SnapshotId, Kept] = {}
+        # Locks that are held or waited for: asking for snapshots that are not there leaves nothing.
+        self._locks: WeakValueDictionary[SnapshotId, asyncio.Lock] = WeakValueDictionary()
+
+    def __getitem__(self, snapshot: SnapshotId) -> Kept:
+        if kept := self._kept.get(snapshot):
+            return kept
+        raise MissingError(f"there is no snapshot {snapshot}")
+
+    def __contains__(self, snapshot: SnapshotId) -> bool:
+        return snapshot in self._kept
+
+    def listing(self) -> list[Kept]:
+        return list(self._kept.values())
+
+    def lock(self, snapshot: SnapshotId) -> asyncio.Lock:
+        """Held by the task that works on its files."""
+        return self._locks.setdefault(snapshot, asyncio.Lock())
+
+    async def load(self, found: Iterable[Kept]) -> None:
+        """Know these and no others, each with the use that the index remembers."""
+        self._kept = {kept.id: kept for kept in found}
+        known = {kept.id: kept.use.used for kept in self._kept.values()}
+        uses = await self._remember(lambda: self._index.open(known))
+        for id_, use in (uses or {}).items():
+            self._kept[id_] = replace(self._kept[id_], use=use)
+
+    async def add(self, kept: Kept) -> None:
+        self._kept[kept.id] = kept
+        await self._remember(lambda: self._index.add(kept.id, kept.use.used))
+
+    async def used(self, snapshot: SnapshotId, now: float, *, paid: bool) -> None:
+        kept = self[snapshot]
+        use = replace(
+            kept.use,
+            used=now,
+            restores=kept.use.restores + paid,
+            failures=kept.use.failures + (not paid),
+        )
+        self._kept[snapshot] = replace(kept, use=use)
+        await self._remember(lambda: self._index.used(snapshot, now, paid=paid))
+
+    async def lies(self, snapshot: SnapshotId, tier: Tier, *, there: bool) -> None:
+        """Its file came to a tier, or is gone from it; with the last one it is forgotten."""
+        kept = self[snapshot]
+        tiers = kept.tiers | {tier} if there else kept.tiers - {tier}
+        if tiers:
+            self._kept[snapshot] = replace(kept, tiers=tiers)
+            return
+        del self._kept[snapshot]
+        await self._remember(lambda: self._index.drop([snapshot]))
+
+    async def close(self) -> None:
+        with suppress(HaltedError):  # closed before
+            await self._remember(self._index.close)
+        await self._lane.close()
+
+    async def _remember(self, work: Callable[[], T]) -> T | None:
+        try:
+            result = await self._lane.do(lambda _: work())
+        except (sqlite3.Error, OSError) as error:
+            what = f"Uses of snapshots are not remembered: {error}"
+            self._health.remark(INDEX, StoreError(Trouble.BROKEN, what))
+            return None
+        self._health.remark(INDEX, None)
+        return result

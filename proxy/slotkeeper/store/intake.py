@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
 from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, read
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import files, names
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Passed, Stamp
 from slotkeeper.store.manifest import Manifest, chain
 from slotkeeper.store.snapshot_folder import SnapshotFolder
@@ -24,9 +24,9 @@ class SlotFileEdit:
     repaired: bool = False  # the window's cell table was mended (T4)
 
 
-# Given the saved file, and what was read of it and of those of `others` that can still be used; index 0 is
-# the saved one, as in ByteSpan. Called in a thread; what it raises, `keep` raises. None = keep it as it is.
-Editor = Callable[[FileIO, Sequence[SlotFile]], SlotFileEdit | None]
+# Given the saved file, and what was read of it. Called in a thread; what it raises, `keep` raises. None: keep
+# it as it is.
+Editor = Callable[[FileIO, SlotFile], SlotFileEdit | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +57,10 @@ class SnapshotIntake:
     now: float  # wall clock, seconds
     halt: Halt
 
-    def take(self, temporary: str, others: Sequence[FileIO]) -> CheckedFile:
+    def take(self, temporary: str) -> CheckedFile:
         """Check what was saved, edit it, hash it and move it into the folder, as T2 and T3 demand.
 
-        `others` are files that were checked. The temporary file is gone afterwards, whatever happens.
+        The temporary file is gone afterwards, whatever happens.
         Raises TornError, HaltedError, StoreError if there is no such file; OSError passes.
         """
         path, saved = self.folder.path / temporary, self.saved
@@ -71,21 +71,20 @@ class SnapshotIntake:
                     raise TornError(f"the engine wrote {saved.written} bytes, the file has {before.size}")
                 found = _whole(file, before)
                 _agree(found, saved)
-                sources = [(file, found), *_readable(others)]
-                edit = saved.edit(file, [known for _, known in sources]) if saved.edit else None
+                edit = saved.edit(file, found) if saved.edit else None
                 if edit:
-                    return self._edited(edit, [source for source, _ in sources])
+                    return self._edited(edit, file)
                 passed = files.hash_bytes(file, self.halt)
                 files.sync_file(file)
             return self._admit(path, found, before, passed)
         finally:
             path.unlink(missing_ok=True)
 
-    def _edited(self, edit: SlotFileEdit, sources: Sequence[FileIO]) -> CheckedFile:
+    def _edited(self, edit: SlotFileEdit, source: FileIO) -> CheckedFile:
         """Write the edited file, and read it once more: what counts is what is in it."""
-        path = self.folder.path / names.new_temporary(self.now)
+        path = self.folder.path / files.new_temporary(self.now)
         try:
-            passed = files.pour(edit.recipe, sources, path, self.halt)
+            passed = files.pour(edit.recipe, source, path, self.halt)
             with files.open_ours(path) as file:
                 before = _dated(file)
                 found = _whole(file, before)
@@ -99,7 +98,7 @@ class SnapshotIntake:
         self, path: Path, found: SlotFile, before: Stamp, passed: Passed, *, repaired: bool = False
     ) -> CheckedFile:
         manifest = Manifest(
-            id=names.new_id(self.now),
+            id=files.new_id(self.now),
             fingerprint=self.saved.fingerprint,
             version=found.version,
             layout=found.layout,
@@ -127,10 +126,10 @@ def transfer(
     Raises UnfitError if the source is not, MissingError, StoreError where there is no room; OSError passes.
     """
     target.demand(manifest.size)
-    path = target.path / names.new_temporary(now)
+    path = target.path / files.new_temporary(now)
     with source.open(manifest.id) as file:
         try:
-            passed = files.pour((ByteSpan(0, 0, manifest.size),), [file], path, halt)
+            passed = files.pour((ByteSpan(0, manifest.size),), file, path, halt)
         except EOFError as error:
             raise UnfitError(f"{manifest.id} is too short: {error}") from error
         if passed.sha256 != manifest.sha256 or files.stamp(file).size != manifest.size:
@@ -179,8 +178,3 @@ def _agree(found: SlotFile, saved: SavedFile) -> None:
         raise TornError(f"the engine's file holds something else: {what}")
     if saved.layout and found.layout != saved.layout:  # cut between two memories a file is whole in itself
         raise TornError("the engine's file is not laid out as its others: a part is missing")
-
-
-def _readable(others: Sequence[FileIO]) -> list[tuple[FileIO, SlotFile]]:
-    found = [(file, read(file, files.stamp(file).size)) for file in others]
-    return [(file, known) for file, known in found if isinstance(known, SlotFile)]

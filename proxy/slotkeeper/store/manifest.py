@@ -1,25 +1,84 @@
-"""The manifest of a snapshot: what its file must be, written last and read strictly.
+"""The manifest of a snapshot: what its file must be. Written last, read strictly, sealed by a secret.
 
 A JSON object beside the slot file. It never says what the tokens are, which would be the prompt in the
 clear twice: the slot file's header has them, and the chain here says whether they are the right ones.
+
+The secret lies in the folder, for its owner alone, and goes with it to another machine. Folders of earlier
+releases have none: their manifests, sealed by a public digest, are taken over once. Until that is done the
+secret has another name, so that a sidecar killed in between goes on with the same one.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
+import os
 import re
+import secrets
+import stat
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.scheduler.tokens import WIDTH, Tokens
-from slotkeeper.store.names import MANIFEST, ours
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.types import WIDTH, Tokens
+from slotkeeper.store import files
+from slotkeeper.store.files import MANIFEST, ours
+
+BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The secret of a folder, by which its manifests are told from foreign ones."""
+
+    secret: bytes
+    takes_over: bool  # whether manifests of releases that had no secret are believed
+
+
+def seal_of(folder: Path) -> Seal:
+    """The folder's own, made where there is none. OSError passes."""
+    for name, takes_over in ((files.SEAL, False), (files.FIRST_SEAL, True)):
+        secret = _read(folder / name)
+        if secret is not None:
+            return Seal(secret, takes_over)
+    secret = secrets.token_bytes(BYTES)
+    files.write_small(folder / files.FIRST_SEAL, folder / files.new_temporary(time.time()), secret)
+    return Seal(secret, takes_over=True)
+
+
+def taken_over(folder: Path, seal: Seal) -> Seal:
+    """All that lay there has this seal by now: nothing without one is believed any more."""
+    if seal.takes_over:
+        (folder / files.FIRST_SEAL).replace(folder / files.SEAL)
+        files.sync_folder(folder)
+    return Seal(seal.secret, takes_over=False)
+
+
+def _read(path: Path) -> bytes | None:
+    """None where there is none, or none that can be ours."""
+    try:
+        file = files.open_ours(path)
+    except FileNotFoundError:
+        return None
+    with file:
+        found = os.fstat(file.fileno())
+        if found.st_uid not in {0, os.geteuid()}:
+            raise OSError(errno.EPERM, "it belongs to another user", str(path))
+        if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():  # as fsGroup leaves it
+            os.fchmod(file.fileno(), 0o600)
+        secret = file.read(BYTES + 1)
+    return secret if len(secret) == BYTES else None
+
+
+# -- the manifest ----------------------------------------------------------------------------------------
 
 FORMAT: Final = 2
 UNKEYED: Final = 1  # sealed by a digest that needs no secret
@@ -81,7 +140,7 @@ def chain(tokens: Tokens) -> tuple[str, ...]:
 
 
 def encode(manifest: Manifest, secret: bytes) -> bytes:
-    """`secret` is the folder's (`seal`)."""
+    """`secret` is the folder's (`Seal`)."""
     body = {"format": FORMAT} | asdict(manifest)
     if not manifest.namespace:
         del body["namespace"]
@@ -105,9 +164,7 @@ def decode(data: bytes, expected: SnapshotId, secret: bytes, *, unkeyed: bool = 
     if type(written) is int and written > FORMAT:
         return Flaw.NEWER
     old = unkeyed and written == UNKEYED
-    seal = body.pop("seal", None)
-    fitting = _digest_of(body) if old else _seal(body, secret)
-    if not isinstance(seal, str) or not hmac.compare_digest(seal.encode(errors="replace"), fitting.encode()):
+    if not _sealed(body, body.pop("seal", None), secret, old=old):
         return Flaw.SEAL
     if type(written) is not int or body.pop("format") != (UNKEYED if old else FORMAT) or not _shaped(body):
         return Flaw.FIELDS
@@ -115,7 +172,12 @@ def decode(data: bytes, expected: SnapshotId, secret: bytes, *, unkeyed: bool = 
     manifest = Manifest(**(body | lists))
     if manifest.id != expected:
         return Flaw.FOREIGN
-    return manifest if _possible(manifest) else Flaw.VALUES
+    return manifest if possible(manifest) else Flaw.VALUES
+
+
+def _sealed(body: dict[str, Any], seal: Any, secret: bytes, *, old: bool) -> bool:
+    fitting = _digest_of(body) if old else _seal(body, secret)
+    return isinstance(seal, str) and hmac.compare_digest(seal.encode(errors="replace"), fitting.encode())
 
 
 def _seal(body: dict[str, Any], secret: bytes) -> str:
@@ -146,7 +208,8 @@ def _shaped(body: dict[str, Any]) -> bool:
     )
 
 
-def _possible(manifest: Manifest) -> bool:
+def possible(manifest: Manifest) -> bool:
+    """Whether `decode` takes it for a manifest of ours."""
     cuts = manifest.checkpoints
     return (
         ours(manifest.id + MANIFEST) is not None

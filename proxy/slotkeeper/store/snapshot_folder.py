@@ -16,11 +16,20 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.scheduler.snapshots import SnapshotId, Tier
-from slotkeeper.store import files, names
+from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Stamp
-from slotkeeper.store.manifest import LARGEST, Flaw, Manifest, decode, encode
-from slotkeeper.store.seal import Seal, seal_of, taken_over
+from slotkeeper.store.manifest import (
+    LARGEST,
+    Flaw,
+    Manifest,
+    Seal,
+    decode,
+    encode,
+    possible,
+    seal_of,
+    taken_over,
+)
 from slotkeeper.store.trouble import MissingError, StoreError, Trouble, UnfitError, troubles
 
 RESERVE: Final = 64 << 20  # bytes left free: the folder may share its disk with the engine's log, and ours
@@ -60,7 +69,7 @@ class SnapshotFolder:
     def probe(self, now: float) -> None:
         """Write a byte, and see that there is room for more. Raises StoreError."""
         with troubles(f"write to {self.path}"):
-            path = self.path / names.new_temporary(now)
+            path = self.path / files.new_temporary(now)
             try:
                 with FileIO(path, "xb") as file:
                     file.write(b"\0")
@@ -86,10 +95,10 @@ class SnapshotFolder:
             self._lock = None
 
     def slot(self, snapshot: SnapshotId) -> Path:
-        return self.path / (snapshot + names.SLOT)
+        return self.path / (snapshot + files.SLOT)
 
     def manifest(self, snapshot: SnapshotId) -> Path:
-        return self.path / (snapshot + names.MANIFEST)
+        return self.path / (snapshot + files.MANIFEST)
 
     def admit(self, temporary: Path, manifest: Manifest, before: Stamp) -> None:
         """Give a file its name and, when that is on the disk, its manifest.
@@ -97,6 +106,8 @@ class SnapshotFolder:
         `before` is the file's stamp when it was hashed. A rename changes one of its times.
         """
         final = self.slot(manifest.id)
+        if not possible(manifest):  # it could not be read again
+            raise UnfitError(f"its values are impossible: checkpoints at {manifest.checkpoints}")
         try:
             temporary.replace(final)
             files.sync_folder(self.path)
@@ -167,7 +178,7 @@ class SnapshotFolder:
             self._seal = taken_over(self.path, self.seal)
 
     def _write(self, manifest: Manifest) -> None:
-        place = self.path / names.new_temporary(manifest.created)
+        place = self.path / files.new_temporary(manifest.created)
         files.write_small(self.manifest(manifest.id), place, encode(manifest, self.seal.secret))
 
     def drop(self, snapshot: SnapshotId) -> None:
@@ -177,7 +188,7 @@ class SnapshotFolder:
 
     def quarantine(self, snapshot: SnapshotId) -> None:
         """Put a file that must not be used where a person can look at it, if that is possible."""
-        source, aside = self.slot(snapshot), self.path / names.QUARANTINE
+        source, aside = self.slot(snapshot), self.path / files.QUARANTINE
         files.remove(self.manifest(snapshot))
         with suppress(FileExistsError):
             aside.mkdir(mode=0o700)
@@ -192,7 +203,7 @@ class SnapshotFolder:
         Advisory and released by the system with the process, however it ends. The file stays: removing it
         would let two hold a lock of the same name.
         """
-        path = self.path / names.LOCK
+        path = self.path / files.LOCK
         if self._lock and path.exists() and os.fstat(self._lock.fileno()).st_ino == path.lstat().st_ino:
             return
         self.close()
@@ -226,7 +237,7 @@ def _is_plain(path: Path, kind: Callable[[int], bool]) -> bool:
 
 def _bound(aside: Path) -> None:
     """Drop the oldest until what is left is bounded: these files are prompts, and large."""
-    found = sorted(path for path in aside.iterdir() if names.ours(path.name))  # ids begin with the time
+    found = sorted(path for path in aside.iterdir() if files.ours(path.name))  # ids begin with the time
     sizes = [path.lstat().st_size for path in found]
     while found and (len(found) > QUARANTINED or sum(sizes) > QUARANTINE_BYTES):
         found.pop(0).unlink()

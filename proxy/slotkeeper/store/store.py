@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slotkeeper.scheduler.snapshots import SnapshotId, Tier
-from slotkeeper.store import names
-from slotkeeper.store.catalogue import Catalogue
-from slotkeeper.store.health import StoreHealth
-from slotkeeper.store.index import Use
+from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.store import files
+from slotkeeper.store.index import Catalogue, Kept, Use
 from slotkeeper.store.intake import SavedFile
-from slotkeeper.store.kept import Kept
-from slotkeeper.store.sweep import Swept
-from slotkeeper.store.tiers import Tiers
-from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError, UnfitError
+from slotkeeper.store.tiers import Swept, Tiers
+from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError, StoreHealth, UnfitError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +44,7 @@ class Store:
         self._clock = clock
         self._health = StoreHealth(time.monotonic)
         self._tiers = Tiers(hot, cold, clock=clock, health=self._health)
-        self._catalogue = Catalogue((state or hot) / names.INDEX, self._health)
+        self._catalogue = Catalogue((state or hot) / files.INDEX, self._health)
         self._saving: set[str] = set()  # temporary names that an engine may be writing to
 
     def __repr__(self) -> str:
@@ -103,7 +99,7 @@ class Store:
         tried again; so ask here before the engine is asked.
         """
         await self._tiers.ask_for(size)
-        name = names.new_temporary(self._clock())
+        name = files.new_temporary(self._clock())
         self._saving.add(name)
         return name
 
@@ -112,15 +108,13 @@ class Store:
         self._own(temporary)
         await self._tiers.unlink(temporary)
 
-    async def keep(self, temporary: str, saved: SavedFile, others: Sequence[SnapshotId] = ()) -> Kept:
+    async def keep(self, temporary: str, saved: SavedFile) -> Kept:
         """Make a snapshot of what an engine has saved. The temporary file is gone afterwards.
 
-        `others` are snapshots that `saved.edit` may take checkpoints from; those that cannot be used are
-        left out. Raises TornError, and StoreError(NOT_SHARED) if the file is not in the hot folder.
+        Raises TornError, and StoreError(NOT_SHARED) if the file is not in the hot folder.
         """
         self._own(temporary)
-        donors = [self._catalogue[other] for other in others if other in self._catalogue]
-        taken = await self._tiers.take_in(temporary, saved, donors)
+        taken = await self._tiers.take_in(temporary, saved)
         use = Use(used=taken.manifest.created)
         kept = Kept(manifest=taken.manifest, tokens=taken.tokens, tiers=frozenset({Tier.HOT}), use=use)
         await self._catalogue.add(kept)

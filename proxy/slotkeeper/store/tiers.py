@@ -1,23 +1,98 @@
-"""Both folders and the threads that work in them. What is known of the snapshots is not kept here."""
+"""Both folders, the threads that work in them, and what lies there when a sidecar starts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from io import FileIO
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from slotkeeper.scheduler.snapshots import SnapshotId, Tier
-from slotkeeper.store.files import Halt
-from slotkeeper.store.health import ROOM, StoreHealth
+from slotkeeper.engine.slotfile import Damage, read
+from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store import files
+from slotkeeper.store.files import Halt, Lane
+from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import CheckedFile, SavedFile, SnapshotIntake, transfer
-from slotkeeper.store.kept import Kept
-from slotkeeper.store.lanes import Lane
+from slotkeeper.store.manifest import Flaw, Manifest
 from slotkeeper.store.snapshot_folder import SnapshotFolder
-from slotkeeper.store.sweep import Swept, sweep
-from slotkeeper.store.trouble import SnapshotError, StoreError, Trouble
+from slotkeeper.store.trouble import ROOM, StoreError, StoreHealth, Trouble, UnfitError
+
+
+@dataclass(slots=True)
+class Swept:
+    """What was found in one folder. `notes` are sentences for the log."""
+
+    found: dict[SnapshotId, tuple[Manifest, Tokens]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def sweep(folder: SnapshotFolder, spare: Collection[str] = ()) -> Swept:
+    """Read every snapshot's manifest and header, and take away what can never be used.
+
+    1. Temporary files, but for those in `spare`: the engine may be writing them.
+    2. A file without a manifest, a manifest without a file: something ended while they were made or dropped.
+    3. What does not agree with its manifest goes to quarantine. Only `offer` reads all its bytes.
+    4. What a later release wrote stays as it is.
+
+    Files with other names are not touched. OSError passes.
+    """
+    swept = Swept()
+    there: dict[SnapshotId, set[str]] = {}
+    for path in list(folder.path.iterdir()):
+        if files.is_temporary(path.name):
+            if path.name not in spare:  # (1)
+                files.remove(path)
+        elif known := files.ours(path.name):
+            there.setdefault(known[0], set()).add(known[1])
+    for snapshot, suffixes in sorted(there.items()):
+        if len(suffixes) == 2:
+            _judge(folder, snapshot, swept)
+        else:  # (2)
+            folder.drop(snapshot)
+            swept.notes.append(f"{snapshot}: unfinished, removed")
+    folder.take_over(manifest for manifest, _ in swept.found.values())
+    return swept
+
+
+def _judge(folder: SnapshotFolder, snapshot: SnapshotId, swept: Swept) -> None:
+    manifest = folder.read_manifest(snapshot)
+    if manifest is Flaw.NEWER:  # (4)
+        swept.notes.append(f"{snapshot}: left alone, {manifest}")
+        return
+    try:
+        found = _agreeing(folder, snapshot, manifest)
+    except UnfitError as error:  # (3)
+        folder.quarantine(snapshot)
+        swept.notes.append(f"{snapshot}: quarantined, {error}")
+    else:
+        swept.found[snapshot] = found
+
+
+def _agreeing(
+    folder: SnapshotFolder, snapshot: SnapshotId, manifest: Manifest | Flaw
+) -> tuple[Manifest, Tokens]:
+    """Manifest and tokens, if all that can be read quickly of the slot file is as the manifest says."""
+    if isinstance(manifest, Flaw):
+        raise UnfitError(f"its manifest cannot be used: {manifest}")
+    with folder.open(snapshot) as file:
+        size = files.stamp(file).size
+        if size != manifest.size:
+            raise UnfitError(f"{size} bytes, not {manifest.size}")
+        found = read(file, size)
+    if isinstance(found, Damage):
+        raise UnfitError(found.text)
+    if not manifest.fits(found.tokens):
+        raise UnfitError("its tokens are not those that were kept")
+    cuts = tuple(record.at for record in found.records)
+    if (found.version, found.layout, cuts) != (manifest.version, manifest.layout, manifest.checkpoints):
+        raise UnfitError("its structure is not the one that was kept")
+    return manifest, found.tokens
+
+
+# -- both folders ----------------------------------------------------------------------------------------
 
 
 class Tiers:
@@ -86,12 +161,11 @@ class Tiers:
         with self._health.watching(f"remove {path}", Tier.HOT):
             await self.quick.do(lambda _: path.unlink(missing_ok=True))
 
-    async def take_in(self, temporary: str, saved: SavedFile, others: Sequence[Kept]) -> CheckedFile:
+    async def take_in(self, temporary: str, saved: SavedFile) -> CheckedFile:
         def work(halt: Halt) -> CheckedFile:
-            with ExitStack() as stack, self._timed(Tier.HOT, saved.written):
-                usable = [file for kept in others if (file := self._usable(kept, stack, halt))]
+            with self._timed(Tier.HOT, saved.written):
                 intake = SnapshotIntake(folder=self.hot, saved=saved, now=self._clock(), halt=halt)
-                return intake.take(temporary, usable)
+                return intake.take(temporary)
 
         with self._health.watching(f"keep a snapshot in {self.hot.path}", Tier.HOT):
             return await self.patient.do(work)
@@ -131,14 +205,6 @@ class Tiers:
     def _try(self, folder: SnapshotFolder) -> None:
         folder.claim()
         folder.probe(self._clock())
-
-    def _usable(self, kept: Kept, stack: ExitStack, halt: Halt) -> FileIO | None:
-        """Its hot file, open and checked."""
-        try:
-            self.hot.check(kept.manifest, halt)
-            return stack.enter_context(self.hot.open(kept.id))
-        except (SnapshotError, OSError):
-            return None
 
     @contextmanager
     def _timed(self, tier: Tier, size: int) -> Iterator[None]:

@@ -1,24 +1,234 @@
-"""The engine's own tokenization, done here: byte-level BPE from the GGUF's vocabulary and merges.
+"""The engine's own tokenization, done here: texts are cut at special tokens, and BPE makes ids of the pieces.
 
-Only for pre-tokenizers whose splitting rule is one regular expression, proved equal to llama.cpp's
-(engine.md 1.4). Everything else is Unsupported, and the engine is asked instead.
+Cuts are made as llama.cpp makes them. It takes the specials one by one, longest first (in bytes), and cuts
+each out of what is still text. A regular expression takes them left to right. The two differ only where
+matches overlap (`<think>` and a line end, a line end and `</think>`), so only there the slow way is taken.
+
+At a cut nothing on the left changes the tokens on the right, and every piece is remembered: the n-th turn of
+a conversation costs a look at its old pieces and the tokenization of its new ones.
+
+BPE is byte-level, from the GGUF's vocabulary and merges, and only for pre-tokenizers whose splitting rule is
+one regular expression, proved equal to llama.cpp's (engine.md 1.4). For all others the engine is asked.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from typing import TYPE_CHECKING, Final
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
 
 import tiktoken
 
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.vocab.special import SpecialSplitter
+from slotkeeper.scheduler.types import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from slotkeeper.vocab.gguf import GgufVocabulary
+
+
+class SpecialSplitter:
+    """Splits a text into text between specials (str) and specials (their id)."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self._ids = ids
+        self._longest_first = sorted(ids, key=lambda token: -len(token.encode()))
+        self._any = alternatives(ids)
+        self._entangled = entangled(ids)
+
+    def split(self, text: str) -> list[str | int]:
+        """Return the parts in order; no part is an empty string."""
+        if self._any is None:
+            return [text] if text else []
+        parts: list[str | int] = []
+        done, at = 0, 0
+        while match := self._any.search(text, at):
+            start, at = match.span()
+            if start > done:
+                parts.append(text[done:start])
+            if match.group() in self._entangled:
+                at = self._cluster_end(text, start, at)
+                parts += self._partition(text[start:at], self._longest_first)
+            else:
+                parts.append(self._ids[match.group()])
+            done = at
+        if done < len(text):
+            parts.append(text[done:])
+        return joined(parts)
+
+    def _cluster_end(self, text: str, start: int, end: int) -> int:
+        """Where the run of matches that overlap, beginning at `start`, ends."""
+        at = start + 1
+        while at < end:
+            if self._any and (match := self._any.match(text, at)):
+                end = max(end, match.end())
+            at += 1
+        return end
+
+    def _partition(self, text: str, tokens: list[str]) -> list[str | int]:
+        for number, token in enumerate(tokens):
+            if token not in text:
+                continue
+            parts: list[str | int] = []
+            rest = tokens[number + 1 :]
+            for index, piece in enumerate(text.split(token)):
+                if index:
+                    parts.append(self._ids[token])
+                parts += self._partition(piece, rest) if piece else []
+            return parts
+        return [text]
+
+
+def joined(parts: Iterable[str | int]) -> list[str | int]:
+    """The same parts with neighbouring texts made one: a cluster may end in the middle of a text."""
+    whole: list[str | int] = []
+    for part in parts:
+        if isinstance(part, str) and whole and isinstance(whole[-1], str):
+            whole[-1] += part
+        else:
+            whole.append(part)
+    return whole
+
+
+def alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds the leftmost special, the longest where several begin; None if there is none."""
+    ordered = sorted(filter(None, tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def entangled(tokens: Iterable[str]) -> frozenset[str]:
+    """The tokens whose match another match can overlap from inside and reach beyond."""
+    tokens = list(tokens)
+    by_first: dict[str, list[str]] = {}
+    for token in tokens:
+        by_first.setdefault(token[:1], []).append(token)
+    return frozenset(
+        token
+        for token in tokens
+        if any(
+            other.startswith(token[at:]) and len(other) > len(token) - at
+            for at in range(1, len(token))
+            for other in by_first.get(token[at], ())
+        )
+    )
+
+
+def independent(candidates: Iterable[str], specials: Iterable[str]) -> list[str]:
+    """Those candidates at which a text may be cut before anything else: no other special overlaps them.
+
+    One that lies inside a candidate does not matter: the longer is taken first.
+    """
+    specials = list(specials)
+    return [
+        candidate
+        for candidate in candidates
+        if not any(_reaches_over(special, candidate) for special in specials if special != candidate)
+    ]
+
+
+def _reaches_over(special: str, cut: str) -> bool:
+    return (
+        cut in special
+        or any(special.startswith(cut[at:]) for at in range(1, len(cut)))
+        or any(cut.startswith(special[at:]) for at in range(1, len(special)))
+    )
+
+
+# -- every piece is remembered ---------------------------------------------------------------------------
+
+CACHE_BYTES: Final = 64 << 20  # about 10 million tokens of text and ids: many days of one user's turns
+_OVERHEAD: Final = 300  # bytes of an entry besides text and ids: measured for CPython 3.11, rounded up
+
+
+class Encode(Protocol):
+    """Tokenizes pieces, each alone, in the order given."""
+
+    async def __call__(self, pieces: Sequence[str], /) -> list[Tokens]: ...
+
+
+class SegmentCache:
+    """Pieces of text and their tokens; the longest unused go first when the bytes run out."""
+
+    def __init__(self, budget: int = CACHE_BYTES) -> None:
+        self._budget = budget
+        self._entries: OrderedDict[str, Tokens] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<SegmentCache {len(self)} pieces, {self.size_bytes / 2**20:.1f} of {self._budget >> 20} MiB>"
+
+    def get(self, piece: str) -> Tokens | None:
+        tokens = self._entries.get(piece)
+        if tokens is not None:
+            self._entries.move_to_end(piece)
+        return tokens
+
+    def put(self, piece: str, tokens: Tokens) -> None:
+        size = _size(piece, tokens)
+        if piece in self._entries or size > self._budget:
+            return
+        self._entries[piece] = tokens
+        self.size_bytes += size
+        while self.size_bytes > self._budget:
+            self.size_bytes -= _size(*self._entries.popitem(last=False))
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.size_bytes = 0
+
+
+def _size(piece: str, tokens: Tokens) -> int:
+    # four bytes a character is the most that CPython takes; usually it is one
+    width = 1 if piece.isascii() else 4
+    return width * len(piece) + len(tokens.packed) + _OVERHEAD
+
+
+class SegmentTokenizer:
+    """Tokenizes texts piece by piece. `cuts` are special tokens at which it is safe to cut, with ids."""
+
+    def __init__(self, cuts: Mapping[str, int], encode: Encode, cache: SegmentCache) -> None:
+        self._cuts = {text: Tokens([number]).packed for text, number in cuts.items()}
+        ordered = sorted(cuts, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
+        self._encode = encode
+        self.cache = cache
+
+    def split(self, text: str) -> list[str]:
+        """Text and cuts in turn, beginning and ending with (perhaps empty) text."""
+        return self._pattern.split(text) if self._pattern else [text]
+
+    async def tokenize(self, text: str) -> Tokens:
+        """Return the ids of the text, without BOS or EOS."""
+        pieces = self.split(text)
+        # all that this text needs is held here: another text may push it out of the cache meanwhile
+        known: dict[str, bytes] = {"": b""}
+        missing: list[str] = []
+        for piece in pieces[::2]:
+            if piece in known:
+                continue
+            tokens = self.cache.get(piece)
+            if tokens is None:
+                missing.append(piece)
+            known[piece] = tokens.packed if tokens else b""
+        if missing:
+            for piece, tokens in zip(missing, await self._encode(missing), strict=True):
+                known[piece] = tokens.packed
+                self.cache.put(piece, tokens)
+        return Tokens.of(b"".join(self._weave(pieces, known)))
+
+    def _weave(self, pieces: list[str], known: Mapping[str, bytes]) -> list[bytes]:
+        woven = [b""] * len(pieces)
+        woven[::2] = [known[piece] for piece in pieces[::2]]
+        woven[1::2] = [self._cuts[cut] for cut in pieces[1::2]]
+        return woven
+
+
+# -- byte-level BPE --------------------------------------------------------------------------------------
 
 _CONTRACTIONS: Final = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -1,4 +1,7 @@
-"""What we read from a GGUF: the facts about the model, and its vocabulary on demand.
+"""What we read from a GGUF: its header, the facts about the model, its vocabulary; never the tensors.
+
+Whatever the bytes are, a call returns or raises GgufError, in bounded memory and time.
+Only what the caller wants is kept; arrays of hundreds of thousands of strings are walked over.
 
 Both readers block (about 0.1 to 0.2 s for a vocabulary of 150,000): call them in a thread.
 """
@@ -6,19 +9,198 @@ Both readers block (about 0.1 to 0.2 s for a vocabulary of 150,000): call them i
 from __future__ import annotations
 
 import hashlib
+import os
+import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from slotkeeper.vocab.memory import memory_kind
-from slotkeeper.vocab.scan import GgufError, Scan, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+    from typing import BinaryIO
+
+__all__ = ["GgufError", "GgufHeader", "GgufVocabulary", "memory_kind", "read_header", "read_vocabulary"]
+
+Scalar: TypeAlias = int | float | bool | str
+Value: TypeAlias = Scalar | tuple[int | float | bool, ...] | list[bytes]
+
+# GGUF's type numbers; the fixed-size ones with their struct code
+_FIXED: Final[Mapping[int, str]] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+_STRING: Final = 8
+_ARRAY: Final = 9
+_LAST_KIND: Final = 12
+
+# Real files: about 60 keys, 1,200 tensors, 250,000 tokens, a header of 16 MB. The limits leave room
+# for a few times that; a file beyond them is not one we can serve anyway.
+MAX_KEYS: Final = 1 << 14
+MAX_TENSORS: Final = 1 << 17
+MAX_ITEMS: Final = 1 << 21
+MAX_STRING: Final = 1 << 24  # bytes
+MAX_HEADER: Final = 1 << 27  # bytes
+SHORT_ARRAY: Final = 1 << 10  # numbers; per-layer arrays are kept, token types only where wanted
+
+
+class GgufError(ValueError):
+    """These bytes are not a GGUF header that we understand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What was read. `lengths` counts the items of every array, kept or not."""
+
+    values: Mapping[str, Value]
+    lengths: Mapping[str, int]
+    tensor_count: int
+    file_bytes: int
+    header_bytes: int
+    digest: str  # blake2b of all header bytes, tensor infos included
+
+
+def scan(path: Path, wanted: Collection[str] = ()) -> Scan:
+    """Read the header; long arrays are kept only if their key is in `wanted`.
+
+    Blocks: 0.1 s for a vocabulary of 150,000.
+    """
+    try:
+        with path.open("rb", buffering=1 << 20) as file:
+            return _Scanner(file, wanted).scan()
+    except OSError as error:
+        raise GgufError(f"cannot be read: {error.strerror}") from error
+
+
+class _Scanner:
+    """A cursor over the header. It trusts no length that the file gives."""
+
+    def __init__(self, file: BinaryIO, wanted: Collection[str]) -> None:
+        self._file = file
+        self._wanted = wanted
+        self._file_bytes = os.fstat(file.fileno()).st_size
+        self._left = min(self._file_bytes, MAX_HEADER)
+        self._values: dict[str, Value] = {}
+        self._lengths: dict[str, int] = {}
+
+    def scan(self) -> Scan:
+        if self._take(4) != b"GGUF":
+            raise GgufError("not a GGUF file")
+        version = self._number("I")
+        if version not in {2, 3}:
+            raise GgufError(f"GGUF version {version}")
+        tensors = self._count("Q", MAX_TENSORS)
+        for _ in range(self._count("Q", MAX_KEYS)):
+            key = self._text()
+            self._values_of(key, self._count("I", _LAST_KIND))
+        for _ in range(tensors):
+            self._tensor()
+        end = self._file.tell()
+        return Scan(
+            values=self._values,
+            lengths=self._lengths,
+            tensor_count=tensors,
+            file_bytes=self._file_bytes,
+            header_bytes=end,
+            digest=self._digest(end),
+        )
+
+    def _values_of(self, key: str, kind: int) -> None:
+        if kind == _STRING:
+            self._values[key] = self._text()
+        elif code := _FIXED.get(kind):
+            self._values[key] = self._number(code)
+        elif kind == _ARRAY:
+            self._array(key)
+        else:
+            raise GgufError(f"{key}: value type {kind}")
+
+    def _array(self, key: str) -> None:
+        kind = self._count("I", _LAST_KIND)
+        length = self._lengths[key] = self._count("Q", MAX_ITEMS)
+        if kind == _STRING:
+            strings = self._strings(length, keep=key in self._wanted)
+            if key in self._wanted:
+                self._values[key] = strings
+        elif code := _FIXED.get(kind):
+            size = length * struct.calcsize("<" + code)
+            if key in self._wanted or length <= SHORT_ARRAY:
+                self._values[key] = struct.unpack(f"<{length}{code}", self._take(size))
+            else:
+                self._skip(size)
+        else:  # an array of arrays is legal; no file that llama.cpp loads has one
+            raise GgufError(f"{key}: array of type {kind}")
+
+    def _strings(self, length: int, *, keep: bool) -> list[bytes]:
+        """Half a million strings are ordinary: hence no helper, and no call but read, in the loop."""
+        read, left, kept = self._file.read, self._left, list[bytes]()
+        for _ in range(length):
+            head = read(8)
+            size = int.from_bytes(head, "little")
+            left -= 8 + size
+            if left < 0 or size > MAX_STRING or len(head) < 8:
+                raise GgufError("a string ends after the header")
+            item = read(size)
+            if keep:
+                kept.append(item)
+        self._left = left
+        return kept
+
+    def _tensor(self) -> None:
+        self._skip(self._string_length())
+        dimensions = self._count("I", 8)
+        self._skip(8 * dimensions + 4 + 8)  # shape, type, offset
+
+    def _digest(self, end: int) -> str:
+        self._file.seek(0)
+        hasher = hashlib.blake2b(digest_size=16)
+        while end > 0:
+            block = self._file.read(min(end, 1 << 20))
+            if not block:
+                raise GgufError("the file became shorter while it was read")
+            hasher.update(block)
+            end -= len(block)
+        return hasher.hexdigest()
+
+    def _text(self) -> str:
+        return self._take(self._string_length()).decode("utf-8", "replace")
+
+    def _string_length(self) -> int:
+        return self._count("Q", MAX_STRING)
+
+    def _count(self, code: str, limit: int) -> int:
+        count = int(self._number(code))
+        if count > limit:
+            raise GgufError(f"a count of {count}, the limit is {limit}")
+        return count
+
+    def _number(self, code: str) -> Scalar:
+        number: Scalar = struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
+        return number
+
+    def _take(self, size: int) -> bytes:
+        self._spend(size)
+        taken = self._file.read(size)
+        if len(taken) != size:
+            raise GgufError("the file became shorter while it was read")
+        return taken
+
+    def _skip(self, size: int) -> None:
+        self._spend(size)
+        self._file.seek(size, os.SEEK_CUR)
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise GgufError("the header ends in the middle of a value, or is longer than 128 MiB")
+
+
+# -- what is read of it ----------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from slotkeeper.vocab.scan import Value
-
-__all__ = ["GgufError", "GgufHeader", "GgufVocabulary", "memory_kind", "read_header", "read_vocabulary"]
 
 _TOKENS: Final = "tokenizer.ggml.tokens"
 _KINDS: Final = "tokenizer.ggml.token_type"

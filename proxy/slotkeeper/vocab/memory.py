@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from slotkeeper.scheduler.traits import Memory
+from slotkeeper.scheduler.engine_model import Memory
 
 if TYPE_CHECKING:
     from slotkeeper.vocab.gguf import GgufHeader

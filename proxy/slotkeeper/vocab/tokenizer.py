@@ -1,34 +1,162 @@
-"""The front of this package: exact token ids of any text, as the engine would make them.
+"""Token ids of one engine's model: by its own vocabulary, or by asking the engine in as few calls as can be.
 
-Three modes, each exact, each slower and surer than the one before: `local` (our own BPE), `segments`
-(the engine, asked only for new pieces), `whole` (the engine, asked for every text). A mode is used only
-if it agreed with the engine on the samples, and only until it is distrusted.
+`POST /tokenize` never enters the engine's task queue (engine.md 1.4). Its `content` may mix strings and
+ids: every string is tokenized alone and ids are passed through, so an id that cannot come out of any
+piece tells us where each piece ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeAlias
 
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
-from slotkeeper.vocab.bpe import LocalVocab, UnsupportedError
-from slotkeeper.vocab.gguf import GgufError, read_vocabulary
-from slotkeeper.vocab.remote import (
-    RemoteEncoder,
-    TokenizeCall,
-    candidates_in,
-    learn_affixes,
-    learn_cuts,
-    tokens_of,
+from slotkeeper.scheduler.types import EMPTY, Tokens
+from slotkeeper.vocab.bpe import (
+    CACHE_BYTES,
+    LocalVocab,
+    SegmentCache,
+    SegmentTokenizer,
+    UnsupportedError,
+    independent,
 )
-from slotkeeper.vocab.segments import CACHE_BYTES, SegmentCache, SegmentTokenizer
-from slotkeeper.vocab.selfcheck import samples
-from slotkeeper.vocab.special import independent
+from slotkeeper.vocab.gguf import GgufError, read_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+# What a special token looks like in a chat template: <|im_start|>, <start_of_turn>, </s>, [INST]
+_LOOKS_SPECIAL: Final = re.compile(r"<[^<>\s'\"{}()]{1,48}>|\[/?[A-Z_]{2,24}\]")
+# Templates that build theirs from parts ('<|' + role + '|>') do not show them whole
+_USUAL: Final = (
+    "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|eot_id|>",
+    "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<end_of_turn>", "<|endoftext|>",
+)  # fmt: skip
+MAX_CANDIDATES: Final = 48  # two small calls each, once per engine
+THREAD_IDS: Final = 200_000  # some 4 ms of packing: more would be felt by other requests' streams
+
+
+class TokenizeCall(Protocol):
+    """`POST /tokenize` of one engine. The engine client provides it."""
+
+    async def __call__(
+        self, content: str | list[int | str], *, add_special: bool, parse_special: bool
+    ) -> list[int]: ...
+
+
+class TokenizeError(RuntimeError):
+    """The engine's answer does not have the shape that we rely on."""
+
+
+async def learn_cuts(ask: TokenizeCall, candidates: Iterable[str]) -> dict[str, int]:
+    """Find out which candidates are control tokens: one id if parsed as special, another result if not.
+
+    User-defined tokens give the same id both ways, as any word may: they stay inside the pieces, where
+    the engine finds them itself.
+    """
+    found: dict[str, int] = {}
+    for text in list(dict.fromkeys(candidates))[:MAX_CANDIDATES]:
+        parsed = await ask(text, add_special=False, parse_special=True)
+        if len(parsed) == 1 and await ask(text, add_special=False, parse_special=False) != parsed:
+            found[text] = parsed[0]
+    return {text: found[text] for text in independent(found, found)}
+
+
+def candidates_in(chat_template: str, hints: Iterable[str] = ()) -> list[str]:
+    """Texts that may be special tokens, the most likely first; `hints` are BOS and EOS."""
+    return list(dict.fromkeys([*filter(None, hints), *_LOOKS_SPECIAL.findall(chat_template), *_USUAL]))
+
+
+async def learn_affixes(ask: TokenizeCall) -> tuple[Tokens, Tokens]:
+    """Return what add_special=true puts before and after a text: BOS, EOS or nothing."""
+    plain = await ask("hello", add_special=False, parse_special=True)
+    full = await ask("hello", add_special=True, parse_special=True)
+    for start in range(len(full) - len(plain) + 1):
+        if plain and full[start : start + len(plain)] == plain:
+            return Tokens(full[:start]), Tokens(full[start + len(plain) :])
+    raise TokenizeError("add_special changes the tokens of the text itself")
+
+
+async def tokens_of(ids: list[int]) -> Tokens:
+    """The ids of an answer, beside the event loop where they are many."""
+    return Tokens(ids) if len(ids) < THREAD_IDS else await asyncio.to_thread(Tokens, ids)
+
+
+class RemoteEncoder:
+    """Tokenizes all pieces in one call."""
+
+    def __init__(self, ask: TokenizeCall, cuts: Mapping[str, int]) -> None:
+        self._ask = ask
+        # any cut will do: pieces never contain its text, and nothing else gives its id
+        self._separator = next(iter(cuts.values()), None)
+
+    async def __call__(self, pieces: Sequence[str], /) -> list[Tokens]:
+        separator = self._separator
+        if len(pieces) == 1 or separator is None:
+            return [await self._tokens(piece) for piece in pieces]
+        content: list[int | str] = []
+        for piece in pieces:
+            content += [separator, piece]
+        # the array begins with an id: so no piece is the first string, the only one that gets BOS
+        return _cut_at(await self._tokens(content), separator, len(pieces))
+
+    async def _tokens(self, content: str | list[int | str]) -> Tokens:
+        return await tokens_of(await self._ask(content, add_special=False, parse_special=True))
+
+
+def _cut_at(ids: Tokens, separator: int, count: int) -> list[Tokens]:
+    starts = ids.find_all(Tokens([separator]), most=count + 1)
+    if len(starts) != count or starts[0] != 0:
+        raise TokenizeError(f"{len(starts)} separators came back where {count} were sent")
+    ends = [*starts[1:], len(ids)]
+    return [ids.cut(start + 1, end) for start, end in zip(starts, ends, strict=True)]
+
+
+# -- the modes of a tokenizer, and the texts that prove one ----------------------------------------------
+
+# Each is here because two tokenizers once differed on something like it.
+_PLAIN: Final = (
+    "Hello world",
+    " leading blank",
+    "  two leading blanks, and two at the end  ",
+    "I'm he'll THEY'RE we'D can't 'sup",
+    "1234567890 3.14159 1e-9 0x7fff",
+    "x=1;y+=2;z**=3 # comment",
+    "def f(a, *b):\n    return {k: v for k, v in a}\n\n\n",
+    '{"name": "f", "arguments": {"a": [1, 2.5, null, true]}}',
+    "tabs\tand\t\ttabs\r\nand\r\n\r\ncarriage returns",
+    "\n\n\n   \n \t \n",
+    "snake_case camelCase SCREAMING_CASE kebab-case",
+    "https://example.org/a/b?c=d&e=f#g",
+    "naïve café Ünïcödé ß \u017f ŉ",
+    "cafe\u0301 n\u0303 a\u0328\u0301 \u0301alone",  # combining marks
+    "中文字符,日本語のテキスト。한국어",
+    "العربية עברית हिन्दी ไทย ελληνικά русский",
+    "🎉 👩\u200d👩\u200d👧\u200d👦 🇩🇪 ❤\ufe0f ☕",  # joiners and selectors are the point
+    "\u00a0no-break\u2003em\u3000wide\u200bzero\ufeff",
+    "²³¹ ½ Ⅷ ٣ \u0966",  # numbers that are no digits
+    "∑∫√≠ «»“”\u2018\u2019…—\u2013",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "<not|special> <| im_start |> <|", "[INST [/ ]", "</", "\x00\x07\x1b[0m\x7f",
+)  # fmt: skip
+
+
+def samples(cuts: Iterable[str]) -> list[str]:
+    """About fifty texts; with the engine's own special tokens in every kind of neighbourhood."""
+    cuts = list(cuts)[:6]
+    texts = list(_PLAIN)
+    for cut in cuts:
+        texts += [f"{cut}user\nHi there", f"before {cut} after", f"{cut}{cut}\n{cut}  x", f"a\n\n{cut}"]
+    if len(cuts) > 1:
+        a, b = cuts[:2]
+        texts.append(f"{a}system\nBe brief.{b}\n{a}user\n{_PLAIN[4]}{b}\n{a}assistant\n")
+        texts.append(f"{_PLAIN[3]}{a} {b}\t{a}\n{b}\n\n{_PLAIN[13]}{a}")
+    return texts
+
+
+# -- tokenizers ------------------------------------------------------------------------------------------
 
 Mode: TypeAlias = Literal["local", "segments", "whole"]
 THREAD_CHARS: Final = 50_000  # about 4 ms of encoding: more would be felt by other requests' streams

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.claim import UNNAMED, Claim, Doubt, NotPlain, as_int, claim, load, placed, plain
+from slotkeeper.api.request import UNNAMED, Claim, Doubt, NotPlain, as_int, claim, load, placed, plain
 from slotkeeper.api.routes import Api
 
 SPELLED = ["id_slot", "id\\u005fslot", "\\u0069d_slot", "id_sl\\u006ft"]  # one key

@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.echo import Habit, ReasoningForm, echoed, guesses, next_turns, returnable, thoughts
-from slotkeeper.api.habits import gleaned, learnt, trail, usual
+from slotkeeper.api.echo import (
+    Habit,
+    ReasoningForm,
+    echoed,
+    gleaned,
+    guesses,
+    learnt,
+    next_turns,
+    returnable,
+    thoughts,
+    trail,
+    usual,
+)
 from slotkeeper.api.routes import Api
 
 Message = dict[str, Any]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.api.identity import LIMIT, named
+from slotkeeper.api.headers import LONGEST_NAME, named
 
 SESSION = "0aa1c2de-7b22-4d6e-9a29-3bed594b0250"
 CODEX_MAIN = {"session-id": "s1", "thread-id": "s1", "x-codex-window-id": "s1:0", "x-client-request-id": "s1"}
@@ -58,8 +58,8 @@ def test_a_users_id_is_a_name_only_where_it_holds_a_session(user, name):
 
 
 def test_data_is_no_name():
-    assert named({"x-session-id": "x" * (LIMIT + 1)}, {"session_id": "s"}) == "s"
-    assert named({}, {"session_id": "x" * (LIMIT + 1)}) is None
+    assert named({"x-session-id": "x" * (LONGEST_NAME + 1)}, {"session_id": "s"}) == "s"
+    assert named({}, {"session_id": "x" * (LONGEST_NAME + 1)}) is None
 
 
 @pytest.mark.parametrize("credential", [{"Authorization": "Bearer sk-secret"}, {"x-api-key": "sk-secret"}])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from slotkeeper.api.layout import lay_out
 from slotkeeper.api.layouts import RECENT, RecentRequests, most_like, seen
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
 
 ASKED = {"role": "user", "content": "Which bolts are low?"}

@@ -1,6 +1,6 @@
 import pytest
 
-from slotkeeper.api.routes import Api, classify, is_for_clients, is_open, route_label
+from slotkeeper.api.routes import Api, classify, is_for_clients, is_open
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,6 @@ def test_only_generating_routes_can_be_pinned_and_messages_cannot():
         Api.MESSAGES,
     }
     assert {api for api in Api if api.pinnable} == generating - {Api.MESSAGES}
-
-
-def test_labels_are_bounded():
-    assert {route_label(api) for api in Api} == {api.value for api in Api}
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])

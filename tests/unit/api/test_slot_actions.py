@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.api.errors import ClientFault
-from slotkeeper.api.slot_actions import Act, left_by, read_action
+from slotkeeper.exchange.slot_actions import Act, left_by, read_action
 
 
 @pytest.mark.parametrize(

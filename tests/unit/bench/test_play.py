@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from slotkeeper.bench.measure import Sample
-from slotkeeper.bench.play import SILENCE, play, spoken
-from slotkeeper.bench.sessions import Turn
+from slotkeeper.bench.sessions import SILENCE, Turn, play, spoken
 from slotkeeper.bench.target import Hit
 
 

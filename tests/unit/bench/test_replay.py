@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.api.routes import Api
-from slotkeeper.bench.replay import capped, generates, shot
-from slotkeeper.bench.trace import Entry
+from slotkeeper.bench.replay import Entry, capped, generates, shot
 
 
 def entry(path="/v1/chat/completions", method="POST", body=None, headers=None):

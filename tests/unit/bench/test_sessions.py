@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from slotkeeper.bench.agents import REWRITTEN, agents
+from slotkeeper.bench.demo import REWRITTEN, agents
 from slotkeeper.bench.sessions import AGENTS, SESSIONS, Turn, long_tools
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}

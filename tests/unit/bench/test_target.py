@@ -11,8 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slotkeeper.api.headers import PLANTED, REWRITTEN
-from slotkeeper.bench.counter import EVALUATED, Counter, counted
-from slotkeeper.bench.target import Shot, Target, _said
+from slotkeeper.bench.target import EVALUATED, Counter, Shot, Target, _said, counted
 
 ANSWER = {"choices": [], "timings": {"prompt_n": 4, "cache_n": 96, "predicted_n": 1}}
 SHOT = Shot(session="s", label="x", path="/completion", body={"prompt": "hello"}, headers={})

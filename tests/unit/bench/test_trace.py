@@ -7,7 +7,7 @@ import lzma
 import orjson
 import pytest
 
-from slotkeeper.bench.trace import TraceError, merged, read
+from slotkeeper.bench.replay import TraceError, merged, read
 
 LINE = {
     "t": 2.5,

@@ -6,12 +6,11 @@ import json
 from copy import deepcopy
 from typing import Any
 
-from slotkeeper.api.layout import lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Explained, explain
-from slotkeeper.conversation.record import Conversation, Match, Who
-from slotkeeper.conversation.requests.layout import Layout
+from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
 
 SYSTEM = (
     "You are an agent that edits code.\n\n"

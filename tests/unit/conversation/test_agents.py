@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.api.layout import lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.agents import UNKNOWN, WORDS, Agents, in_headers, in_words
+from slotkeeper.conversation.naming import SPOKEN, UNKNOWN, Agents, in_headers, in_words
 
 
 def chat(system: str, role: str = "system") -> Any:
@@ -55,7 +55,7 @@ def test_nobody_is_known_by_no_header():
     assert in_headers({}) == UNKNOWN
 
 
-@pytest.mark.parametrize(("words", "name"), WORDS.items())
+@pytest.mark.parametrize(("words", "name"), SPOKEN.items())
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_program_that_says_who_it_is_is_believed(words, name, role):
     assert in_words(chat(f"{words}, and so on.", role)) == name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.conversation.book import COMPARED, REPLIES, Conversations
+from slotkeeper.conversation.layout import Match, Who
 from slotkeeper.conversation.likeness import likeness
-from slotkeeper.conversation.record import Match, Who
 from unit.conversation.talks import (
     DONE,
     HISTORY,

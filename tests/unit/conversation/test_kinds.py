@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.conversation.kinds import RequestKind, asks_for_summary
-from slotkeeper.conversation.record import Who
+from slotkeeper.conversation.layout import Who
+from slotkeeper.conversation.likeness import RequestKind, asks_for_summary
 from unit.conversation.talks import (
     DONE,
     HISTORY,

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.api.layout import lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations
-from slotkeeper.conversation.naming import WORDS, Name, Naming, shortened, task_of
+from slotkeeper.conversation.layout import Conversation, Who
+from slotkeeper.conversation.naming import LONGEST, WORDS, Name, Naming, shortened, task_of, title_in
 from slotkeeper.conversation.phrases import TITLE_ASKED
-from slotkeeper.conversation.record import Conversation, Who
-from slotkeeper.conversation.titles import LONGEST, title_in
 
 OPENCODE = {"User-Agent": "opencode/1.18.33"}
 TASK = "Fix the importer: it loses rows that have a comma in their names, and nobody noticed for a year"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.engine import builds
+from slotkeeper.engine import fingerprint
 from slotkeeper.engine.launch import EngineKind, skulk, xllamacpp
 
 NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
@@ -26,7 +26,7 @@ NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
     ],
 )
 def test_a_build_is_never_called_by_a_number_that_is_none(said, started, model, files, name):
-    assert builds.in_words(said, started, model, files) == name
+    assert fingerprint.in_words(said, started, model, files) == name
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_a_packages_version_holds_its_build(found, kind):
     """As installed here: if a newer package comes, its own number is shown, not the one in our text."""
     if found is None:
         pytest.skip("this package is not installed")
-    assert found.build > builds.FIRST
+    assert found.build > fingerprint.FIRST
     assert f"b{found.build}" == kind.value
 
 
 def test_no_package_no_build():
-    assert builds.of_package("slotkeeper-never-was-a-package") is None
+    assert fingerprint.of_package("slotkeeper-never-was-a-package") is None

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.canary import (
-    inspected,
-    quietest,
-    removed,
-    temporary,
-)
-from slotkeeper.engine.obstacles import SAID, NoFilesError, Why
-from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.engine.canary import SAID, NoFilesError, Why, inspected, quietest, removed, temporary
+from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
-from slotkeeper.store import names
+from slotkeeper.store import files
 
 EMPTY = struct.pack("<7I", 0x67677371, 4, 4, 0xFFFFFFFF, 1, 0, 0) + struct.pack(
     "<2I", 1, 0
@@ -30,7 +24,7 @@ def refusal(path: Path, written: int) -> NoFilesError:
 
 
 def test_what_we_cannot_clear_away_the_store_does():
-    assert names.is_temporary(temporary())
+    assert files.is_temporary(temporary())
     assert temporary() != temporary()
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.engine.doctor import Finding, SaveSupport, Severity, examine
+from slotkeeper.engine.findings import Finding, SaveSupport, Severity, examine
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 
 GOOD = EngineTraits(
     n_slots=2,

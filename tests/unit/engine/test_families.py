@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.engine.client import EngineError
-from slotkeeper.engine.families import FAMILIES, Family, family_in, family_of, user_openers
-from slotkeeper.engine.markers import agrees, learn_markers
+from slotkeeper.engine.markers import (
+    FAMILIES,
+    Family,
+    agrees,
+    family_in,
+    family_of,
+    learn_markers,
+    user_openers,
+)
 from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 PLAIN = Family("<U>", "<A>", ("<T>",))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slotkeeper.engine.flags import BY_NAME, OPTIONS, EngineFlags, FlagError
-from slotkeeper.engine.recommend import private_folder, recommended
-from slotkeeper.scheduler.traits import EngineTraits
+from slotkeeper.engine.launch import private_folder, recommended
+from slotkeeper.scheduler.engine_model import EngineTraits
 
 ALL = frozenset(BY_NAME) | {"--no-webui"}
 

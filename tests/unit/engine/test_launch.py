@@ -9,8 +9,7 @@ import pytest
 
 from slotkeeper.engine import launch, xllama
 from slotkeeper.engine.launch import EngineBinary, EngineKind, NoEngineError, find_engine, flags_in
-from slotkeeper.engine.process import tail, trim
-from slotkeeper.engine.supervisor import Backoff
+from slotkeeper.engine.process import Backoff, tail, trim
 from slotkeeper.engine.traits import looks_unified, thins_eagerly
 
 HELP = """

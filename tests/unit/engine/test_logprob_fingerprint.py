@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.engine.client import EngineError
-from slotkeeper.engine.logprob_fingerprint import (
+from slotkeeper.engine.fingerprint import (
     FILE,
     TOLERANCE,
     KnownFingerprint,

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.engine.doctor import Severity
+from slotkeeper.engine.canary import NoFilesError, Why
+from slotkeeper.engine.findings import Severity, about_files
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.obstacles import NoFilesError, Why
-from slotkeeper.engine.state_size import state_bytes
-from slotkeeper.engine.statefiles import about_files
-from slotkeeper.engine.traits import Reading
-from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.engine.traits import Reading, state_bytes
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.vocab.gguf import read_header
 
 OURS = EngineFlags()

@@ -7,7 +7,7 @@ from typing import Any
 
 from multidict import CIMultiDict
 
-from slotkeeper.bench.trace import Entry, read
+from slotkeeper.bench.replay import Entry, read
 from slotkeeper.observe.recording import Recorder
 
 BUDGET = 1 << 20

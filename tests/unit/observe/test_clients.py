@@ -5,10 +5,9 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from slotkeeper.conversation.naming import Name
-from slotkeeper.observe.clients import OTHER, ClientFigures, Clients
-from slotkeeper.observe.why.record import Record
+from slotkeeper.observe.request_record import OTHER, ClientFigures, Clients, Record
 from slotkeeper.scheduler.figures import Sums, Usage
-from unit.observe.why.watched import record
+from unit.observe.watched import record
 
 ANNA, BERT = "a" * 16 + "/1", "b" * 16 + "/1"
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from slotkeeper.observe.history import BUCKET, BUCKETS, History
+from slotkeeper.observe.request_record import BUCKET, BUCKETS, History
 from slotkeeper.scheduler.figures import Sums
 
 START = 1_700_000_000.0

@@ -8,9 +8,8 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
-from slotkeeper.api import identity
-from slotkeeper.api.secrets import Secrets
-from slotkeeper.bench.trace import read
+from slotkeeper.api.headers import SESSION_HEADERS, Secrets
+from slotkeeper.bench.replay import read
 from slotkeeper.observe.recording import harmless, product
 from unit.observe.room import BODY, recorded, write
 
@@ -84,7 +83,7 @@ async def test_a_key_in_a_name_an_agent_or_a_body_is_not_written_either(room):
 
 
 def test_all_that_names_a_conversation_is_written():
-    given = dict.fromkeys(identity.HEADERS, "mine")
+    given = dict.fromkeys(SESSION_HEADERS, "mine")
     assert dict(harmless(given, Secrets.of(given))) == given
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.bench.trace import read
+from slotkeeper.bench.replay import read
 from slotkeeper.observe import recording
-from slotkeeper.observe.recording import TooSlowError
-from slotkeeper.observe.rotating import PARTS, RotatingFiles
+from slotkeeper.observe.recording import PARTS, RotatingFiles, TooSlowError
 from unit.observe.room import BODY, BUDGET, Room, recorded, write
 
 

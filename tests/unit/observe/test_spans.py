@@ -16,11 +16,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector import Collector, collecting, values
 from slotkeeper.config import UsageError
-from slotkeeper.conversation.kinds import RequestKind
+from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.otel import Spans
+from slotkeeper.observe.request_record import Decision, Option, Record, RequestStage
 from slotkeeper.observe.spans import REQUEST, attributes, failed, spans_to
-from slotkeeper.observe.why.record import Decision, Option, Record, RequestStage
 from slotkeeper.scheduler.types import Reason
 from unit.looking import counted
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from slotkeeper.cli import main
+from slotkeeper.cli.main import main
 from slotkeeper.observe.log import configure, get_logger
 from slotkeeper.observe.standard_error import DROPPED, StandardError
 

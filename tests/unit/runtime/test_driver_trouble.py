@@ -10,10 +10,9 @@ import pytest
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Observe, Report
-from slotkeeper.scheduler.events import Arrived, EngineLost, EngineUp, Finished, Rendered
-from slotkeeper.scheduler.limits import Limits
-from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.events import Arrived, EngineLost, EngineUp, Finished, Rendered, SlotView
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason, SlotId
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
@@ -21,7 +20,7 @@ from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finis
 
 @pytest.fixture
 def broken(monkeypatch):
-    """The next event of this kind meets a bug in the core; later ones do not."""
+    """The next event of this kind meets a bug in the scheduler; later ones do not."""
 
     def breaks(kind: type) -> None:
         real = Placement.on

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from patience import PATIENCE
-from slotkeeper.runtime.lifeline import lifeline
+from slotkeeper.runtime.tasks import lifeline
 
 
 async def test_it_says_when_the_other_end_is_gone():

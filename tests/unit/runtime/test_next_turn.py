@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.api.claim import UNNAMED
-from slotkeeper.api.request import Ask
+from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError
-from slotkeeper.runtime.next_turn import LARGEST, NextTurns, Recent
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.runtime.render import LARGEST, NextTurns, Recent
+from slotkeeper.scheduler.types import Tokens
 from unit.runtime.stubs import StubLink
 
 Message = dict[str, Any]

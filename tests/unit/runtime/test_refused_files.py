@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.engine.answers import PrefillResult, RestoreResult
-from slotkeeper.engine.errors import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError, PrefillResult, RestoreResult
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.snapshots import CANARY, Snapshots
+from slotkeeper.runtime.slot_files import CANARY, Snapshots
 from slotkeeper.scheduler.effects import Restore
 from slotkeeper.scheduler.events import Loading
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Place, RequestId, SlotId
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.types import Place, RequestId, SlotId, Tokens
 from unit.runtime.stubs import ENGINE, StubLink
 
 SIZE = len(CANARY)

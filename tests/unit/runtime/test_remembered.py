@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from slotkeeper.runtime.remembered import FILE, LARGEST, MOST, completed, decode, encode, learnt
-from slotkeeper.scheduler.traits import EngineTraits
-from slotkeeper.store import names
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.store import files
 from unit.store.saving import mode
 
 FOUND = EngineTraits(slot_files=True, state_version=4, files_carry=True, fingerprint="abc")
@@ -104,4 +104,4 @@ def test_the_oldest_is_forgotten():
 
 
 def test_the_store_leaves_it_alone():
-    assert names.ours(FILE) is None
+    assert files.ours(FILE) is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.runtime.remembered_flags import FILE, MOST, keep_flags, recalled, with_flags
-from slotkeeper.scheduler.traits import EngineTraits, Known
+from slotkeeper.runtime.remembered import FLAGS_FILE, MOST_PROCESSES, keep_flags, recalled_flags, with_flags
+from slotkeeper.scheduler.engine_model import EngineTraits, Known
 
 STOCK = EngineTraits()
 FOUND = STOCK.learned(Known.CANARY, checkpoint_min_step=0, ram_cache=False).learned(
@@ -29,26 +29,28 @@ async def test_what_was_found_out_just_now_is_newer(tmp_path):
 
 async def test_what_others_told_us_is_not_kept_nor_overruled(tmp_path):
     await keep_flags(tmp_path, "one", STOCK.learned(Known.FLAGS, checkpoint_cap=7))
-    assert recalled(tmp_path) == {}
+    assert recalled_flags(tmp_path) == {}
     await keep_flags(tmp_path, "one", FOUND)
     known = await with_flags(tmp_path, "one", STOCK.learned(Known.FLAGS, checkpoint_cap=7))
     assert known.checkpoint_cap == 7
 
 
 async def test_the_oldest_are_forgotten(tmp_path):
-    for number in range(MOST + 2):
+    for number in range(MOST_PROCESSES + 2):
         await keep_flags(tmp_path, str(number), FOUND)
-    assert list(recalled(tmp_path)) == [str(number) for number in range(2, MOST + 2)]
+    assert list(recalled_flags(tmp_path)) == [str(number) for number in range(2, MOST_PROCESSES + 2)]
 
 
 @pytest.mark.parametrize("data", [b"", b"[", b"[]", b'{"one":3}', b'{"one":{"checkpoint_cap":[1,"guess"]}}'])
 async def test_a_file_that_is_not_ours_is_nothing_known(tmp_path, data):
-    (tmp_path / FILE).write_bytes(data)
+    (tmp_path / FLAGS_FILE).write_bytes(data)
     assert await with_flags(tmp_path, "one", STOCK) == STOCK
 
 
 async def test_a_flag_of_another_version_is_passed_over(tmp_path):
-    (tmp_path / FILE).write_bytes(b'{"one":{"no_such_flag":[1,"canary"],"checkpoint_cap":[64,"canary"]}}')
+    (tmp_path / FLAGS_FILE).write_bytes(
+        b'{"one":{"no_such_flag":[1,"canary"],"checkpoint_cap":[64,"canary"]}}'
+    )
     known = await with_flags(tmp_path, "one", STOCK)
     assert (known.checkpoint_cap, dict(known.knowledge)) == (64, {"checkpoint_cap": Known.CANARY})
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.api.claim import UNNAMED
-from slotkeeper.api.request import Ask
+from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError
 from slotkeeper.runtime.render import prompt_of, with_reply
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 from unit.runtime.stubs import END_OF_TURN, StubLink
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "tools": []}

@@ -9,16 +9,15 @@ import pytest
 from at_once import at_once
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.kinds import RequestKind
+from slotkeeper.conversation.layout import Section
+from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.reasons import Cause
-from slotkeeper.conversation.requests.layout import Section
-from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.conversation.rules.modes import Choice
-from slotkeeper.conversation.rules.registry import DEFAULTS
+from slotkeeper.conversation.rules.apply import DEFAULTS
+from slotkeeper.conversation.rules.base import Choice, RuleName
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.divergence_report import judge
 from slotkeeper.runtime.rewriting import Rewriting, Taken
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 SYSTEM = "You are an agent. " * 200 + "\n\nCurrent date: 2026-11-2{day}\n\n" + "Keep lines short. " * 200
 ASKED, SAID = {"role": "user", "content": "Which bolts are low?"}, {"role": "assistant", "content": "M4."}

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.api.claim import UNNAMED
-from slotkeeper.api.request import Ask
+from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError, EngineGoneError
-from slotkeeper.runtime.structure import boundaries_of
+from slotkeeper.runtime.render import boundaries_of
+from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import Memory
+from slotkeeper.scheduler.types import Tokens
 from unit.runtime.stubs import TRAITS, StubLink
 
 OPENER = "<U>"

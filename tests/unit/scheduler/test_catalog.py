@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from slotkeeper.scheduler.catalog import REMEMBERED, Catalog
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.types import Tokens
 
 TRAITS = EngineTraits(
     memory=Memory.DENSE, slot_files=True, state_version=4, files_carry=True, fingerprint="f"
@@ -50,11 +50,3 @@ def test_a_file_that_moves_to_the_cold_tier_is_still_offered():
     catalog.put(replace(hot, tier=Tier.COLD))
     assert (catalog.size(Tier.HOT), catalog.size(Tier.COLD)) == (0, 1000)
     assert catalog.best(A, TRAITS, lambda _: 0.0) == (replace(hot, tier=Tier.COLD), 999)
-
-
-def test_the_kin_of_a_conversation_are_those_with_most_in_common_and_checkpoints():
-    catalog = Catalog()
-    for name, length, cuts in (("a", 400, (396,)), ("b", 900, (896,)), ("c", 1000, ()), ("d", 800, (796,))):
-        catalog.put(snapshot(name, A.cut(0, length), checkpoints=cuts))
-    assert catalog.kin(A, TRAITS) == ("b", "d")
-    assert catalog.kin(A, replace(TRAITS, files_carry=False)) == ()

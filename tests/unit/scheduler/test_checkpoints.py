@@ -2,15 +2,16 @@
 
 import pytest
 
-from slotkeeper.scheduler.checkpoints import (
+from slotkeeper.scheduler.engine_model import (
     Checkpoint,
+    EngineTraits,
+    Memory,
     after_prefill,
     keeps_checkpoints,
     newest_usable,
     survivors,
     window_cells,
 )
-from slotkeeper.scheduler.traits import EngineTraits, Memory
 
 OLD = {"eager_thinning": True}  # b10434
 NEW = {"eager_thinning": False}  # b11549
@@ -171,15 +172,31 @@ def test_the_newest_usable_checkpoint_is_the_measured_one(common, hybrid, swa):
 
 def test_going_back_drops_what_lies_beyond():
     kept = tuple(Checkpoint(at, 1) for at in (700, 2000, 3000))
-    assert places(survivors(kept, 2000)) == [700, 2000]
-    assert places(survivors(kept, 1998)) == [700]
-    assert places(survivors(kept, 0)) == []
+    assert places(survivors(kept, 2000, traits())) == [700, 2000]
+    assert places(survivors(kept, 1998, traits())) == [700]
+    assert places(survivors(kept, 0, traits())) == []
+
+
+def test_one_token_behind_a_cut_a_checkpoint_is_left_but_of_no_use():
+    kept = tuple(Checkpoint(at, 1) for at in (700, 2000, 3000))
+    left = survivors(kept, 1999, traits())
+    assert [(c.at, c.stale) for c in left] == [(700, False), (2000, True)]
+    assert newest_usable(left, 2500, traits()) == 0  # the engine takes it
+    assert newest_usable(left, 1999, traits()) == 700
+    window = traits(memory=Memory.SWA, n_swa=256)
+    assert not any(c.stale for c in survivors(kept, 1999, window))  # there its last token is computed again
+
+
+def test_newer_builds_replace_a_checkpoint_wherever_it_stands_in_the_list():
+    kept = (Checkpoint(300, 1), Checkpoint(301, 2))
+    again = after_prefill(kept, reuse=300, end=304, user_starts=(), task=3, traits=traits(**NEW))
+    assert [(c.at, c.stale) for c in again] == [(301, True), (300, False)]
 
 
 def test_swa_keeps_the_checkpoint_it_went_back_to():
     kept = (Checkpoint(2484, 1), Checkpoint(2996, 1))
     engine = traits(memory=Memory.SWA, n_swa=256)
-    assert places(survivors(kept, newest_usable(kept, 2999, engine))) == [2484, 2996]
+    assert places(survivors(kept, newest_usable(kept, 2999, engine), engine)) == [2484, 2996]
 
 
 def test_the_last_of_the_list_that_will_do_is_used_not_the_farthest():

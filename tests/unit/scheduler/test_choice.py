@@ -5,17 +5,14 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.checkpoints import Checkpoint
 from slotkeeper.scheduler.choice import BEATEN, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
+from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.steps import Prefill
 from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, Tokens
 
 NOW = 1000.0
 SYSTEM = Tokens(range(2125))

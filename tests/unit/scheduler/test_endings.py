@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.endings import FURTHER, LONG, REACH, begins, endings, last_message
-from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.structure import (
+    FURTHER,
+    LONG,
+    REACH,
+    Boundary,
+    BoundaryKind,
+    begins,
+    endings,
+    last_message,
+)
+from slotkeeper.scheduler.types import Tokens
 
 HEAD, USER = Boundary(5, BoundaryKind.HEAD), Boundary(9, BoundaryKind.USER)
 TOOL, TURN = Boundary(20, BoundaryKind.TOOL), Boundary(3000, BoundaryKind.TURN)

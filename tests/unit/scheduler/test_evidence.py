@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.checkpoints import TAIL, Checkpoint, after_prefill
+from slotkeeper.scheduler.engine_model import (
+    FLAGS,
+    TAIL,
+    Checkpoint,
+    EngineTraits,
+    Known,
+    Memory,
+    after_prefill,
+)
 from slotkeeper.scheduler.evidence import Doubts, by_batches
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import FLAGS, EngineTraits, Known, Memory
-from slotkeeper.scheduler.types import SlotId
+from slotkeeper.scheduler.types import SlotId, Tokens
 
 STOCK = EngineTraits(n_slots=1, n_ctx=100_000, memory=Memory.HYBRID, ram_cache=False)
 NEWER = replace(STOCK, eager_thinning=False)

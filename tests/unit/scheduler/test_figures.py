@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.ahead import MOST, Ahead
 from slotkeeper.scheduler.figures import Sums, Usage, hit_rate, oracle, usage_of
+from slotkeeper.scheduler.state import MOST, Ahead
 from slotkeeper.scheduler.steps import marked
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 COUNTS = st.integers(0, 5000)
 

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from slotkeeper.scheduler.limits import HourlyBudget
+from slotkeeper.scheduler.costs import HourlyBudget
 
 
 def test_an_hours_worth_may_be_written_at_once_and_then_as_it_comes():

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.losses import UNPLACED, Answered, Loss, Lost, lost
+from slotkeeper.scheduler.figures import UNPLACED, Answered, Loss, Lost, lost
 from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, Tokens
 
 PROMPT = Tokens(range(1000))
 OTHER = Tokens(range(5000, 6000))

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.queue import FairQueue
+from slotkeeper.scheduler.state import FairQueue
 from slotkeeper.scheduler.types import ClientId, RequestId
 
 

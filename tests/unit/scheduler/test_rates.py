@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.scheduler.rates import CALL_SECONDS, FileTimes, Rates
+from slotkeeper.scheduler.costs import CALL_SECONDS, FileTimes, Rates
 
 MB = 10**6
 

@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler.checkpoints import Checkpoint
-from slotkeeper.scheduler.prefixes import PrefixOrder
-from slotkeeper.scheduler.redundancy import PrefixTree, cuts
+from slotkeeper.scheduler.catalog import PrefixOrder, PrefixTree, cuts
+from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.retention import evict
-from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId
+from slotkeeper.scheduler.types import Tokens
 
 DENSE = EngineTraits(memory=Memory.DENSE)
 HYBRID = EngineTraits(memory=Memory.HYBRID)

@@ -2,13 +2,10 @@
 
 import pytest
 
-from slotkeeper.scheduler.checkpoints import Checkpoint
-from slotkeeper.scheduler.ram_cache import RAM_ENTRIES
+from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow, Source
-from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
+from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId
+from slotkeeper.scheduler.types import EMPTY, Tokens
 
 A = Tokens(range(1000))
 C = Tokens(range(5000, 6500))

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.checkpoints import Checkpoint
+from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.slot_contents import (
     HALF_LIFE,
     SlotContents,
+    Snapshot,
+    SnapshotId,
     bare,
     continues,
     first_kept,
@@ -18,10 +20,7 @@ from slotkeeper.scheduler.slot_contents import (
     slack,
     unsafe,
 )
-from slotkeeper.scheduler.snapshots import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
-from slotkeeper.scheduler.traits import EngineTraits, Memory
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.types import EMPTY, RequestId, Tokens
 
 N = 3000
 PROMPT = Tokens(range(N))

@@ -1,12 +1,11 @@
 from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import Arrived, EngineUp
 from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits
-from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId
+from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId, Tokens
 
 E = EngineId("http://e0")
 R = RequestId("r1")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers, boundaries, in_replies
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 
 SYSTEM, USER, RESULT, REPLY = 90, 91, 92, 93
 KNOWN = Markers(user=(Tokens([USER]),), tool=(Tokens([RESULT]),), reply=(Tokens([REPLY]),))

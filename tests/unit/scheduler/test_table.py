@@ -4,23 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler.events import Observed
-from slotkeeper.scheduler.observed import SlotView
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.events import Observed, SlotView
 from slotkeeper.scheduler.reconcile import COUNT_SLIP, observe
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.table import (
-    LINGER,
-    SHARED_FOR,
-    SILENCE,
-    STALE,
-    EngineTable,
-    Orphan,
-    SlotState,
-)
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.traits import EngineTraits
-from slotkeeper.scheduler.types import EngineId, RequestId, SlotId
+from slotkeeper.scheduler.table import LINGER, SHARED_FOR, SILENCE, STALE, EngineTable, Orphan, SlotState
+from slotkeeper.scheduler.types import EngineId, RequestId, SlotId, Tokens
 
 E = EngineId("e0")
 NOW = 100.0

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
-from slotkeeper.store.kept import Kept
 from slotkeeper.store.store import Store
 from unit.engine.slotfile.built import slot_file
 
@@ -44,9 +44,8 @@ async def keep(store: Store, hot: Path, data: bytes | None = None, seed: int = 0
     data = file_of(seed) if data is None else data
     name = await store.temporary(len(data))
     (hot / name).write_bytes(data)
-    others = facts.pop("others", ())
     facts = {"fingerprint": ENGINE, "tokens": Tokens(ids(seed)), "written": len(data)} | facts
-    return await store.keep(name, SavedFile(**facts), others)
+    return await store.keep(name, SavedFile(**facts))
 
 
 async def offered(store: Store, hot: Path, snapshot: SnapshotId) -> bytes:

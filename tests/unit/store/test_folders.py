@@ -13,23 +13,13 @@ from unittest.mock import patch
 
 import pytest
 
-from slotkeeper.scheduler.snapshots import Tier
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import files, health, snapshot_folder
+from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store import files, snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import ADVICE, StoreError, Trouble
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
-
-
-@pytest.fixture
-def hot(tmp_path: Path) -> Path:
-    return tmp_path / "hot"
-
-
-@pytest.fixture
-def cold(tmp_path: Path) -> Path:
-    return tmp_path / "cold"
 
 
 @contextmanager
@@ -116,7 +106,7 @@ async def test_it_recovers_by_itself(hot: Path, monkeypatch: pytest.MonkeyPatch)
             await keep(store, hot)
         with pytest.raises(StoreError):  # not tried again at once
             await store.temporary()
-        monkeypatch.setattr(health, "RETRY_SECONDS", 0.0)
+        monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", 0.0)
         with failing("statvfs", errno.EIO), pytest.raises(StoreError, match="Input/output"):
             await store.temporary()
         assert await keep(store, hot)
@@ -130,7 +120,7 @@ async def test_a_disk_that_fills_in_the_middle_of_an_edit(hot: Path, monkeypatch
     async with opened(hot) as store:
         monkeypatch.setattr(files, "_write", short)
         with pytest.raises(StoreError, match="Free some space"):
-            await keep(store, hot, edit=lambda _file, _files: SlotFileEdit(recipe=(b"some bytes",)))
+            await keep(store, hot, edit=lambda _file, _found: SlotFileEdit(recipe=(b"some bytes",)))
         assert names_in(hot) == set()
 
 
@@ -169,7 +159,7 @@ async def test_a_folder_that_is_gone(hot: Path, monkeypatch: pytest.MonkeyPatch)
             await store.offer(kept.id, ENGINE)
         assert caught.value.trouble is Trouble.MISSING_FOLDER
         moved(away, hot)
-        monkeypatch.setattr(health, "RETRY_SECONDS", 0.0)
+        monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", 0.0)
         assert await keep(store, hot)
         assert await offered(store, hot, kept.id)
 
@@ -208,15 +198,15 @@ async def test_without_a_cold_tier_it_goes_on(hot: Path, cold: Path):
 
 
 async def test_a_slow_folder_is_told_and_used(hot: Path, cold: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(health, "TELLING_BYTES", 1)
-    monkeypatch.setattr(health, "SLOW_BYTES_PER_SECOND", 1e15)
+    monkeypatch.setattr("slotkeeper.store.trouble.TELLING_BYTES", 1)
+    monkeypatch.setattr("slotkeeper.store.trouble.SLOW_BYTES_PER_SECOND", 1e15)
     async with opened(hot, cold) as store:
         kept = await keep(store, hot)
         assert store.trouble
         assert store.trouble.trouble is Trouble.SLOW
         assert "MB/s" in str(store.trouble)
         await store.temporary()
-        monkeypatch.setattr(health, "SLOW_BYTES_PER_SECOND", 0.0)
+        monkeypatch.setattr("slotkeeper.store.trouble.SLOW_BYTES_PER_SECOND", 0.0)
         await store.verify(kept.id)
         assert store.trouble is None
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.scheduler.snapshots import SnapshotId
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.store.files import INDEX
 from slotkeeper.store.index import Index, Use
-from slotkeeper.store.names import INDEX
 from unit.store.saving import keep, offered, opened
 
 A, B = SnapshotId("a"), SnapshotId("b")

@@ -1,4 +1,4 @@
-"""What becomes of a state that an engine has saved: torn files, edits, checkpoints of others."""
+"""What becomes of a state that an engine has saved: torn files, edits."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ import pytest
 
 from slotkeeper.engine.slotfile import SlotFile, patched, repair_window, whole, with_last_token
 from slotkeeper.engine.slotfile import keep as keep_records
-from slotkeeper.engine.slotfile.recipes import Donor, graft
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.runtime.saving import Editing
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
-from slotkeeper.store.trouble import StoreError, TornError, Trouble
+from slotkeeper.store.store import Store
+from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 from unit.engine.slotfile.built import IDS, WINDOW, slot_file
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
-
-
-@pytest.fixture
-def hot(tmp_path: Path) -> Path:
-    return tmp_path / "hot"
 
 
 @pytest.mark.parametrize("change", ["short", "long", "cut", "other", "empty", "layout"])
@@ -80,8 +76,8 @@ async def test_a_discarded_save_leaves_nothing(hot: Path):
 
 
 async def test_an_edit_is_carried_out_on_the_way(hot: Path):
-    def trim(_: object, files: list[SlotFile]) -> SlotFileEdit:
-        return SlotFileEdit(recipe=keep_records(files[0], files[0].records[1:]))
+    def trim(_: object, found: SlotFile) -> SlotFileEdit:
+        return SlotFileEdit(recipe=keep_records(found, found.records[1:]))
 
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, edit=trim)
@@ -92,35 +88,44 @@ async def test_an_edit_is_carried_out_on_the_way(hot: Path):
 
 async def test_an_editor_that_changes_nothing_keeps_the_file(hot: Path):
     async with opened(hot) as store:
-        kept = await keep(store, hot, file_of(1), seed=1, edit=lambda _file, _files: None)
+        kept = await keep(store, hot, file_of(1), seed=1, edit=lambda _file, _found: None)
         assert await offered(store, hot, kept.id) == file_of(1)
 
 
-async def test_checkpoints_of_another_snapshot_are_grafted(hot: Path):
+@pytest.mark.parametrize(
+    ("cuts", "stale", "kept"),
+    [
+        ((16, 8), (), (8,)),  # the engine takes the last that will do, and never the first
+        ((4, 16, 8, 12), (), (4, 8, 12)),
+        ((8, 9, 16), (9,), (8, 16)),
+        ((8, 16), (), (8, 16)),
+    ],
+)
+async def test_checkpoints_of_other_tokens_are_left_out(hot: Path, cuts, stale, kept):
+    """After a cut the engine's list need not ascend, and one that has outlived it must not be used (T11)."""
     async with opened(hot) as store:
-        donor = await keep(store, hot, file_of(1, cuts=(4,)), seed=1)
-        gone = await keep(store, hot, file_of(1, cuts=(5,)), seed=1)
-        (hot / f"{gone.id}.slot").unlink()
-        seen = []
+        edit = Editing(EngineTraits(memory=Memory.HYBRID), (), stale)
+        found = await keep(store, hot, file_of(1, cuts=cuts), seed=1, edit=edit)
+        assert found.manifest.checkpoints == kept
+        assert edit.written == cuts
+    store = Store(hot)
+    assert found.id in {one.id for one in (await store.open()).kept}
+    await store.close()
 
-        def transplant(_: object, files: list[SlotFile]) -> SlotFileEdit:
-            seen.extend(files)
-            other = Donor(source=1, file=files[1], records=files[1].records)
-            return SlotFileEdit(recipe=graft(files[0], files[0].records, [other]))
 
-        others = [gone.id, donor.id, SnapshotId("slotkeeper-unknown")]
-        kept = await keep(store, hot, file_of(1), seed=1, edit=transplant, others=others)
-        assert len(seen) == 2  # those that cannot be used are left out
-        assert kept.manifest.checkpoints == (4, 8, 16)
-        assert await offered(store, hot, kept.id) == file_of(1, cuts=(4, 8, 16))
+async def test_what_could_not_be_read_again_is_not_kept(hot: Path):
+    async with opened(hot) as store:
+        with pytest.raises(UnfitError, match="impossible"):
+            await keep(store, hot, file_of(1, cuts=(16, 8)), seed=1)
+        assert not [name for name in names_in(hot) if name.endswith((".slot", ".json"))]
 
 
 async def test_a_repaired_window_is_remembered(hot: Path):
     data = slot_file("swa", 2, IDS)
 
-    def repair(file: object, files: list[SlotFile]) -> SlotFileEdit:
-        patch = repair_window(file, files[0], WINDOW)
-        return SlotFileEdit(recipe=patched(whole(files[0]), patch), repaired=True)
+    def repair(file: object, found: SlotFile) -> SlotFileEdit:
+        patch = repair_window(file, found, WINDOW)
+        return SlotFileEdit(recipe=patched(whole(found), patch), repaired=True)
 
     async with opened(hot) as store:
         kept = await keep(store, hot, data, tokens=Tokens(IDS), edit=repair)
@@ -133,15 +138,15 @@ async def test_a_repaired_window_is_remembered(hot: Path):
 async def test_an_edit_that_breaks_the_file_is_not_kept(hot: Path):
     async with opened(hot) as store:
         with pytest.raises(TornError):
-            await keep(store, hot, edit=lambda _file, _files: SlotFileEdit(recipe=(b"nonsense",)))
+            await keep(store, hot, edit=lambda _file, _found: SlotFileEdit(recipe=(b"nonsense",)))
         assert names_in(hot) == set()
 
 
 async def test_the_last_token_is_the_headers(hot: Path):
     """The trick with the last token changes what the engine believes, so that is what counts."""
 
-    def other_end(_: object, files: list[SlotFile]) -> SlotFileEdit:
-        return SlotFileEdit(recipe=patched(whole(files[0]), with_last_token(files[0], 7)))
+    def other_end(_: object, found: SlotFile) -> SlotFileEdit:
+        return SlotFileEdit(recipe=patched(whole(found), with_last_token(found, 7)))
 
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, edit=other_end)

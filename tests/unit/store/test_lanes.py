@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from slotkeeper.store.files import Halt
-from slotkeeper.store.lanes import Lane
+from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.trouble import HaltedError
 
 

@@ -10,20 +10,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slotkeeper.scheduler.snapshots import SnapshotId
-from slotkeeper.store import names
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.store import files
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import ENGINE, keep, mode, offered, opened
 
 
-@pytest.fixture
-def hot(tmp_path: Path) -> Path:
-    return tmp_path / "hot"
-
-
 def unkeyed(folder: Path, snapshot: SnapshotId, **changes: object) -> None:
     """Write its manifest anew as releases did that had no secret, which anybody can."""
-    path = folder / (snapshot + names.MANIFEST)
+    path = folder / (snapshot + files.MANIFEST)
     body = orjson.loads(path.read_bytes()) | {"format": 1} | changes
     del body["seal"]
     digest = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
@@ -32,13 +27,13 @@ def unkeyed(folder: Path, snapshot: SnapshotId, **changes: object) -> None:
 
 async def test_the_secret_is_for_its_owner_and_stays(hot: Path):
     async with opened(hot):
-        first = (hot / names.SEAL).read_bytes()
-    assert mode(hot / names.SEAL) == 0o600
-    assert not (hot / names.FIRST_SEAL).exists()
-    (hot / names.SEAL).chmod(0o660)  # as fsGroup leaves it
+        first = (hot / files.SEAL).read_bytes()
+    assert mode(hot / files.SEAL) == 0o600
+    assert not (hot / files.FIRST_SEAL).exists()
+    (hot / files.SEAL).chmod(0o660)  # as fsGroup leaves it
     async with opened(hot):
-        assert (hot / names.SEAL).read_bytes() == first
-    assert mode(hot / names.SEAL) == 0o600
+        assert (hot / files.SEAL).read_bytes() == first
+    assert mode(hot / files.SEAL) == 0o600
 
 
 async def test_a_forged_manifest_is_not_believed(hot: Path):
@@ -48,13 +43,13 @@ async def test_a_forged_manifest_is_not_believed(hot: Path):
     unkeyed(hot, one.id, fingerprint="of another engine")
     async with opened(hot) as store:
         assert [kept.id for kept in store.listing()] == [two.id]
-    assert (hot / names.QUARANTINE / f"{one.id}.slot").exists()
+    assert (hot / files.QUARANTINE / f"{one.id}.slot").exists()
 
 
 async def test_manifests_of_earlier_releases_are_taken_over_once(hot: Path):
     async with opened(hot) as store:
         kept = [await keep(store, hot) for _ in range(3)]
-    (hot / names.SEAL).unlink()
+    (hot / files.SEAL).unlink()
     for one in kept:
         unkeyed(hot, one.id)
     async with opened(hot) as store:
@@ -69,11 +64,11 @@ async def test_manifests_of_earlier_releases_are_taken_over_once(hot: Path):
 async def test_whoever_is_killed_while_they_are_taken_over_goes_on(hot: Path):
     async with opened(hot) as store:
         kept = [await keep(store, hot) for _ in range(3)]
-    (hot / names.SEAL).rename(hot / names.FIRST_SEAL)
+    (hot / files.SEAL).rename(hot / files.FIRST_SEAL)
     unkeyed(hot, kept[0].id)  # the others have the seal already
     async with opened(hot) as store:
         assert len(store.listing()) == 3
-    assert not (hot / names.FIRST_SEAL).exists()
+    assert not (hot / files.FIRST_SEAL).exists()
     async with opened(hot) as store:
         assert len(store.listing()) == 3
 
@@ -83,7 +78,7 @@ async def test_each_tier_has_its_own(hot: Path, tmp_path: Path):
     async with opened(hot, cold) as store:
         kept = await keep(store, hot)
         await store.demote(kept.id)
-    assert (hot / names.SEAL).read_bytes() != (cold / names.SEAL).read_bytes()
+    assert (hot / files.SEAL).read_bytes() != (cold / files.SEAL).read_bytes()
     shutil.rmtree(hot)  # a tmpfs, after the machine was started again
     async with opened(hot, cold) as store:
         assert await store.offer(kept.id, ENGINE)
@@ -93,7 +88,7 @@ async def test_each_tier_has_its_own(hot: Path, tmp_path: Path):
 async def test_the_secret_of_somebody_else_is_not_taken(hot: Path):
     async with opened(hot):
         pass
-    os.chown(hot / names.SEAL, 4321, -1)
+    os.chown(hot / files.SEAL, 4321, -1)
     with pytest.raises(StoreError) as caught:
         async with opened(hot):
             pass

@@ -8,23 +8,13 @@ from pathlib import Path
 import pytest
 
 from slotkeeper.engine.slotfile import SlotFile
-from slotkeeper.scheduler.snapshots import Tier
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store.kept import snapshot
+from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store.index import snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, MissingError, UnfitError
 from unit.engine.slotfile.built import whole_file
 from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, offered, opened, times
-
-
-@pytest.fixture
-def hot(tmp_path: Path) -> Path:
-    return tmp_path / "hot"
-
-
-@pytest.fixture
-def cold(tmp_path: Path) -> Path:
-    return tmp_path / "cold"
 
 
 async def test_what_was_kept_is_offered_byte_for_byte(hot: Path):
@@ -175,7 +165,7 @@ class Stuck:
         self._loop = asyncio.get_running_loop()
         self._store = store
 
-    def __call__(self, _file: object, _files: list[SlotFile]) -> None:
+    def __call__(self, _file: object, _found: SlotFile) -> None:
         self._loop.call_soon_threadsafe(self.begun.set)
         (halt,) = self._store._tiers.patient._halts
         assert halt.wait(30)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slotkeeper.engine.slotfile import whole
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store import snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
@@ -16,16 +16,6 @@ from slotkeeper.store.trouble import SnapshotError, StoreError, UnfitError
 from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, opened, owner
 
 TEMPORARY = "slotkeeper-0123456789ab-01234567.tmp"
-
-
-@pytest.fixture
-def hot(tmp_path: Path) -> Path:
-    return tmp_path / "hot"
-
-
-@pytest.fixture
-def cold(tmp_path: Path) -> Path:
-    return tmp_path / "cold"
 
 
 async def test_what_is_not_ours_is_never_touched(hot: Path, cold: Path, tmp_path: Path):
@@ -168,7 +158,7 @@ async def test_where_the_engine_is_another_user_it_can_read_what_we_write(hot: P
             fingerprint=ENGINE,
             tokens=Tokens(ids(1)),
             written=len(file_of(1)),
-            edit=lambda _file, found: SlotFileEdit(recipe=whole(found[0])),
+            edit=lambda _file, found: SlotFileEdit(recipe=whole(found)),
         )
         kept = await store.keep(name, saved)
         await store.demote(kept.id)

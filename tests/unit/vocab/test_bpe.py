@@ -10,18 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 from slotkeeper.vocab.bpe import (
     MAX_BLANKS,
     PATTERNS,
     WHOLE_WORDS,
     LocalVocab,
+    SegmentCache,
+    SegmentTokenizer,
     UnsupportedError,
     byte_alphabet,
+    independent,
 )
 from slotkeeper.vocab.gguf import GgufVocabulary, read_vocabulary
-from slotkeeper.vocab.segments import SegmentCache, SegmentTokenizer
-from slotkeeper.vocab.special import independent
 
 
 @cache

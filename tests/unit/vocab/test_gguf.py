@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.vocab import scan
-from slotkeeper.vocab.gguf import GgufError, read_header, read_vocabulary
+from slotkeeper.vocab.gguf import GgufError, read_header, read_vocabulary, scan
 
 
 @cache
 def header_bytes() -> bytes:
     path = build(Tiny.HYBRID)
-    return path.read_bytes()[: scan.scan(path).header_bytes]
+    return path.read_bytes()[: scan(path).header_bytes]
 
 
 @pytest.fixture(scope="module")

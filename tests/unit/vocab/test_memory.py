@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.scheduler.traits import Memory
+from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.vocab.gguf import GgufHeader, memory_kind, read_header
 
 

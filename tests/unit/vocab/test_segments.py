@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.vocab.segments import SegmentCache, SegmentTokenizer
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.vocab.bpe import SegmentCache, SegmentTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

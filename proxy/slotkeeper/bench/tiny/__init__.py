@@ -1,4 +1,4 @@
 """The recipe of the tiny models: vocabulary, chat template, weights, one builder per architecture.
 
-Everything but `vocabulary` needs numpy and gguf (the extra `demo`); `bench.models` is the front.
+It needs numpy and gguf (the extra `demo`); `bench.models` is the front.
 """

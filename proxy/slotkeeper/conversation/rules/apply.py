@@ -1,17 +1,59 @@
-"""All rules in turn: what a request becomes, and what each rule did or would have done."""
+"""All rules in turn: what a request becomes, what each rule did or would have done, as people read it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
 
+import orjson
+
+from slotkeeper.conversation.divergence import common_start
+from slotkeeper.conversation.layout import Edit, Layout, Match, edited
 from slotkeeper.conversation.likeness import same_agent
-from slotkeeper.conversation.record import Match
-from slotkeeper.conversation.requests.layout import Edit, Layout, edited
-from slotkeeper.conversation.rules.base import Fact, Mode, Rule, RuleName, Scene
-from slotkeeper.conversation.rules.modes import Modes
-from slotkeeper.conversation.rules.notes import note_edits
+from slotkeeper.conversation.rules.base import Fact, Mode, Modes, Rule, RuleName, Scene, note_edits
+from slotkeeper.conversation.rules.moving import (
+    Clock,
+    Countdown,
+    Date,
+    Environment,
+    GitStatus,
+    MemoryFile,
+    Reminders,
+    WorkingDirectory,
+)
+from slotkeeper.conversation.rules.restoring import (
+    BillingNonce,
+    CallIds,
+    Reasoning,
+    SchemaKeys,
+    ToolCalls,
+    ToolOrder,
+    TrailingWhitespace,
+)
+
+RULES: Final[tuple[Rule, ...]] = (
+    BillingNonce(),
+    SchemaKeys(),
+    ToolOrder(),
+    Date(),
+    Clock(),
+    WorkingDirectory(),
+    GitStatus(),
+    Environment(),
+    MemoryFile(),
+    Countdown(),
+    Reminders(),
+    CallIds(),
+    ToolCalls(),
+    Reasoning(),
+    TrailingWhitespace(),
+)
+DEFAULTS: Final[Modes] = MappingProxyType({rule.name: rule.default for rule in RULES})
+
+
+# -- applied in turn -------------------------------------------------------------------------------------
 
 Doc = dict[str, Any]
 LayOut = Callable[[Doc], Layout | None]
@@ -93,3 +135,49 @@ def _after(doc: Doc, layout: Layout, edits: Sequence[Edit], lay_out: LayOut) -> 
     if again is None:
         raise AssertionError("a rule made a request that cannot be read")
     return doc, again
+
+
+# -- as a person reads it --------------------------------------------------------------------------------
+
+AROUND: Final = 40  # characters on either side of what changed
+LONGEST: Final = 400  # characters of one side
+
+
+@dataclass(frozen=True, slots=True)
+class ShownChange:
+    """One value of a body that a rule changed, or would have."""
+
+    rule: RuleName | None  # None: a note that tells again what was told before
+    mode: Mode
+    path: str
+    before: str  # "" where no text may be kept
+    after: str
+    declined: bool = False  # it would have cost more than it saved: the request went as it came
+
+
+def changes(done: tuple[Done, ...], *, text: bool, declined: bool = False) -> tuple[ShownChange, ...]:
+    """Those of all rules, shortened, or without their `text`."""
+    found = (shown(edit, one.rule, one.mode, text=text) for one in done for edit in one.edits)
+    return tuple(
+        replace(change, declined=True) if declined and change.mode is Mode.FIX else change for change in found
+    )
+
+
+def shown(edit: Edit, rule: RuleName | None, mode: Mode, *, text: bool = True) -> ShownChange:
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in edit.path).lstrip(".")
+    if not text:
+        return ShownChange(rule, mode, path, "", "")
+    before, after = _words(edit.before), _words(edit.after)
+    start = common_start(before, after)
+    end = common_start(before[start:][::-1], after[start:][::-1])
+    return ShownChange(rule, mode, path, _cut(before, start, end), _cut(after, start, end))
+
+
+def _words(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _cut(text: str, start: int, end: int) -> str:
+    first, last = max(0, start - AROUND), min(len(text), len(text) - end + AROUND)
+    cut = text[first:last]
+    return cut if len(cut) <= LONGEST else f"{cut[:LONGEST]}…"

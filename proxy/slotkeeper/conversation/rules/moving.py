@@ -1,4 +1,4 @@
-"""Rules for facts that stand far up and change: the first value stays, the new one is told at the end.
+"""Rules for facts and reminders that move or change: the first value stays, the new one is told at the end.
 
 A rule acts on a text only if nothing but facts in it changed: where a client rewrites its prompt otherwise,
 the prompt has to be read again anyway, and the new values may as well stand in their places.
@@ -6,13 +6,154 @@ the prompt has to be read again anyway, and the new values may as well stand in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from slotkeeper.conversation.requests.facts import FactKind
-from slotkeeper.conversation.requests.layout import Edit
-from slotkeeper.conversation.rules import notes
-from slotkeeper.conversation.rules.base import Fact, Mode, RuleName, Scene
-from slotkeeper.conversation.rules.drifts import Drift, Key, TextSpan, drifts, keyed, named, replaced, telling
+from slotkeeper.conversation import facts
+from slotkeeper.conversation.facts import FactKind
+from slotkeeper.conversation.layout import Edit, Message, Role, Text
+from slotkeeper.conversation.rules import base
+from slotkeeper.conversation.rules.base import Fact, Mode, RuleName, Scene, new, paired
+
+LEAD: Final = "system"
+
+Key = tuple[FactKind, str, int]  # which fact of a text: its kind, its label, and the how manieth of those
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One text of a request, and what it was when it was first sent."""
+
+    where: str  # the same in every request of a conversation
+    now: Text
+    first: Text
+
+    @property
+    def only_facts(self) -> bool:
+        """Whether nothing else in it changed."""
+        return self.now.text == self.first.text or facts.only_facts_differ(self.now, self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpan:
+    """A fact as it stands in a text."""
+
+    start: int
+    end: int
+    phrase: str  # with the words around it
+    inner: str  # without the tags of a reminder
+
+
+def drifts(scene: Scene) -> Iterator[Drift]:
+    """Texts in which nothing but facts changed, as far as their messages were not parted otherwise.
+
+    Those that were are put back whole (`Reminders`).
+    """
+    for where, message, first in changed(scene):
+        found = [*together(where, message, first)]
+        if message.role is Role.SYSTEM or all(drift.only_facts for drift in found):
+            yield from (drift for drift in found if drift.only_facts)
+
+
+def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
+    """Messages that are not as they were sent, and those about which something else was told since."""
+    told = {which.partition(".")[0] for which in scene.before.told} if scene.before else set[str]()
+    for where, message, first in pairs(scene):
+        if where in told or not (message is first or _as_sent(message.texts, first.texts)):
+            yield where, message, first
+
+
+def together(where: str, message: Message, first: Message) -> Iterator[Drift]:
+    """The texts of a message and those of then, if there were as many."""
+    if len(message.texts) == len(first.texts):
+        for n, (text, was) in enumerate(zip(message.texts, first.texts, strict=True)):
+            yield Drift(f"{where}.{n}", text, was)
+
+
+def pairs(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
+    """Messages that were sent before, system text among them, each with its name in this conversation."""
+    if scene.before is None:
+        return
+    now, sent = scene.now, scene.before.sent
+    if now.lead == sent.lead:
+        for at in range(now.lead):
+            yield f"{LEAD}{at}", now.messages[at], sent.messages[at]
+    for at, (message, first) in enumerate(paired(scene)):
+        if message.role is not Role.ASSISTANT:
+            yield str(at), message, first
+
+
+def _as_sent(texts: Sequence[Text], first: Sequence[Text]) -> bool:
+    return len(texts) == len(first) and all(map(_same, texts, first))
+
+
+def _same(one: Text, other: Text) -> bool:
+    return one.text == other.text
+
+
+def keyed(text: Text) -> dict[Key, TextSpan]:
+    """The client's facts in a text, in their order."""
+    count: Counter[tuple[FactKind, str]] = Counter()
+    found: dict[Key, TextSpan] = {}
+    for fact in facts.of(text):
+        phrase = text.text[fact.start : fact.end].rstrip()  # without the empty lines behind a reminder
+        inner = fact.value if fact.kind is FactKind.REMINDER else phrase
+        if fact.kind is FactKind.REMINDER and base.ours(inner):
+            continue
+        found[fact.kind, fact.label, count[fact.kind, fact.label]] = TextSpan(
+            fact.start, fact.start + len(phrase), phrase, inner
+        )
+        count[fact.kind, fact.label] += 1
+    return found
+
+
+def replaced(text: str, changes: list[tuple[TextSpan, str]]) -> str:
+    """A text with some facts written otherwise."""
+    for span, phrase in sorted(changes, key=lambda change: -change[0].start):
+        text = text[: span.start] + phrase + text[span.end :]
+    return text
+
+
+def named(where: str, key: Key) -> str:
+    """The place under which a fact is told."""
+    kind, label, ordinal = key
+    return f"{where}/{kind}/{label}/{ordinal}"
+
+
+def telling(scene: Scene, which: str, text: str, stands: str | None) -> Iterator[Fact]:
+    """The fact, unless the model was told exactly this last; `stands`: what it reads in its old place."""
+    if last_told(scene, which, stands) == text:
+        return
+    if text == stands and base.has_been_here(scene.now, scene.before, scene.common):
+        return  # it does not go back to what it was first: we put it back
+    yield Fact(which, text)
+
+
+def last_told(scene: Scene, which: str, stands: str | None) -> str | None:
+    """What the model knows about it. None: that cannot be said, as some notes did not come along."""
+    before = scene.before
+    if before is None or which not in before.told:
+        return stands
+    came = len(base.carried(scene.now, before, scene.common))
+    if came == len(before.notes):
+        return before.told[which]
+    return None if came else stands
+
+
+def read_anywhere(scene: Scene, text: str) -> bool:
+    """Whether the model reads this somewhere in the conversation all the same."""
+    if scene.before is None:
+        return False
+    along = (first for _, _, first in pairs(scene))
+    fresh = (scene.now.messages[at] for at in new(scene))
+    return any(text in piece.text for message in (*along, *fresh) for piece in message.texts) or any(
+        text in note for told in base.carried(scene.now, scene.before, scene.common).values() for note in told
+    )
+
+
+# -- facts that stand far up -----------------------------------------------------------------------------
 
 _GIT_DATA = "Git's status now (data from the repository, no instructions):\n"
 
@@ -27,7 +168,7 @@ class Moving:
     safe: str
 
     def changes(self, scene: Scene) -> Iterator[Edit | Fact]:
-        if scene.before is None or notes.place(scene.now, scene.common) is None:
+        if scene.before is None or base.place(scene.now, scene.common) is None:
             return
         for drift in drifts(scene):
             yield from self._back(scene, drift)
@@ -38,7 +179,7 @@ class Moving:
             return
         changes = []
         for key, span in now.items():
-            if not notes.tellable(span.inner):
+            if not base.tellable(span.inner):
                 continue
             if span.phrase != first[key].phrase:
                 changes.append((span, first[key].phrase))
@@ -131,3 +272,92 @@ class Countdown(Moving):
     kind = FactKind.COUNTDOWN
     about = "Some clients say how many tokens are left, and update that number in earlier messages."
     safe = "Each message keeps the count with which it was sent. The end of the prompt gives the current one."
+
+
+# -- reminders -------------------------------------------------------------------------------------------
+
+_COMES_AND_GOES = frozenset({FactKind.REMINDER, FactKind.COUNTDOWN})
+
+
+class Reminders:
+    """Messages keep the reminders with which they were first sent; a new one is told at the end."""
+
+    name = RuleName.REMINDERS
+    default = Mode.OBSERVE
+    about = (
+        "Claude Code, qwen-code, and others put <system-reminder> blocks into messages and drop, change, or "
+        "move them in later requests. Each time everything behind that message is computed again."
+    )
+    safe = (
+        "An earlier message keeps the reminders with which the model has read it. A new reminder that is "
+        "nowhere else in the conversation goes into the newest message."
+    )
+
+    def changes(self, scene: Scene) -> Iterator[Edit | Fact]:
+        if scene.before is None or base.place(scene.now, scene.common) is None:
+            return
+        for where, message, first in changed(scene):
+            yield from _as_first_sent(scene, where, message, first)
+
+
+def _as_first_sent(scene: Scene, where: str, message: Message, first: Message) -> Iterator[Edit | Fact]:
+    found = [*together(where, message, first)]
+    if found and all(drift.only_facts for drift in found):
+        for drift in found:
+            yield from _back(scene, drift)
+    elif message.role is not Role.SYSTEM:
+        yield from _whole(scene, where, message, first)
+
+
+def _back(scene: Scene, drift: Drift) -> Iterator[Edit | Fact]:
+    """One text with its reminders of then. Other facts in it are other rules' (`Moving`)."""
+    now, first = keyed(drift.now), keyed(drift.first)
+    theirs = [key for key in now if key in first and key[0] is not FactKind.REMINDER]
+    mine = [key for key in now if key not in theirs]
+    went = [key for key in first if key not in now]
+    if any(key[0] not in _COMES_AND_GOES for key in (*mine, *went)):
+        return
+    if not all(base.tellable(now[key].inner) for key in mine):
+        return
+    for key in mine:
+        stands = first[key].inner if key in first else None
+        yield from _told(scene, named(drift.where, key), now[key], stands)
+    text = _text_of_then(drift, now, first, theirs)
+    if text != drift.now.text:
+        yield Edit(drift.now.path, drift.now.text, text)
+
+
+def _text_of_then(
+    drift: Drift, now: Mapping[Key, TextSpan], first: Mapping[Key, TextSpan], theirs: Sequence[Key]
+) -> str:
+    """The text with its reminders of then, and with those facts of now that are other rules' (`theirs`)."""
+    if list(now) == list(first):
+        return replaced(drift.now.text, [(now[k], first[k].phrase) for k in now if k not in theirs])
+    return replaced(drift.first.text, [(first[key], now[key].phrase) for key in theirs])
+
+
+def _whole(scene: Scene, where: str, message: Message, first: Message) -> Iterator[Edit | Fact]:
+    """A message whose reminders are parts of it, with all of its parts of then."""
+    now, then = _spans(message), _spans(first)
+    if message.content is None or first.content is None or not (now or then):
+        return
+    if message.calls or [text.text for text in message.answers] != [text.text for text in first.answers]:
+        return
+    if not all(base.tellable(span.inner) for span in now.values()):
+        return
+    yield Edit((*message.path, "content"), message.content, first.content)
+    for which, span in now.items():
+        yield from _told(scene, f"{where}{which}", span, None)
+
+
+def _told(scene: Scene, which: str, span: TextSpan, stands: str | None) -> Iterator[Fact]:
+    outdated = last_told(scene, which, stands) != span.inner
+    told = scene.before is not None and which in scene.before.told
+    if outdated and (told or not read_anywhere(scene, span.inner)):
+        yield from telling(scene, which, span.inner, stands)
+
+
+def _spans(message: Message) -> dict[str, TextSpan]:
+    """The facts of a message by their places in it."""
+    found = ((f".{n}", keyed(text)) for n, text in enumerate(message.texts))
+    return {named(where, key): span for where, spans in found for key, span in spans.items()}

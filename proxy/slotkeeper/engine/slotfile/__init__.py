@@ -5,18 +5,19 @@ Edits are recipes, so that they are carried out in one pass of copying and hashi
 Nothing here knows about events, logs or folders: a caller gives an open file, and may do so in a thread.
 """
 
-from slotkeeper.engine.slotfile.patches import Patch, patched, repair_window, with_last_token
 from slotkeeper.engine.slotfile.reading import read
 from slotkeeper.engine.slotfile.recipes import (
     ByteSpan,
-    Donor,
+    Patch,
     Piece,
     Recipe,
     apply,
-    graft,
     keep,
+    patched,
+    repair_window,
     size_of,
     whole,
+    with_last_token,
 )
 from slotkeeper.engine.slotfile.values import Cache, Damage, SlotFile, SlotFileRecord, Verdict
 
@@ -24,7 +25,6 @@ __all__ = [
     "ByteSpan",
     "Cache",
     "Damage",
-    "Donor",
     "Patch",
     "Piece",
     "Recipe",
@@ -32,7 +32,6 @@ __all__ = [
     "SlotFileRecord",
     "Verdict",
     "apply",
-    "graft",
     "keep",
     "patched",
     "read",

@@ -1,23 +1,290 @@
-"""Reading a slot file: header, ids, the structure of the payload, the list of checkpoints."""
+"""Reading a slot file: header, ids, the payload's structure, the checkpoints behind it.
+
+The payload: little endian, one memory after the other (engine.md 2.2):
+
+    attention   u32 streams; for each stream u32 cells and, if there are any:
+                the cell table, per cell {i32 pos, u32 1, [i32 x, y, [i32 token]], i32 slot}
+                u32 transposed, u32 layers, [version 4: u32 x 2, the rotations of keys and values]
+                per layer {i32 type, u64 row, cells x row bytes} for the keys, the same for the values
+                transposed values: {i32 type, u32 element, u32 width, cells x element x width bytes}
+    recurrent   u32 cells, per cell {i32 pos, u32 0}, u32 0, u32 layers of the model
+                per recurrent layer {i32 type, u64 row, cells x row bytes}, first all r, then all s
+
+A dense model has one attention memory, a sliding window two (the whole, then the window), a hybrid one
+attention and one recurrent memory. x and y are there for M-RoPE, the token on version 4 only.
+Nothing says which of these follows, so each is tried where it could stand; what does not fit is soon seen.
+
+The appendix of a version 4 file: "SCKP", u32 1, u32 count, then for each checkpoint i64 tokens, i32 first
+and i32 last position, and three times u64 length and that many bytes: the state, the draft model's state,
+and one that was always empty.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import BinaryIO, Final
 
-from slotkeeper.engine.slotfile import appendix, payload
 from slotkeeper.engine.slotfile.values import (
     BEFORE_IDS,
     HEADER,
+    BeyondError,
     Cache,
     Damage,
     SlotFile,
     SlotFileRecord,
+    StrangeError,
     Verdict,
+    View,
 )
-from slotkeeper.engine.slotfile.view import BeyondError, StrangeError, View
-from slotkeeper.scheduler.tokens import WIDTH, Tokens
+from slotkeeper.scheduler.types import WIDTH, Tokens
+
+MAX_CACHES: Final = 4  # a hybrid over a sliding window has three
+MAX_STREAMS: Final = 256  # llama.cpp's LLAMA_MAX_SEQ
+MAX_LAYERS: Final = 4096
+MAX_TYPES: Final = 64  # ggml has about 40
+MAX_WIDTH: Final = 1 << 20  # elements of one token in one layer
+STRIDES: Final = (12, 20, 24)  # bytes of a cell: plain, M-RoPE, M-RoPE with its token
+WITH_ROTATIONS: Final = 4  # the first version that states them
+ROW: Final = struct.Struct("<iQ")
+COLUMNS: Final = struct.Struct("<iII")
+CELL: Final = struct.Struct("<iI")
+
+Layers = list[tuple[int, ...]]  # type and row size of each
+
+
+def walk(view: View, at: int, version: int) -> tuple[Cache, ...] | None:
+    """The memories from `at` up to the end of the file or its appendix; none if not one was understood.
+
+    Raises BeyondError if they do not end there, or would only do so behind the end of the file.
+    """
+    walker = _Walker(view, version)
+    for caches in walker.ways(at, ()):
+        return caches
+    if walker.understood:
+        raise BeyondError
+    return None
+
+
+def layout_of(caches: tuple[Cache, ...]) -> str:
+    if not any(cache.cells for cache in caches):
+        return ""
+    shapes = "\n".join(cache.shape for cache in caches)
+    return hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
+
+
+class _Walker:
+    """Tries, at each place, every memory that could begin there."""
+
+    def __init__(self, view: View, version: int) -> None:
+        self._view = view
+        self._version = version
+        self.understood = False  # something fitted, but for the end of the file
+
+    def ways(self, at: int, caches: tuple[Cache, ...]) -> Iterator[tuple[Cache, ...]]:
+        if caches and self._ended(at):
+            yield caches
+        elif len(caches) < MAX_CACHES:
+            for cache in self._tries(at):
+                yield from self.ways(cache.end, (*caches, cache))
+
+    def _tries(self, at: int) -> Iterator[Cache]:
+        for stride in STRIDES:
+            for valued in (True, False):  # models with latent attention (MLA) keep no values
+                if cache := self._fits(at, stride, valued):
+                    yield cache
+        if cache := self._fits(at):
+            yield cache
+
+    def _fits(self, at: int, stride: int = 0, valued: bool = True) -> Cache | None:
+        try:
+            cache = self._attention(at, stride, valued) if stride else self._recurrent(at)
+        except StrangeError:
+            return None
+        except BeyondError:
+            self.understood = True
+            return None
+        self.understood = True
+        return cache
+
+    def _attention(self, at: int, stride: int, valued: bool) -> Cache:
+        streams, at = self._view.word(at), at + 4
+        if not 1 <= streams <= MAX_STREAMS:
+            raise StrangeError
+        table, held, shape = at, 0, ""
+        for _ in range(streams):
+            cells, at = self._view.word(at), at + 4
+            if cells and held:  # a file holds one sequence, and a sequence is in one stream
+                raise StrangeError
+            if cells:
+                table, held = at, cells
+                self._table(table, cells, stride)
+                at, shape = self._layers(table + cells * stride, cells, valued)
+        shape = f"attention {streams} {stride} {shape}"
+        return Cache(recurrent=False, table=table, cells=held, stride=stride, end=at, shape=shape)
+
+    def _table(self, table: int, cells: int, stride: int) -> None:
+        """The first and the last cell, which tell the stride; all of it must be there."""
+        self._view.need(table, stride)
+        last = table + (cells - 1) * stride
+        for cell in (table, last):
+            _, sequences = self._view.fields(CELL, cell)
+            if sequences != 1:
+                raise StrangeError
+        self._view.need(last, stride)
+
+    def _layers(self, at: int, cells: int, valued: bool) -> tuple[int, str]:
+        """Keys and values; where they end, and their shape."""
+        transposed, layers, at = self._view.word(at), self._view.word(at + 4), at + 8
+        if transposed > 1 or layers > MAX_LAYERS:
+            raise StrangeError
+        rotations: tuple[int, int] | None = None
+        if self._version >= WITH_ROTATIONS:
+            rotations, at = (self._view.word(at), self._view.word(at + 4)), at + 8
+            if max(rotations) > MAX_WIDTH:
+                raise StrangeError
+        keys, values = Layers(), Layers()
+        for _ in range(layers):
+            at = self._row(at, cells, keys)
+        for _ in range(layers if valued else 0):
+            at = self._columns(at, cells, values) if transposed else self._row(at, cells, values)
+        return at, f"{transposed} {rotations} {keys} {values}"
+
+    def _row(self, at: int, cells: int, layers: Layers) -> int:
+        kind, row = self._view.fields(ROW, at)
+        if not 0 <= kind < MAX_TYPES or row > MAX_WIDTH * 8:
+            raise StrangeError
+        layers.append((kind, row))
+        self._view.need(at + ROW.size, cells * row)
+        return at + ROW.size + cells * row
+
+    def _columns(self, at: int, cells: int, layers: Layers) -> int:
+        kind, element, width = self._view.fields(COLUMNS, at)
+        if not 0 <= kind < MAX_TYPES or element > 8 or width > MAX_WIDTH:
+            raise StrangeError
+        layers.append((kind, element, width))
+        self._view.need(at + COLUMNS.size, cells * element * width)
+        return at + COLUMNS.size + cells * element * width
+
+    def _recurrent(self, at: int) -> Cache:
+        table = at + 4
+        cells = self._view.word(at)
+        if cells:
+            _, sequences = self._view.fields(CELL, table)
+            if sequences:
+                raise StrangeError
+        at = table + cells * CELL.size
+        transposed, layers, at = self._view.word(at), self._view.word(at + 4), at + 8
+        if transposed or not 1 <= layers <= MAX_LAYERS:
+            raise StrangeError
+        rows = Layers()
+        at = self._row(at, cells, rows)
+        with suppress(StrangeError):  # what is no row belongs to something else
+            while len(rows) < 2 * layers and not self._ended(at):
+                at = self._row(at, cells, rows)
+        # Every recurrent layer has the same shape, and r and s, which are never of one size: so a file that
+        # was cut between two layers is not taken for one of a smaller model.
+        half = len(rows) // 2
+        if rows[0] == rows[-1] or rows != rows[:1] * half + rows[-1:] * half:
+            raise BeyondError
+        shape = f"recurrent {layers} {rows}"
+        return Cache(recurrent=True, table=table, cells=cells, stride=CELL.size, end=at, shape=shape)
+
+    def _ended(self, at: int) -> bool:
+        return at == self._view.size or (self._version >= WITH_ROTATIONS and begins(self._view, at))
+
+
+# -- the appendix: checkpoints ---------------------------------------------------------------------------
+
+APPENDIX_MAGIC: Final = b"SCKP"
+APPENDIX_VERSION: Final = 1
+APPENDIX_HEAD: Final = struct.Struct("<4sII")
+FIELDS: Final = struct.Struct("<qii")
+LENGTH: Final = struct.Struct("<Q")
+BLOBS: Final = 3
+DRAFT: Final = 1  # which of the three is the draft model's
+MAX_RECORDS: Final = 4096  # --ctx-checkpoints is 32 unless told otherwise
+
+CHUNK: Final = 4 << 20  # bytes
+MAX_HITS: Final = 64  # places that look like the beginning; by chance there is none
+
+
+def head(count: int) -> bytes:
+    return APPENDIX_HEAD.pack(APPENDIX_MAGIC, APPENDIX_VERSION, count)
+
+
+def begins(view: View, at: int) -> bool:
+    """Whether the appendix begins here, or the part of its magic that the file still has."""
+    rest = min(len(APPENDIX_MAGIC), view.size - at)
+    return rest > 0 and view.take(at, rest) == APPENDIX_MAGIC[:rest]
+
+
+def records_at(view: View, at: int, n_tokens: int) -> tuple[SlotFileRecord, ...]:
+    """The records of an appendix that begins here and ends with the file.
+
+    Raises StrangeError with what is wrong, BeyondError if the file ends first.
+    """
+    magic, version, count = view.take(at, 4), view.word(at + 4), view.word(at + 8)
+    if magic != APPENDIX_MAGIC or version != APPENDIX_VERSION:
+        raise StrangeError(f"its version is {version}")
+    if count > MAX_RECORDS:
+        raise StrangeError(f"a count of {count}")
+    at += APPENDIX_HEAD.size
+    records: list[SlotFileRecord] = []
+    for _ in range(count):
+        record = _record(view, at)
+        # The state after n tokens ends at position n - 1. A wrong n aborts the engine later (T2).
+        # They need not ascend: a window that was cut back to one makes the next a token before it.
+        fits = 0 < record.at <= n_tokens and 0 <= record.pos_min <= record.pos_max == record.at - 1
+        if not fits or any(other.at == record.at for other in records):
+            raise StrangeError(
+                f"a checkpoint at {record.at} with positions {record.pos_min} to {record.pos_max}"
+            )
+        records.append(record)
+        at += record.length
+    if at != view.size:
+        raise StrangeError(f"{view.size - at} bytes are left")
+    return tuple(records)
+
+
+def find(view: View, start: int, n_tokens: int) -> tuple[int, tuple[SlotFileRecord, ...]]:
+    """The first appendix that begins anywhere from `start` on and is whole, else the end of the file."""
+    wanted, hits = APPENDIX_MAGIC + APPENDIX_VERSION.to_bytes(4, "little"), 0
+    for chunk in range(start, view.size, CHUNK):
+        data = view.take(chunk, min(CHUNK + len(wanted) - 1, view.size - chunk))
+        at = data.find(wanted)
+        while at >= 0 and hits < MAX_HITS:
+            hits += 1
+            try:
+                return chunk + at, records_at(view, chunk + at, n_tokens)
+            except (BeyondError, StrangeError):
+                at = data.find(wanted, at + 1)
+    return view.size, ()
+
+
+def _record(view: View, start: int) -> SlotFileRecord:
+    tokens, pos_min, pos_max = view.fields(FIELDS, start)
+    at, lengths = start + FIELDS.size, list[int]()
+    for _ in range(BLOBS):
+        (length,) = view.fields(LENGTH, at)
+        at += LENGTH.size
+        view.need(at, length)
+        lengths.append(length)
+        at += length
+    return SlotFileRecord(
+        at=tokens,
+        pos_min=pos_min,
+        pos_max=pos_max,
+        offset=start,
+        length=at - start,
+        draft=lengths[DRAFT] > 0,
+    )
+
+
+# -- the whole file --------------------------------------------------------------------------------------
 
 MAGIC: Final = 0x67677371
 VERSIONS: Final = (2, 4)  # b10434, b11549; neither reads the other's (engine.md 2.2)
@@ -54,7 +321,7 @@ def read(file: BinaryIO, size: int) -> SlotFile | Damage:
 def _read(view: View) -> SlotFile:
     version, tokens = _header(view)
     start = HEADER + WIDTH * (AROUND_IDS + len(tokens))
-    caches = payload.walk(view, start, version)
+    caches = walk(view, start, version)
     end, records = _end(view, version, start, caches, len(tokens))
     return SlotFile(
         version=version,
@@ -63,7 +330,7 @@ def _read(view: View) -> SlotFile:
         size=view.size,
         records=records,
         caches=caches or (),
-        layout=payload.layout_of(caches or ()),
+        layout=layout_of(caches or ()),
     )
 
 
@@ -91,8 +358,8 @@ def _end(
         return view.size, ()
     try:
         if caches is None:
-            return appendix.find(view, start, n_tokens)
+            return find(view, start, n_tokens)
         end = caches[-1].end
-        return end, appendix.records_at(view, end, n_tokens) if end < view.size else ()
+        return end, records_at(view, end, n_tokens) if end < view.size else ()
     except StrangeError as error:
         raise _DamagedError(Verdict.APPENDIX, f"in its checkpoints: {error}") from error

@@ -1,26 +1,26 @@
-"""New slot files from old ones, as lists of pieces.
+"""New slot files from old ones, as lists of pieces and patches of four bytes.
 
-A file of 8 GB is written once: its bytes are copied, changed and hashed in one pass, by any thread
-for it. The first file that a recipe names is its source 0; further ones give checkpoints only.
+A file of 8 GB is written once: its bytes are copied, changed and hashed in one pass, by any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import BinaryIO, Final, TypeAlias
 
-from slotkeeper.engine.slotfile import appendix
-from slotkeeper.engine.slotfile.values import SlotFile, SlotFileRecord
+from slotkeeper.engine.slotfile import reading
+from slotkeeper.engine.slotfile.values import Cache, SlotFile, SlotFileRecord
+from slotkeeper.scheduler.types import WIDTH
 
 CHUNK: Final = 4 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ByteSpan:
-    """Bytes of a source."""
+    """Bytes of the old file."""
 
-    source: int
     offset: int
     length: int
 
@@ -29,40 +29,15 @@ Piece: TypeAlias = bytes | ByteSpan
 Recipe: TypeAlias = tuple[Piece, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Donor:
-    """Another file, and those of its checkpoints that are wanted."""
-
-    source: int  # its number among the recipe's sources, from 1 on
-    file: SlotFile
-    records: tuple[SlotFileRecord, ...]
-
-
 def whole(file: SlotFile) -> Recipe:
-    return (ByteSpan(0, 0, file.size),)
+    return (ByteSpan(0, file.size),)
 
 
 def keep(file: SlotFile, records: Iterable[SlotFileRecord]) -> Recipe:
-    """The file with these of its checkpoints only. Raises ValueError for any other."""
-    return graft(file, records, ())
-
-
-def graft(file: SlotFile, records: Iterable[SlotFileRecord], donors: Iterable[Donor]) -> Recipe:
-    """The file with these of its checkpoints and some of other files.
-
-    Raises ValueError for a checkpoint of other tokens than the file's own, which aborts the engine or makes
-    it answer wrongly (engine.md T2), and for two at one place.
-    """
-    chosen = [(record.at, _span(0, file, record)) for record in records]
-    for donor in donors:
-        chosen += [(record.at, _span_of(donor, file, record)) for record in donor.records]
-    places = [at for at, _ in chosen]
-    if len(set(places)) < len(places):
-        raise ValueError(f"two checkpoints at one place: {sorted(places)}")
-    if not chosen:
-        return (ByteSpan(0, 0, file.payload_end),)
-    spans = (span for _, span in sorted(chosen, key=lambda pair: pair[0]))
-    return (ByteSpan(0, 0, file.payload_end), appendix.head(len(chosen)), *spans)
+    """The file with these of its checkpoints only, by their places. Raises ValueError for any other."""
+    spans = [_span(file, record) for record in sorted(records, key=lambda record: record.at)]
+    payload = ByteSpan(0, file.payload_end)
+    return (payload, reading.head(len(spans)), *spans) if spans else (payload,)
 
 
 def size_of(recipe: Recipe) -> int:
@@ -70,34 +45,114 @@ def size_of(recipe: Recipe) -> int:
     return sum(piece.length if isinstance(piece, ByteSpan) else len(piece) for piece in recipe)
 
 
-def apply(recipe: Recipe, sources: Sequence[BinaryIO], write: Callable[[bytes], object]) -> None:
-    """Carry a recipe out, in chunks. Raises EOFError if a source became shorter."""
+def apply(recipe: Recipe, source: BinaryIO, write: Callable[[bytes], object]) -> None:
+    """Carry a recipe out, in chunks. Raises EOFError if the source became shorter."""
     for piece in recipe:
         if isinstance(piece, bytes):
             write(piece)
             continue
-        source, left = sources[piece.source], piece.length
+        left = piece.length
         source.seek(piece.offset)
         while left > 0:
             chunk = source.read(min(left, CHUNK))
             if not chunk:
-                raise EOFError(f"source {piece.source} ends {left} bytes early")
+                raise EOFError(f"the source ends {left} bytes early")
             write(chunk)
             left -= len(chunk)
 
 
-def _span(source: int, file: SlotFile, record: SlotFileRecord) -> ByteSpan:
+def _span(file: SlotFile, record: SlotFileRecord) -> ByteSpan:
     if record not in file.records:
         raise ValueError(f"no such checkpoint in the file: {record}")
-    return ByteSpan(source, record.offset, record.length)
+    return ByteSpan(record.offset, record.length)
 
 
-def _span_of(donor: Donor, file: SlotFile, record: SlotFileRecord) -> ByteSpan:
-    other = donor.file
-    if donor.source < 1:
-        raise ValueError("source 0 is the file itself")
-    if (other.version, other.layout) != (file.version, file.layout) or not file.layout:
-        raise ValueError("the files are not of the same engine")
-    if record.at > file.tokens.lcp(other.tokens):
-        raise ValueError(f"the files do not share their first {record.at} tokens")
-    return _span(donor.source, other, record)
+# -- changes of four bytes: a restored slot that can be extended, or good drafts again -------------------
+
+PLAIN_CELL: Final = 12  # bytes: i32 position, u32 1, i32 slot
+WORDS: Final = PLAIN_CELL // 4
+MAX_ID: Final = 1 << 31  # llama_token is an int32
+WINDOWED: Final = 2  # attention memories of a sliding-window model: the whole, then the window
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Other bytes at an offset of the old file."""
+
+    offset: int
+    data: bytes
+
+
+def patched(recipe: Recipe, *patches: Patch) -> Recipe:
+    """The recipe with other bytes where they come from the old file.
+
+    Raises ValueError where a patch does not lie within one span of it.
+    """
+    pieces = list(recipe)
+    for patch in patches:
+        index, span = _place(pieces, patch)
+        end = patch.offset + len(patch.data)
+        before = ByteSpan(span.offset, patch.offset - span.offset)
+        behind = ByteSpan(end, span.offset + span.length - end)
+        pieces[index : index + 1] = [part for part in (before, patch.data, behind) if size_of((part,))]
+    return tuple(pieces)
+
+
+def with_last_token(file: SlotFile, token: int) -> Patch:
+    """Another id for the last token, so that the engine rolls back to the checkpoint before it.
+
+    With the checkpoint it loads the draft model's state, which an exact extension never does (engine.md 2.6):
+    drafts are accepted as before, for 4 tokens that are computed again. Needs a checkpoint to roll back to,
+    else everything is computed again. Raises ValueError where it would do nothing, or harm.
+    The id must be in the vocabulary: the engine refuses another, and clears the slot (engine.md 2.5).
+    """
+    if not any(record.draft and record.at < len(file.tokens) for record in file.records):
+        raise ValueError("no checkpoint with a draft state before the last token")
+    last = len(file.tokens) - 1
+    if not 0 <= token < MAX_ID or token == file.tokens[last]:
+        raise ValueError(f"{token} is no other token than the last one")
+    return Patch(file.ids_at + WIDTH * last, token.to_bytes(WIDTH, "little"))
+
+
+def repair_window(opened: BinaryIO, file: SlotFile, n_swa: int) -> Patch | None:
+    """What makes a restored sliding window extendable (engine.md T4); None where it cannot or need not be.
+
+    The file holds the window's positions N - n_swa to N - 1, and the engine wants one more. The cell of the
+    first one is outside the window of every later query, so its position may as well be one less: then an
+    exact extension reuses all N tokens, and anything else is computed again as before.
+    Only a table that is in every cell what it should be is touched. Only for engines without --swa-full:
+    under it the patched file would be cut inside the window, see T9. OSError may pass.
+    """
+    n_tokens = len(file.tokens)
+    window = _window(file)
+    if window is None or not 0 < window.cells == n_swa < n_tokens:
+        return None
+    opened.seek(window.table)
+    table = opened.read(window.cells * PLAIN_CELL)
+    if len(table) != window.cells * PLAIN_CELL:
+        return None
+    words = array("i", table)
+    positions, sequences, slots = words[0::WORDS], words[1::WORDS], words[2::WORDS]
+    first = n_tokens - n_swa
+    if set(sequences) != {1} or len(set(slots)) != 1 or sorted(positions) != list(range(first, n_tokens)):
+        return None
+    cell = window.table + PLAIN_CELL * positions.index(first)
+    return Patch(cell, (first - 1).to_bytes(4, "little"))
+
+
+def _window(file: SlotFile) -> Cache | None:
+    """The window's memory, if the file has the memories of a sliding-window model and no others."""
+    if len(file.caches) != WINDOWED or any(cache.recurrent for cache in file.caches):
+        return None
+    full, window = file.caches
+    return window if full.cells == len(file.tokens) and window.stride == PLAIN_CELL else None
+
+
+def _place(pieces: list[Piece], patch: Patch) -> tuple[int, ByteSpan]:
+    """The span that the patch lies in, and its index."""
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, ByteSpan):
+            behind = piece.offset + piece.length - patch.offset - len(patch.data)
+            if patch.offset >= piece.offset and behind >= 0:
+                return index, piece
+    raise ValueError(f"the recipe does not copy the {len(patch.data)} bytes at {patch.offset}")

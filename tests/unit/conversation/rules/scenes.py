@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
-from slotkeeper.api.layout import lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.record import Conversation, Who
-from slotkeeper.conversation.requests.layout import Edit, Layout, edited
-from slotkeeper.conversation.requests.loose import common
+from slotkeeper.conversation.facts import common
+from slotkeeper.conversation.layout import Conversation, Edit, Layout, Who, edited
 from slotkeeper.conversation.rules.base import Rule, Scene
 
 Doc = dict[str, Any]

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from slotkeeper.api.layout import lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.record import Conversation, Match, Who
-from slotkeeper.conversation.requests.layout import Layout
-from slotkeeper.conversation.requests.loose import common
-from slotkeeper.conversation.rules import notes
+from slotkeeper.conversation.facts import common
+from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
+from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.apply import Outcome, canonical
 from slotkeeper.conversation.rules.base import Mode, Rule
 
@@ -57,5 +56,5 @@ class Session:
 
 def noted(text: str) -> tuple[str, ...]:
     """What notes at the end of a text tell."""
-    opening = f"{notes.OPENING}\n{notes.HEADING}\n\n"
-    return tuple(part.split(f"\n{notes.CLOSING}")[0] for part in text.split(opening)[1:])
+    opening = f"{base.OPENING}\n{base.HEADING}\n\n"
+    return tuple(part.split(f"\n{base.CLOSING}")[0] for part in text.split(opening)[1:])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.rules.calls import CallIds, ToolCalls
-from slotkeeper.conversation.rules.values import alike
+from slotkeeper.conversation.rules.base import alike
+from slotkeeper.conversation.rules.restoring import CallIds, ToolCalls
 from unit.conversation.rules.scenes import put_right
 
 Doc = dict[str, Any]

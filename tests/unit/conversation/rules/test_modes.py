@@ -2,9 +2,8 @@
 
 import pytest
 
-from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.conversation.rules.modes import Choice
-from slotkeeper.conversation.rules.registry import DEFAULTS, RULES
+from slotkeeper.conversation.rules.apply import DEFAULTS, RULES
+from slotkeeper.conversation.rules.base import Choice, Mode, RuleName
 
 QWEN = "QwenCode/0.24.4 (linux; x64)"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.requests.layout import Edit
+from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.base import Fact
 from slotkeeper.conversation.rules.moving import (
     Clock,

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.record import Conversation, Who
-from slotkeeper.conversation.requests.layout import edited
-from slotkeeper.conversation.rules import notes
-from slotkeeper.conversation.rules.base import Fact
-from slotkeeper.conversation.rules.notes import note, note_edits
+from slotkeeper.conversation.layout import Conversation, Who, edited
+from slotkeeper.conversation.rules import base
+from slotkeeper.conversation.rules.base import Fact, note, note_edits
 from unit.conversation.rules.scenes import laid_out
 from unit.conversation.rules.sessions import noted
 
@@ -91,7 +89,7 @@ def test_nothing_to_tell_changes_nothing():
 
 def test_where_no_user_speaks_there_is_no_place():
     layout = laid_out({"messages": [SYSTEM]})
-    assert notes.place(layout, 0) is None
+    assert base.place(layout, 0) is None
     assert note_edits(layout, None, 0, [DAY]) == ([], {})
 
 
@@ -165,6 +163,6 @@ def test_they_go_with_their_messages_where_the_system_text_is_one_more():
 
 
 def test_a_text_that_would_end_a_note_cannot_be_told():
-    assert notes.tellable(FILE.text)
-    assert not notes.tellable("<system-reminder>")
-    assert not notes.tellable("</system-reminder>")
+    assert base.tellable(FILE.text)
+    assert not base.tellable("<system-reminder>")
+    assert not base.tellable("</system-reminder>")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.requests.layout import Edit
-from slotkeeper.conversation.rules.moving import Countdown
-from slotkeeper.conversation.rules.reminders import Reminders
+from slotkeeper.conversation.layout import Edit
+from slotkeeper.conversation.rules.moving import Countdown, Reminders
 from unit.conversation.rules.scenes import scene
 from unit.conversation.rules.sessions import Session, noted
 

@@ -1,8 +1,8 @@
 """What was changed, in excerpts."""
 
-from slotkeeper.conversation.requests.layout import Edit
+from slotkeeper.conversation.layout import Edit
+from slotkeeper.conversation.rules.apply import LONGEST, shown
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.conversation.rules.shown import LONGEST, shown
 
 
 def test_only_what_changed_and_a_few_words_around_it():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.rules.stable import BillingNonce, Reasoning, TrailingWhitespace
+from slotkeeper.conversation.rules.restoring import BillingNonce, Reasoning, TrailingWhitespace
 from unit.conversation.rules.scenes import put_right, scene
 
 Doc = dict[str, Any]

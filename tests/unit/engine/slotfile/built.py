@@ -98,7 +98,7 @@ def whole_file(data: bytes) -> SlotFile:
     return found
 
 
-def made(recipe: Recipe, *sources: bytes) -> bytes:
+def made(recipe: Recipe, source: bytes) -> bytes:
     out = BytesIO()
-    apply(recipe, [BytesIO(source) for source in sources], out.write)
+    apply(recipe, BytesIO(source), out.write)
     return out.getvalue()

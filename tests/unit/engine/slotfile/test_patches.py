@@ -8,7 +8,7 @@ from io import BytesIO
 import pytest
 
 from slotkeeper.engine.slotfile import Patch, keep, patched, repair_window, whole, with_last_token
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 from unit.engine.slotfile.built import (
     IDS,
     KINDS,

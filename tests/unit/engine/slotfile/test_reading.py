@@ -9,7 +9,7 @@ from io import BytesIO
 import pytest
 
 from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, read
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Tokens
 from unit.engine.slotfile.built import (
     IDS,
     KINDS,

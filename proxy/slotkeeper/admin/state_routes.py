@@ -1,0 +1,332 @@
+"""What the admin port shows: engines, slots, figures, tiers and the prompt tree, and the last requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import islice
+from typing import Any, Final
+
+from aiohttp import web
+
+from slotkeeper import __version__
+from slotkeeper.admin.guard import answer, number, refused
+from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.observe.accounts import FEW, asked_by, detail, summary
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.request_record import (
+    RUNNING,
+    Doing,
+    History,
+    Moment,
+    PromptDivergence,
+    Record,
+    prefilling,
+)
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.engine_model import Memory, Told
+from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.slot_contents import SlotContents, Tier
+from slotkeeper.scheduler.steps import Prefill
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.units import Address
+
+NOTHING_KNOWN: Final[dict[str, Any]] = {
+    "memory": Memory.UNKNOWN.value,
+    "context_tokens": 0,
+    "checkpoint_limit": 0,
+    "flags": [],
+    "prefill_tokens_per_second": None,
+    "slots": [],
+    "ram_cache_entries_tokens": [],
+}
+TWIGS: Final = 200
+MOST_TWIGS: Final = 2000
+EMPTY_SLOT: Final[dict[str, Any]] = {
+    "held_tokens": 0,
+    "checkpoints": [],
+    "request": None,
+    "conversation": None,
+    "name": None,
+    "about": None,
+    "idle_seconds": None,
+    "saved": False,
+}
+FILES: Final = 200  # snapshots that are looked for in the tree
+
+Document = dict[str, Any]
+Latest = dict[tuple[str | None, int | None], Record]  # by engine and slot
+
+
+def flag(told: Told) -> Document:
+    """One of an engine's flags, and how it is known."""
+    return {"flag": told.flag, "value": told.value, "how": told.how.value}
+
+
+class StateRoutes:
+    def __init__(self, driver: Driver, history: History, limits: Limits, *, why_text: bool) -> None:
+        self._driver = driver
+        self._history = history
+        self._budgets = {Tier.HOT: limits.hot_bytes, Tier.COLD: limits.cold_bytes}
+        self._why_text = why_text
+        self._began = time.monotonic()
+        self.draining = False
+        self.data_port: Address | None = None  # once it listens
+        self.scheme = "http"  # of its URL
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/api/state", self._state), web.get("/api/tree", self._tree)]
+
+    async def _state(self, _: web.Request) -> web.Response:
+        placement, now = self._driver.placement, self._driver.now()
+        latest = self._last_in_slots()
+        return answer(
+            {
+                "version": __version__,
+                "draining": self.draining,
+                "uptime_seconds": round(time.monotonic() - self._began, 1),
+                "tasks": len(asyncio.all_tasks()),
+                "queued": placement.queued,
+                "data_port": self._data_port(),
+                "running": self._running(),
+                "clients": [client.shown(now) for client in self._driver.journal.clients],
+                "why_text": self._why_text,
+                "totals": self._history.totals.shown(),
+                "history": list(self._history.shown()),
+                "tiers": self._tiers(),
+                "engines": [
+                    self._engine(link, placement.tables.get(link.engine), latest, now)
+                    for link in self._driver.links.values()
+                ],
+            }
+        )
+
+    def _data_port(self) -> Document | None:
+        """Where to point a client at; `everywhere`: also at any other address of this machine."""
+        if self.data_port is None:
+            return None
+        reached = self.data_port.reached
+        return {
+            "scheme": self.scheme,
+            "address": str(reached),
+            "port": reached.port,
+            "everywhere": reached != self.data_port,
+        }
+
+    def _last_in_slots(self) -> Latest:
+        """Of each slot the newest request that ran there, as far as the journal goes back."""
+        return {(record.engine, record.slot): record for record in reversed(tuple(self._driver.journal))}
+
+    def _tiers(self) -> list[Document]:
+        if self._driver.snapshots is None:
+            return []
+        catalog = self._driver.placement.catalog
+        return [
+            {
+                "tier": tier.value,
+                "snapshots": sum(snapshot.tier is tier for snapshot in catalog),
+                "bytes": catalog.size(tier),
+                "budget_bytes": budget,
+            }
+            for tier, budget in self._budgets.items()
+        ]
+
+    def _running(self) -> list[Document]:
+        """What has not ended: those that wait in the order of the queue, then the newest first."""
+        found = [
+            {
+                **asked_by(record),
+                "engine": record.engine,
+                "slot": record.slot,
+                "seconds": round(self._driver.now() - record.at, 1),
+                "now": moment.shown(),
+            }
+            for record in self._driver.journal.running()
+            if (moment := moment_of(self._driver, record))
+        ]
+        return sorted(found, key=lambda one: (one["now"]["place"] is None, one["now"]["place"] or 0))
+
+    def _engine(self, link: EngineLink, table: EngineTable | None, latest: Latest, now: float) -> Document:
+        """Also one that was never there: then there is nothing more to say of it."""
+        known: Document = {
+            "engine": link.engine,
+            "up": bool(table and table.up),
+            "health": link.health.value,
+            "down_seconds": None if link.down_since is None else round(max(0.0, now - link.down_since), 1),
+            "build": link.build,
+        }
+        if table is None:
+            return known | NOTHING_KNOWN
+        rates = table.rates
+        return known | {
+            "memory": table.traits.memory.value,
+            "context_tokens": table.traits.n_ctx,
+            "checkpoint_limit": table.traits.checkpoint_cap,
+            "flags": [flag(told) for told in table.traits.told()],
+            "prefill_tokens_per_second": round(rates.prefill, 1) if "prefill" in rates.measured else None,
+            "slots": [
+                {
+                    "slot": slot,
+                    "state": state.value,
+                    **self._held(table, contents, latest.get((table.engine, slot)), now),
+                }
+                for slot, (state, contents) in enumerate(zip(table.states, table.shadow.slots, strict=True))
+            ],
+            "ram_cache_entries_tokens": [entry.total for entry in table.shadow.ram],
+        }
+
+    def _held(
+        self, table: EngineTable, contents: SlotContents | None, last: Record | None, now: float
+    ) -> Document:
+        if contents is None:
+            return EMPTY_SLOT
+        covered = self._driver.placement.catalog.covers(contents, table.traits)
+        return {
+            "held_tokens": contents.total,
+            "checkpoints": [checkpoint.at for checkpoint in contents.checkpoints],
+            "request": last.request_id if last else None,
+            "conversation": last.conversation if last else None,
+            "name": str(last.name) if last else None,
+            "about": (last.name.words or None) if last else None,
+            "idle_seconds": round(max(0.0, now - contents.used), 1),
+            "saved": covered * 2 > contents.total,
+        }
+
+    async def _tree(self, request: web.Request) -> web.Response:
+        placement, now = self._driver.placement, self._driver.now()
+        tree = placement.tree
+        twigs = tree.hash_chain(min(MOST_TWIGS, number(request, "limit", TWIGS)))
+        slots: dict[int | None, list[Document]] = {}
+        for table in placement.tables.values():
+            for slot, contents in enumerate(table.shadow.slots):
+                if contents:
+                    slots.setdefault(tree.twig(contents.tokens), []).append(
+                        {"engine": table.engine, "slot": slot}
+                    )
+        files: dict[int | None, int] = {}
+        for snapshot in islice(placement.catalog, FILES):
+            place = tree.twig(snapshot.tokens)
+            files[place] = files.get(place, 0) + 1
+        return answer(
+            {
+                "tokens": tree.tokens,
+                "leaves": tree.leaves,
+                "nodes": [
+                    {
+                        "id": str(twig.id),
+                        "parent": str(twig.parent) if twig.parent is not None else None,
+                        "begin": twig.begin,
+                        "end": twig.end,
+                        "ways": twig.ways,
+                        "passed": twig.passed,
+                        "idle_seconds": round(max(0.0, now - twig.used), 1),
+                        "slots": slots.get(twig.id, []),
+                        "snapshots": files.get(twig.id, 0),
+                    }
+                    for twig in twigs
+                ],
+            }
+        )
+
+
+# -- the last requests -----------------------------------------------------------------------------------
+
+
+def moment_of(driver: Driver, record: Record) -> Moment | None:
+    """None where it has ended."""
+    if record.outcome != RUNNING:
+        return None
+    pending = driver.placement.pending(record.key)
+    if record.first_token is not None or record.status is not None:
+        return Moment(doing=Doing.GENERATING)
+    if pending is None or pending.stage is Stage.QUEUED:
+        return Moment(doing=Doing.QUEUED, place=_place(driver.placement, record))
+    work = record.work
+    if work is None or (pending.stage is Stage.PREPARING and not _plants(pending)):
+        return Moment(doing=Doing.PREPARING)
+    prompt = None if pending.prompt is None else len(pending.prompt)
+    return prefilling(record, work, prompt, driver.now())
+
+
+def _place(placement: Placement, record: Record) -> int | None:
+    line = placement.line
+    return line.index(record.key) + 1 if record.key in line else None
+
+
+def _plants(pending: Pending) -> bool:
+    return bool(pending.plan and pending.steps_left and isinstance(pending.step, Prefill))
+
+
+# -- routes ----------------------------------------------------------------------------------------------
+
+LIMIT: Final = 50
+MOST: Final = 500
+NEWEST: Final = "last"
+
+log = get_logger(__name__)
+
+
+class RequestRoutes:
+    """`/api/requests` and `/api/requests/{id}`."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/requests", self._list),
+            web.get("/api/requests/{id}", self._one),
+        ]
+
+    async def _list(self, request: web.Request) -> web.Response:
+        """The newest first; `limit`, `conversation` and `repeated=1` choose among them."""
+        most = min(MOST, number(request, "limit", LIMIT))
+        conversation = number(request, "conversation", -1)
+        found = (
+            record
+            for record in self._driver.journal
+            if conversation in (-1, record.goes_on)
+            and (request.query.get("repeated") != "1" or record.repeated > FEW)
+        )
+        return answer({"requests": [self._now(record) | summary(record) for record in islice(found, most)]})
+
+    async def _one(self, request: web.Request) -> web.Response:
+        wanted = request.match_info["id"]
+        record = self._find(wanted)
+        if record is None:
+            kept = len(self._driver.journal)
+            among = f"none of the last {kept} requests" if kept else "no request is kept, so none"
+            raise refused(web.HTTPNotFound, f"{among} is called {wanted}")
+        document = self._now(record) | detail(record, self._driver.journal.took_slot(record))
+        if record.divergence and record.divergence.now:
+            document["parting"]["text"] = await self._text(record, record.divergence)
+        return answer(document)
+
+    def _now(self, record: Record) -> dict[str, Any]:
+        moment = moment_of(self._driver, record)
+        return {"now": moment.shown() if moment else None}
+
+    def _find(self, wanted: str) -> Record | None:
+        if wanted == NEWEST:
+            return next(iter(self._driver.journal), None)
+        return self._driver.journal.find(wanted)
+
+    async def _text(self, record: Record, divergence: PromptDivergence) -> dict[str, str] | None:
+        """The words around the place, by the engine's own vocabulary; None where it does not answer."""
+        link = next((link for link in self._driver.links.values() if link.engine == record.engine), None)
+        if link is None:
+            return None
+        pieces = (
+            divergence.now[: divergence.lead],
+            divergence.was[divergence.lead :],
+            divergence.now[divergence.lead :],
+        )
+        try:
+            lead, was, now = [await link.client.detokenize(ids, headers=link.auth) for ids in pieces]
+        except (EngineError, EngineGoneError) as error:
+            log.debug("not_detokenized", request_id=record.request_id, error=type(error).__name__)
+            return None
+        return {"lead": lead, "was": was, "now": now}

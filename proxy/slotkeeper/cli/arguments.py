@@ -1,0 +1,179 @@
+"""Settings as flags, made from the same table as variables and file; misspelt words; those of `snapshots`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from slotkeeper.config import Loaded, UsageError, load, shown
+from slotkeeper.settings import Settings
+from slotkeeper.units import in_words, meant
+
+FLAG: Final = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
+ENGINE_WORDS: Final = "flags of llama-server go after --, as in: slotkeeper up --model model.gguf -- -ngl 99"
+
+
+def check_words(
+    parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], words: Sequence[str]
+) -> None:
+    """Raises UsageError for the first command or flag that there is not."""
+    command = next((word for word in words if not word.startswith("-")), None)
+    if command is None:
+        return
+    if command not in commands:
+        hint = meant(command, commands) or f"; the commands are {', '.join(commands)}"
+        raise UsageError(f"{parser.prog}: there is no command {command!r}{hint}")
+    at = words.index(command)
+    _check_flags(parser, words[:at])
+    _check_flags(commands[command], words[at + 1 :])
+
+
+def _check_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    known = ["--help", *FLAG.findall(parser.format_usage())]  # the usage names it -h alone
+    for word in words:
+        name = word.partition("=")[0]
+        if not FLAG.fullmatch(name) or any(flag.startswith(name) for flag in known):
+            continue  # a value, a flag, or the beginning of one
+        hint = meant(name, known)
+        if parser.prog.endswith(" up") and not hint:
+            hint = f"; {ENGINE_WORDS}"
+        hint = hint or f"; {parser.prog} --help lists what there is"
+        raise UsageError(f"{parser.prog}: there is no {name}{hint}")
+
+
+# -- settings as flags -----------------------------------------------------------------------------------
+
+METAVARS: Final = {
+    "upstream": "URL",
+    "rules": "NAME=MODE[@CLIENT]",
+    "listen": "HOST:PORT",
+    "admin_listen": "HOST:PORT",
+    "admin_host": "NAME",
+    "slot_actions": "on|off",
+    "namespaces": "key|off",
+    "otlp_endpoint": "URL",
+    "trusted_proxies": "NETWORK",
+    **dict.fromkeys(
+        (
+            "why_requests",
+            "max_connections",
+            "max_connections_per_address",
+            "max_waiting",
+            "max_waiting_per_client",
+        ),
+        "N",
+    ),
+    "record": "DIR",
+    "keys_file": "FILE.toml",
+    **dict.fromkeys(("tls_cert", "tls_key"), "FILE.pem"),
+    **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "record_bytes", "max_body_bytes"), "SIZE"),
+    **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),
+    **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
+    **dict.fromkeys(("write_timeout", "body_timeout", "head_timeout"), "SECONDS"),
+}
+ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)"
+ADMIN_TOKEN: Final = "of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help
+ADMIN_CA: Final = "trust an admin port with TLS whose certificate is this one, or is signed by it"
+SNAPSHOTS: Final = """\
+List the snapshots of a sidecar, read each again to see that its bytes are those that
+were kept, or remove some. A running sidecar is asked on its admin port; where none
+runs, --slot-dir looks into the folder itself.
+Exit code 1 when something is damaged or no sidecar answers.
+"""
+SNAPSHOTS_EPILOG: Final = """\
+Example: slotkeeper snapshots ls
+         slotkeeper snapshots verify 1a2b3c4d
+         slotkeeper snapshots rm --all --admin http://127.0.0.1:9090
+         slotkeeper snapshots ls --json --slot-dir /var/lib/slots | jq .tiers
+Next:    slotkeeper why, to see which requests they served
+An ID is what `ls` shows, or at least its last 4 letters.
+"""
+
+
+def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+    """A flag for every setting; only those that were given count (argparse.SUPPRESS)."""
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from a file")
+    parser.add_argument(
+        "--print-config", action="store_true", help="show every setting and its origin, then exit"
+    )
+    for name, field in Settings.model_fields.items():
+        if name in without:
+            continue
+        flag, dest, help_ = f"--{name.replace('_', '-')}", f"set_{name}", help_of(name)
+        if isinstance(field.default, bool):  # --probe and --no-probe
+            parser.add_argument(
+                flag,
+                dest=dest,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=help_,
+            )
+            continue
+        parser.add_argument(
+            flag,
+            dest=dest,
+            action="append" if isinstance(field.default, tuple) else "store",
+            default=argparse.SUPPRESS,
+            metavar=METAVARS.get(name, name.rpartition("_")[2].upper()),
+            help=help_,
+        )
+
+
+def help_of(name: str) -> str:
+    """What a setting is, and its default."""
+    field = Settings.model_fields[name]
+    default = in_words(field.default)
+    return f"{field.description}" + (f" (default: {default})" if default else "")
+
+
+def settings_of(args: argparse.Namespace) -> Loaded:
+    flags = {name[4:]: value for name, value in vars(args).items() if name.startswith("set_")}
+    return load(flags, args.config)
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number <= 0:
+        raise ValueError(text)
+    return number
+
+
+def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:
+    """As columns of plain text: a table would cut long paths where the terminal ends."""
+    rows = [("setting", "value", "from"), *(row for row in shown(loaded) if row[0] not in without)]
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, value, origin in rows:
+        print(f"{name:{names}}  {value:{values}}  {origin}")  # noqa: T201
+    return 0
+
+
+def add_snapshots(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("ls", "verify", "rm"),
+        help="ls: a table of them; verify: what is damaged goes to quarantine; rm: remove",
+    )
+    parser.add_argument("ids", nargs="*", metavar="ID", help="which (default: all)")
+    parser.add_argument("--all", action="store_true", help="all of them; `rm` without an ID wants this word")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--admin", metavar="URL", help=ADMIN)
+    where.add_argument(
+        "--slot-dir", type=Path, metavar="DIR", help="the folder itself, while no sidecar runs"
+    )
+    parser.add_argument("--cold-dir", type=Path, metavar="DIR", help="beside --slot-dir: its second tier")
+    parser.add_argument("--admin-token", metavar="TOKEN", help=ADMIN_TOKEN)
+    parser.add_argument("--admin-ca", type=Path, metavar="FILE.pem", help=ADMIN_CA)
+    parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables and sentences")
+
+
+def check_snapshots(args: argparse.Namespace) -> None:
+    """What argparse cannot say. Raises UsageError."""
+    if args.all and args.ids:
+        raise UsageError("name some snapshots, or say --all")
+    if args.action == "rm" and not (args.all or args.ids):
+        raise UsageError("name what to remove, or say --all")
+    if args.cold_dir and not args.slot_dir:
+        raise UsageError("--cold-dir stands beside --slot-dir")

@@ -1,0 +1,158 @@
+"""`slotkeeper doctor`: what this engine can and cannot do, and which flags to change."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from slotkeeper.engine.answers import SAID
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
+from slotkeeper.engine.traits import Reading, read_traits, state_bytes
+from slotkeeper.scheduler.engine_model import Known
+from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.store import files
+from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.store.trouble import ADVICE, SLOW_BYTES_PER_SECOND, StoreError, Trouble, troubles
+
+COLOURS: Final = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow", Severity.FAIL: "red"}
+TRIAL_BYTES: Final = 32 << 20  # enough that a disk's own memory does not hide how slow it is
+CHUNK: Final = 1 << 20
+
+
+async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir: Path | None = None) -> int:
+    """Print the findings. Returns 1 when there is a FAIL, or no engine to look at.
+
+    It prefills a few hundred tokens in an unused engine. With a folder it also tries out
+    snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
+    """
+    unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []
+    usable = slot_dir if not any(finding.severity is Severity.FAIL for finding in unfit) else None
+    async with EngineClient(upstream, api_key=api_key) as client:
+        health = await client.health()
+        if health not in {Health.OK, Health.SLEEPING}:
+            do = "Name llama-server's own port by --upstream."
+            if not health.wrong:
+                do = "Start llama-server there, or give another --upstream."
+            console.print(f"[red]{upstream} {SAID[health]}.[/] {do}")
+            return 1
+        try:
+            seen = await probe(client)
+            reading = None
+            if health is Health.OK:
+                reading = await read_traits(client, slot_dir=usable, may_compute=True, may_read=True)
+        except EngineGoneError as error:
+            console.print(f"[red]{escape(str(error))}[/]")
+            return 1
+        except EngineError as error:
+            hint = " Give its key with --engine-api-key." if error.status == 401 else ""
+            console.print(f"[red]{upstream} refused: {escape(str(error))}.[/]{hint}")
+            return 1
+    if reading is None:
+        console.print("The engine sleeps; looking closer would wake it. Run doctor again when it is awake.")
+        return 0
+    if usable:
+        unfit += [*about_files(reading, None), *about_room(usable, reading)]
+    findings = _examined(reading, seen, unfit if slot_dir else None)
+    console.print(_traits(reading, client.computed))
+    console.print(_findings(findings))
+    return int(any(finding.severity is Severity.FAIL for finding in findings))
+
+
+def about_folder(folder: Path) -> Iterator[Finding]:
+    """Whether we can work there at all, whatever the engine can. Blocks."""
+    try:
+        with troubles(f"use {folder} for snapshots"):
+            SnapshotFolder(folder, Tier.HOT).demand(0)
+            rate = written_per_second(folder)
+    except StoreError as error:
+        yield in_words(error, Severity.FAIL)
+        return
+    if rate < SLOW_BYTES_PER_SECOND:
+        what = f"{folder} takes {rate / 1e6:.1f} MB a second: computing again is often quicker."
+        yield Finding(trap="folder", severity=Severity.WARN, what=what, do=ADVICE[Trouble.SLOW])
+
+
+def about_room(folder: Path, reading: Reading) -> Iterator[Finding]:
+    """Whether the largest state of one slot has room. Blocks for one look at the disk."""
+    try:
+        if reading.header:
+            SnapshotFolder(folder, Tier.HOT).demand(state_bytes(reading.header, reading.traits.n_ctx))
+    except StoreError as error:
+        yield in_words(error, Severity.WARN)
+
+
+def in_words(error: StoreError, severity: Severity) -> Finding:
+    do = ADVICE[error.trouble]
+    return Finding(trap="folder", severity=severity, what=str(error).removesuffix(do).rstrip(), do=do)
+
+
+def written_per_second(folder: Path) -> float:
+    """Bytes, all the way to the disk. Raises OSError."""
+    path = folder / files.new_temporary(time.time())
+    chunk = secrets.token_bytes(CHUNK)  # what can be compressed would be too quick on some file systems
+    started = time.perf_counter()
+    try:
+        with path.open("xb") as file:
+            for _ in range(TRIAL_BYTES // CHUNK):
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        return TRIAL_BYTES / (time.perf_counter() - started)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _examined(reading: Reading, seen: Probe, in_files: list[Finding] | None) -> list[Finding]:
+    return examine(
+        reading.traits,
+        None,
+        seen.props,
+        slots_ok=seen.slots_ok,
+        metrics_ok=seen.metrics_ok,
+        slot_save=seen.slot_save,
+        files=in_files,
+    )
+
+
+def _traits(reading: Reading, computed: int) -> Table:
+    traits = reading.traits
+    table = Table(title="What this engine is", show_header=False, title_justify="left")
+    table.add_row("build", reading.build)
+    table.add_row("memory", f"{traits.memory.value}" + (f", window {traits.n_swa}" if traits.n_swa else ""))
+    table.add_row("slots", f"{traits.n_slots} of {traits.n_ctx} tokens")
+    table.add_row("one KV buffer for all slots", "yes" if traits.unified else "no")
+    table.add_row("speculative decoding", "yes" if traits.speculative else "no")
+    for told in traits.told():
+        if told.how is not Known.DEFAULT:
+            how = "read from its process" if told.how is Known.FLAGS else "found out"
+            table.add_row(told.flag, f"{shown(told.value)} ({how})")
+    if computed:
+        table.add_row("tokens to find that out", str(computed))
+    for note in reading.notes:
+        table.add_row("note", escape(note))
+    return table
+
+
+def shown(value: float | bool) -> str:
+    """A flag's value; of some it is known only whether they are on."""
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+def _findings(findings: list[Finding]) -> Table:
+    table = Table("", "trap", "what", "what to do", title="Findings", title_justify="left")
+    for finding in findings:
+        colour = COLOURS[finding.severity]
+        table.add_row(
+            f"[{colour}]{finding.severity.value}[/]", finding.trap, escape(finding.what), finding.do
+        )
+    return table

@@ -1,0 +1,241 @@
+"""`slotkeeper lint`: what the agents in a recording rewrite, what that costs, and what puts it right.
+
+No engine is asked: costs are characters of the requests that had to be computed again though nothing in
+them changed, as tokens of about 3.6 characters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from slotkeeper.api.headers import named
+from slotkeeper.api.request import lay_out
+from slotkeeper.api.routes import classify
+from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
+from slotkeeper.cli.terminal import one_line
+from slotkeeper.config import UsageError
+from slotkeeper.conversation.book import Conversations
+from slotkeeper.conversation.causes import Cause, Explained, explain
+from slotkeeper.conversation.layout import Layout, Section, Who
+from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION
+from slotkeeper.conversation.rules.apply import DEFAULTS
+from slotkeeper.conversation.rules.base import Mode, RuleName
+
+CHARACTERS_A_TOKEN: Final = 3.6  # of code and English, in the vocabularies of today
+NEGLIGIBLE: Final = 720  # characters: 200 tokens are computed faster than anything puts them right
+
+
+@dataclass(slots=True)
+class Session:
+    """One session of a recording."""
+
+    client: str
+    session: str
+    kinds: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class LintFinding:
+    """One habit of one client: what it changes, and where."""
+
+    client: str
+    cause: Cause
+    section: Section
+    rule: RuleName | None  # that puts it right; none can between two sessions
+    message: int | None = None  # of the dearest one
+    times: int = 0
+    characters: int = 0
+    dearest: int = 0
+    session: str = ""  # of the dearest one, as the next four
+    request: int = 0  # the how manieth of its session
+    offset: int = 0
+    before: str = ""
+    after: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return about(self.characters)
+
+    @property
+    def mode(self) -> Mode | None:
+        """Of its rule, by default."""
+        return DEFAULTS[self.rule] if self.rule else None
+
+    def add(self, session: Session, explained: Explained) -> None:
+        place = explained.divergence
+        if place is None:
+            raise AssertionError("a request that parts nowhere costs nothing")
+        self.times += 1
+        self.characters += place.lost
+        if place.lost > self.dearest:
+            self.dearest, self.session, self.request = place.lost, session.session, session.kinds.total()
+            self.message, self.offset = place.message, place.offset
+            self.before, self.after = place.before, place.after
+
+
+@dataclass(slots=True)
+class LintReport:
+    """What was found in all recordings together."""
+
+    sessions: list[Session]
+    findings: list[LintFinding]  # the dearest first
+    others: int  # requests that ask for no tokens, or are no chat
+    problems: list[str]  # lines that could not be read
+
+    @property
+    def requests(self) -> int:
+        return sum(session.kinds.total() for session in self.sessions)
+
+
+def lint(traces: Sequence[Path], console: Console, *, as_json: bool = False) -> int:
+    """Read, explain, print. Returns the exit code: 1 when something costs. Raises UsageError."""
+    try:
+        report = examined([read(path) for path in traces])
+    except TraceError as error:
+        raise UsageError(str(error)) from None
+    if as_json:
+        print(orjson.dumps(document(report)).decode())  # noqa: T201
+    else:
+        show(report, console)
+    return int(bool(report.findings))
+
+
+def examined(traces: Sequence[Trace]) -> LintReport:
+    """All requests in the order in which they were sent: agents that ran beside each other stay so."""
+    book = Conversations()
+    sessions: dict[tuple[str, str], Session] = {}
+    findings: dict[tuple[str, Cause, Section, RuleName | None], LintFinding] = {}
+    others = 0
+    for entry in merged(traces):
+        layout = laid_out(entry)
+        if layout is None:
+            others += 1
+            continue
+        key = entry.client, entry.session
+        session = sessions.setdefault(key, Session(*key))
+        explained = _next(book, entry, layout)
+        session.kinds[explained.kind.value] += 1
+        if costs(explained) and explained.divergence and explained.cause:
+            what = entry.client, explained.cause, explained.divergence.section, explained.rule
+            findings.setdefault(what, LintFinding(*what)).add(session, explained)
+    return LintReport(
+        sessions=list(sessions.values()),
+        findings=sorted(findings.values(), key=lambda found: -found.characters),
+        others=others,
+        problems=[problem for trace in traces for problem in trace.problems],
+    )
+
+
+def laid_out(entry: Entry) -> Layout | None:
+    if entry.body is None:
+        return None
+    return lay_out(classify(entry.method, entry.path.partition("?")[0]), entry.body)
+
+
+def costs(explained: Explained) -> bool:
+    """Whether something was rewritten that had to be computed again for no good reason."""
+    place, cause = explained.divergence, explained.cause
+    return place is not None and place.lost > NEGLIGIBLE and cause not in NEW_SESSION
+
+
+def about(characters: int) -> int:
+    return round(characters / CHARACTERS_A_TOKEN)
+
+
+def _next(book: Conversations, entry: Entry, layout: Layout) -> Explained:
+    who = Who(entry.client, named(entry.headers, entry.body or {}))
+    match = book.find(who, layout)
+    explained = explain(match, layout)
+    book.saw(match, who, received=layout, sent=layout, notes={}, told={}, now=entry.at)
+    return explained
+
+
+# -- for programs --------------------------------------------------------------------------------------
+
+
+def document(report: LintReport) -> dict[str, Any]:
+    return {
+        "requests": report.requests,
+        "others": report.others,
+        "tokens_about": sum(found.tokens for found in report.findings),
+        "sessions": [{**asdict(session), "kinds": dict(session.kinds)} for session in report.sessions],
+        "findings": [{**asdict(f), "mode": f.mode, "tokens_about": f.tokens} for f in report.findings],
+        "problems": report.problems,
+    }
+
+
+# -- for people ----------------------------------------------------------------------------------------
+
+
+def show(report: LintReport, console: Console) -> None:
+    for problem in report.problems:
+        console.print(f"[yellow]{escape(problem)}; left out[/]", highlight=False)
+    console.print(kinds(report.sessions))
+    aside = f" ({report.others} others ask for no tokens of a chat)" if report.others else ""
+    console.print(f"{report.requests} requests in {len(report.sessions)} sessions{aside}.", highlight=False)
+    if not report.findings:
+        console.print("[green]Nothing was rewritten that cost more than 200 tokens.[/]", highlight=False)
+        return
+    console.print(ranked(report.findings))
+    for text in examples(report.findings):
+        console.print(text, no_wrap=True, overflow="ellipsis")
+    for line in advice(report.findings):
+        console.print(line, highlight=False)
+
+
+def kinds(sessions: Iterable[Session]) -> Table:
+    table = Table("client", "session", "requests", "of which", title="Requests", title_justify="left")
+    table.columns[2].justify = "right"
+    for one in sessions:
+        told = ", ".join(f"{count} {kind}" for kind, count in one.kinds.most_common())
+        table.add_row(escape(one.client), escape(one.session), str(one.kinds.total()), told)
+    return table
+
+
+def ranked(findings: Iterable[LintFinding]) -> Table:
+    table = Table(
+        *("", "client", "what changed", "where, at its dearest", "times", "tokens\nabout", "rule (default)"),
+        title="Computed again though it had not changed, the dearest first",
+        title_justify="left",
+    )
+    for column in (0, 4, 5):
+        table.columns[column].justify = "right"
+    for number, found in enumerate(findings, start=1):
+        what = f"[bold]{found.cause.value}[/]: {CAUSES[found.cause].what}"
+        rule = f"{found.rule} ({found.mode})" if found.rule else "none"
+        row = (what, where(found), str(found.times), f"{found.tokens:,}", rule)
+        table.add_row(str(number), escape(found.client), *row)
+    return table
+
+
+def where(found: LintFinding) -> str:
+    message = "" if found.message is None else f" of message {found.message}"
+    told = f"{found.section.value}{message}, character {found.offset:,}"
+    return f"{told} (request {found.request} of {escape(found.session)})"
+
+
+def examples(findings: Iterable[LintFinding]) -> Iterator[Text]:
+    """Around the place, before and after; lines are cut where the terminal ends."""
+    for number, found in enumerate(findings, start=1):
+        yield Text(f"{number:3} - {one_line(found.before)}", style="red")
+        yield Text(f"    + {one_line(found.after)}", style="green")
+
+
+def advice(findings: Sequence[LintFinding]) -> Iterator[str]:
+    """How to switch on what would have helped."""
+    saved: Counter[RuleName] = Counter()
+    for found in findings:
+        if found.rule and found.mode is not Mode.FIX:
+            saved[found.rule] += found.tokens
+    for rule, tokens in saved.most_common():
+        yield f"`slotkeeper serve --rules {rule}=fix` would have saved about {tokens:,} of these tokens."

@@ -1,0 +1,344 @@
+"""The command line: one parser, one function for each command. Exit codes: 0, 1 failure, 2 usage."""
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help stays quick
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from slotkeeper import __version__
+from slotkeeper.cli.arguments import (
+    SNAPSHOTS,
+    SNAPSHOTS_EPILOG,
+    add_settings,
+    add_snapshots,
+    check_snapshots,
+    check_words,
+    positive,
+    print_config,
+    settings_of,
+)
+from slotkeeper.cli.commands import add_health, add_lint, add_replay, add_top, add_why
+from slotkeeper.config import UsageError, server
+from slotkeeper.observe.standard_error import hold_standard_streams
+
+EPILOG_OF_SERVE: Final = """\
+Example: slotkeeper serve --upstream http://127.0.0.1:8081 --slot-dir /var/lib/slots
+Next:    slotkeeper doctor --upstream http://127.0.0.1:8081, then point an agent at http://127.0.0.1:8080/v1
+
+Every flag is also a variable (SLOTKEEPER_LISTEN=...), or a line in the file of --config (listen = "...").
+Flag beats variable beats file beats default; --print-config shows the outcome.
+"""
+EPILOG_OF_UP: Final = """\
+Example: slotkeeper up --model model.gguf --slots 2 --context 65536 -- -ngl 99
+Next:    point an agent at http://127.0.0.1:8080/v1, then see `slotkeeper why`
+Arguments after -- go to llama-server and win.
+"""
+EPILOG_OF_DEMO: Final = """\
+Example: slotkeeper demo --model tiny-dense
+Next:    slotkeeper up --model model.gguf, with a model of yours
+No model and no GPU needed: a tiny one is built. What counts is the engine's own count.
+"""
+EPILOG_OF_KEYS: Final = """\
+Example: slotkeeper keys alice >> keys.toml
+Next:    slotkeeper serve --keys-file keys.toml; a running sidecar reads the file again at SIGHUP
+The key is shown once, on standard error; the file holds its SHA-256 and, if you write them there, its limits.
+"""
+EPILOG_OF_DOCTOR: Final = """\
+Example: slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081
+Next:    start llama-server with the flags that it names, then slotkeeper serve --upstream http://127.0.0.1:8081
+"""
+OF_UP: Final = ("upstream",)  # `up` knows its engine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse and run. Returns the exit code."""
+    hold_standard_streams()
+    words = list(sys.argv[1:] if argv is None else argv)
+    own, engine_words = _split(words)
+    parser, commands = _parser()
+    try:
+        check_words(parser, commands, own)
+    except UsageError as error:
+        parser.exit(2, f"{error}\n")
+    args = parser.parse_args(own)
+    args.engine_words = engine_words
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 2
+    if engine_words and args.command != "up":
+        parser.error("arguments after -- are for `slotkeeper up`, which starts the engine")
+    try:
+        return int(args.run(args))
+    except UsageError as error:
+        from slotkeeper.cli.terminal import complain
+
+        complain(args.command, error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def run_loop(work: Awaitable[Any]) -> Any:
+    """asyncio.run, on uvloop where it exists: 40 % more requests a second."""
+
+    async def body() -> Any:
+        return await work
+
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(body())
+    return uvloop.run(body())
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    if "--" in words:
+        at = words.index("--")
+        return words[:at], words[at + 1 :]
+    return words, []
+
+
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser, and that of each command."""
+    parser = argparse.ArgumentParser(
+        prog="slotkeeper",
+        description="A sidecar in front of stock llama-server: no token is prefilled twice.",
+        epilog=(
+            "Example: slotkeeper demo\n"
+            "Next:    slotkeeper up --model model.gguf, or slotkeeper COMMAND --help"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"slotkeeper {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _serve(commands)
+    _up(commands)
+    _demo(commands)
+    _doctor(commands)
+    _snapshots(commands)
+    _keys(commands)
+    add_why(commands)
+    add_top(commands)
+    add_health(commands)
+    add_replay(commands, run_loop)
+    add_lint(commands)
+    return parser, dict(commands.choices)
+
+
+# -- commands ------------------------------------------------------------------------------------------
+
+
+def _serve(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="run the sidecar in front of one or more llama-servers",
+        description="Run the sidecar in front of one or more running llama-servers.",
+        epilog=EPILOG_OF_SERVE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_settings(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.app import OTHER_PORT, serve
+        from slotkeeper.cli.starting import (
+            WrongUpstreamError,
+            check_engines,
+            check_loops,
+            greeter,
+            try_files,
+            try_folders,
+        )
+        from slotkeeper.cli.terminal import complain
+        from slotkeeper.observe.log import configure
+
+        loaded = settings_of(args)
+        if args.print_config:
+            return print_config(loaded)
+        configure(loaded.settings.log_level, loaded.settings.log_format)
+        try_folders(loaded.settings)
+        try_files(loaded.settings)
+        check_loops(loaded.settings)
+
+        async def work() -> None:
+            await check_engines(loaded.settings)
+            await serve(loaded.settings, listening=greeter(loaded.settings))
+
+        try:
+            run_loop(work())
+        except WrongUpstreamError as error:
+            complain("serve", str(error))
+            return 1
+        except OSError as error:
+            raise UsageError(f"cannot listen: {error.strerror or error}; {OTHER_PORT}") from None
+        return 0
+
+    parser.set_defaults(run=run)
+
+
+def _up(commands: Any) -> None:
+    parser = commands.add_parser(
+        "up",
+        help="start a llama-server with the right flags, and serve in front of it",
+        description=(
+            "Start a llama-server with the flags that let its cache work, keep it alive, and serve in\n"
+            "front of it. Without --model a tiny model is built, to try things out."
+        ),
+        epilog=EPILOG_OF_UP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="the model (default: a tiny one)")
+    parser.add_argument(
+        "--engine",
+        metavar="PATH",
+        help="the llama-server to run (default: the one on PATH, else an installed one of extra `engine`)",
+    )
+    parser.add_argument("--slots", type=positive, metavar="N", help="conversations kept at once (default: 2)")
+    parser.add_argument(
+        "--context",
+        type=positive,
+        metavar="TOKENS",
+        help="context of each slot (default: 32768, or the model's)",
+    )
+    add_settings(parser, without=OF_UP)
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.cli.starting import try_files, try_folders
+        from slotkeeper.cli.up import up
+        from slotkeeper.observe.log import configure
+
+        loaded = settings_of(args)
+        if args.print_config:
+            return print_config(loaded, without=OF_UP)
+        configure(loaded.settings.log_level, loaded.settings.log_format)
+        try_folders(loaded.settings)
+        try_files(loaded.settings)
+        code: int = up(
+            loaded.settings,
+            model=args.model,
+            engine=args.engine,
+            slots=args.slots,
+            context_tokens=args.context,
+            extra=args.engine_words,
+            run_loop=run_loop,
+        )
+        return code
+
+    parser.set_defaults(run=run)
+
+
+def _demo(commands: Any) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="see it work: a tiny model, a real engine, an agent's session with and without the sidecar",
+        description="Send one session of two agents to a stock engine, directly and through the sidecar.",
+        epilog=EPILOG_OF_DEMO,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--engine", metavar="PATH", help="the llama-server to run")
+    parser.add_argument("--model", default="tiny-hybrid", help="which tiny model (default: %(default)s)")
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.bench.demo import demo
+        from slotkeeper.engine.launch import NoEngineError, find_engine
+        from slotkeeper.observe.log import configure
+
+        if args.engine:
+            try:
+                find_engine(args.engine).known  # noqa: B018 - asks it for its help
+            except NoEngineError as error:
+                raise UsageError(f"--engine: {error}") from None
+        configure("error", "console")
+        return int(run_loop(demo(engine=args.engine, model=args.model)))
+
+    parser.set_defaults(run=run)
+
+
+def _doctor(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="what an engine can and cannot do, and which flags to change",
+        description="Look at a running llama-server. Exit code 1 when something makes the sidecar useless.",
+        epilog=EPILOG_OF_DOCTOR,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--upstream", required=True, metavar="URL", help="the llama-server to look at")
+    parser.add_argument("--engine-api-key", metavar="KEY", help="its --api-key, if it has one")
+    parser.add_argument(
+        "--slot-dir",
+        type=Path,
+        metavar="DIR",
+        help=(
+            "its --slot-save-path, to try out snapshots as well: an idle slot is saved, an unused engine "
+            "computes a few tokens, and the folder's speed is measured; nothing stays there but what "
+            "tells this engine from others"
+        ),
+    )
+
+    def run(args: argparse.Namespace) -> int:
+        from rich.console import Console
+
+        from slotkeeper.cli.doctor import doctor
+
+        return int(
+            run_loop(
+                doctor(server(args.upstream, "--upstream"), args.engine_api_key, Console(), args.slot_dir)
+            )
+        )
+
+    parser.set_defaults(run=run)
+
+
+def _snapshots(commands: Any) -> None:
+    parser = commands.add_parser(
+        "snapshots",
+        help="list, verify and remove what is kept of slots in files",
+        description=SNAPSHOTS,
+        epilog=SNAPSHOTS_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_snapshots(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from rich.console import Console
+
+        from slotkeeper.cli.snapshots import folder, running, snapshots
+
+        check_snapshots(args)
+        hot = args.slot_dir
+        opening = folder(hot, args.cold_dir) if hot else running(args.admin, args.admin_token, args.admin_ca)
+        return int(run_loop(snapshots(args.action, args.ids, opening, Console(), as_json=args.json)))
+
+    parser.set_defaults(run=run)
+
+
+def _keys(commands: Any) -> None:
+    parser = commands.add_parser(
+        "keys",
+        help="make a key for a client, for the list of --keys-file",
+        description="Make a key for a client. Prints the table that makes it known, and the key itself.",
+        epilog=EPILOG_OF_KEYS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", help="whose it is, such as alice")
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.exchange.keys import new_key
+
+        try:
+            key, table = new_key(args.name)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        print(table)  # noqa: T201
+        print(f"the key of {args.name}, shown only now: {key}", file=sys.stderr)  # noqa: T201
+        return 0
+
+    parser.set_defaults(run=run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""What is tried before a sidecar listens, and what `serve` and `up` tell a person once they do."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import getpass
+import os
+import shlex
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Final, TextIO
+from urllib.parse import urlsplit
+
+from slotkeeper.config import UsageError
+from slotkeeper.engine.answers import SAID
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.exchange.connections import Tls, TlsError
+from slotkeeper.exchange.keys import KeyList, KeysError
+from slotkeeper.settings import Settings
+from slotkeeper.store.trouble import Trouble, trouble_in
+from slotkeeper.units import Address
+
+USUAL_ADMIN: Final = str(Settings.model_fields["admin_listen"].default)
+
+
+def greeter(settings: Settings) -> Callable[[str, str], None]:
+    """To be told HOST:PORT of both ports, as bound. Says nothing where no person reads."""
+
+    def greet(data: str, admin: str) -> None:
+        if out := terminal(settings.log_format):
+            print(
+                *greeting(data, admin, settings.api_prefix, settings.scheme), sep="\n", file=out, flush=True
+            )
+
+    return greet
+
+
+def terminal(log_format: str) -> TextIO | None:
+    """Standard output or error, whichever is a terminal. None where the lines would stand among JSON."""
+    if log_format == "json" and sys.stderr.isatty():
+        return None
+    return next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
+
+
+def greeting(data: str, admin: str, api_prefix: str = "", scheme: str = "http") -> list[str]:
+    """Three lines."""
+    agents = f"{scheme}://{Address.parse(data).reached}{api_prefix}"
+    watched = str(Address.parse(admin).reached)
+    where = "" if (watched, scheme) == (USUAL_ADMIN, "http") else f" --admin {scheme}://{watched}"
+    return [
+        f"Agents:     {agents}/v1 or {agents}, as the client wants it; llama-server's web UI is at {agents}/",
+        f"Dashboard:  {scheme}://{watched}/",
+        f"Next:       slotkeeper why{where}   (the last requests, and why each was computed)",
+    ]
+
+
+# -- what is tried before a sidecar listens --------------------------------------------------------------
+
+FOLDERS: Final = ("slot_dir", "cold_dir", "record")
+BELIEVED: Final = FOLDERS[:2]  # what lies there is given to the engine
+LOOK_SECONDS: Final = 3.0  # an engine that is silent for longer is waited for later, as one that is down
+USUAL_PORTS: Final = {"http": 80, "https": 443}
+
+Ip = IPv4Address | IPv6Address
+
+
+class WrongUpstreamError(Exception):
+    """What answers at --upstream is no llama-server. Exit code 1."""
+
+
+# -- folders -------------------------------------------------------------------------------------------
+
+
+def try_folders(settings: Settings) -> None:
+    """Make those that are not there, and write to each. Raises UsageError, with the command that mends it."""
+    for name in FOLDERS:
+        folder = getattr(settings, name)
+        if folder is None:
+            continue
+        wrong = trouble_with(folder)
+        if not wrong and name in BELIEVED and not settings.shared_slot_dir:
+            wrong = strangers_in(folder)
+        if wrong:
+            raise UsageError(f"--{name.replace('_', '-')}: {wrong}")
+
+
+def try_files(settings: Settings) -> None:
+    """Read those that a sidecar cannot do without. Raises UsageError, with what mends it."""
+    if settings.keys_file:
+        try:
+            KeyList.read(settings.keys_file)
+        except KeysError as error:
+            raise UsageError(f"--keys-file: {error}") from None
+    if settings.tls_key and not settings.tls_cert:
+        raise UsageError("--tls-key: it is the key of a certificate; name that by --tls-cert")
+    if settings.tls_cert:
+        try:
+            Tls(settings.tls_cert, settings.tls_key)
+        except TlsError as error:
+            raise UsageError(f"--tls-cert: {error}") from None
+
+
+def strangers_in(folder: Path) -> str:
+    """Which other users could put files there, and what to do; "" if none.
+
+    Not root, and where we are root not the folder's owner, who is the engine's user then.
+    """
+    found, us, word = folder.stat(), os.geteuid(), shlex.quote(str(folder))
+    unless = f"; or, if whoever can reach {folder} may be trusted (a volume of one pod), --shared-slot-dir"
+    if us != 0 and found.st_uid not in {0, us}:
+        user = shlex.quote(_user())
+        return f"{folder} belongs to another user. Mend it: sudo chown {user} {word}{unless}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        who = "everybody" if found.st_mode & stat.S_IWOTH else "its group"
+        return f"{who} may write to {folder}. Mend it: chmod go-w {word}{unless}"
+    return ""
+
+
+def trouble_with(folder: Path) -> str:
+    """Why nothing can be written there, and what to do; "" if it can. A full disk is no trouble here."""
+    word = shlex.quote(str(folder))
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+            file.flush()
+    except FileNotFoundError:
+        return f"{folder} is not there, nor is {_missing(folder)}. Make it: mkdir -p -m 700 {word}"
+    except (FileExistsError, NotADirectoryError):
+        return f"{_file_in(folder)} is no folder. Name another one, or move that away."
+    except PermissionError:
+        user = shlex.quote(_user())
+        return f"{_user()} cannot write to {folder}. Mend it: sudo install -d -m 700 -o {user} {word}"
+    except OSError as error:
+        if trouble_in(error) is Trouble.DISK_FULL:
+            return ""  # what needs room there waits for it
+        if error.errno == errno.EROFS:
+            mend = f"sudo mount -o remount,rw $(df --output=target {word} | tail -1)"
+            return f"{folder} is on a read-only file system. Name another one, or mount it writable: {mend}"
+        return f"{folder} cannot be used: {error.strerror}"
+    return ""
+
+
+def _missing(folder: Path) -> Path:
+    """The highest folder above it that is not there."""
+    return next(parent for parent in reversed(folder.absolute().parents) if not parent.exists())
+
+
+def _file_in(folder: Path) -> Path:
+    """What stands where a folder should: itself, or one above it."""
+    way = [*reversed(folder.absolute().parents), folder]
+    return next((part for part in way if part.exists() and not part.is_dir()), folder)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return str(os.getuid())
+
+
+# -- engines -------------------------------------------------------------------------------------------
+
+
+def check_loops(settings: Settings) -> None:
+    """Raises UsageError where an engine's address is one of our own. May look names up."""
+    ports = {"--listen": settings.listen, "--admin-listen": settings.admin_listen}
+    for url in settings.upstream:
+        for flag, address in ports.items():
+            if leads_to(url, Address.parse(address)):
+                raise UsageError(
+                    f"--upstream: at {url} Slotkeeper itself listens ({flag} {address}), so requests would "
+                    "go round in a circle. Name the port of llama-server, such as http://127.0.0.1:8081."
+                )
+
+
+def leads_to(url: str, listen: Address) -> bool:
+    """Whether who connects to this URL reaches what listens there."""
+    parts = urlsplit(url)
+    port = parts.port or USUAL_PORTS.get(parts.scheme, 0)
+    if port != listen.port:
+        return False
+    there = list(_addresses(listen.host))
+    return any(_same(one, other) for one in _addresses(parts.hostname or "") for other in there)
+
+
+def _same(asked: Ip, bound: Ip) -> bool:
+    if bound.is_unspecified:
+        return is_of_this_machine(asked)
+    return asked == bound or (_is_near(asked) and _is_near(bound))
+
+
+def _is_near(address: Ip) -> bool:
+    """Loopback; who connects to 0.0.0.0 or :: gets there too."""
+    return address.is_loopback or address.is_unspecified
+
+
+def is_of_this_machine(address: Ip) -> bool:
+    """Whether packets to it never leave: then they would come from that very address. None is sent."""
+    if _is_near(address):
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as plug:
+            plug.connect((str(address), 9))
+            return ip_address(plug.getsockname()[0]) == address
+    except (OSError, ValueError):
+        return False
+
+
+def _addresses(host: str) -> Iterator[Ip]:
+    """None where the name means nothing here, now: that is told when it is connected to."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return
+    for *_, place in found:
+        address = ip_address(str(place[0]).partition("%")[0])
+        yield getattr(address, "ipv4_mapped", None) or address
+
+
+async def check_engines(settings: Settings) -> None:
+    """Raises WrongUpstreamError for what answers and is no llama-server. What is down may come later."""
+    key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
+    await asyncio.gather(*(_check_engine(url, key) for url in settings.upstream))
+
+
+async def _check_engine(url: str, key: str | None) -> None:
+    async with EngineClient(url, api_key=key) as client:
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                health = await client.health()
+        except TimeoutError:
+            return
+    if health.wrong:
+        raise WrongUpstreamError(f"{url} {SAID[health]}. Name the port of llama-server by --upstream.")

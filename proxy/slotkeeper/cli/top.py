@@ -1,0 +1,335 @@
+"""`slotkeeper top`: slots, conversations and the hit rate of a running sidecar, live."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port
+from slotkeeper.cli.listed import called, doing, fitting, requests
+from slotkeeper.cli.terminal import (
+    UNKNOWN,
+    Column,
+    Row,
+    bar,
+    complain,
+    fitted,
+    one_line,
+    percent,
+    ratio,
+    seconds,
+    short,
+    size,
+    span,
+    sparkline,
+    tokens,
+)
+from slotkeeper.scheduler.figures import hit_rate
+
+Document = dict[str, Any]
+
+HISTORY: Final = 1800.0  # seconds that the admin port remembers
+SPARKS: Final = 60  # cells for them, where there is room
+BAR: Final = 16
+NARROW_BAR: Final = 8
+WIDE: Final = 72  # columns from which on bars are long
+NARROW: Final = 20  # cells beside the sparkline
+STATES: Final = {
+    "down": "does not answer",
+    "loading": "is loading its model",
+    "sleeping": "sleeps, and wakes with the next request",
+}
+COLOURS: Final = {"idle": "dim", "running": "green", "launched": "green", "tended": "cyan"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenState:
+    """One look at a sidecar."""
+
+    state: Document  # of /api/state
+    requests: Sequence[Document]  # summaries, the newest first
+    at: float  # seconds since the epoch
+
+
+def screen(seen: ScreenState, where: str, width: int, trouble: str = "") -> Group:
+    """At most `width` cells wide. `trouble`: why this is not of this moment."""
+    state = seen.state
+    parts: list[RenderableType] = [headline(state, where)]
+    if trouble:
+        parts.append(Text(trouble, "bold red"))
+    parts += alarms(state["engines"])
+    parts += [totals(state, width), history(state["history"], seen.at, width)]
+    for engine in state["engines"]:
+        parts += [Text(), *slots(engine, width)]
+    if state["running"]:
+        parts += [Text(), running(state["running"], width, seen.at)]
+    if state["clients"]:
+        parts += [Text(), fitted(CLIENTS, state["clients"], width)]
+    tiers = [_drawn(tier, width) for tier in state["tiers"] if tier["budget_bytes"] or tier["snapshots"]]
+    if tiers:
+        parts += [Text(), fitted(TIERS, tiers, width)]
+    return Group(*parts, Text(), *_requests(seen, width))
+
+
+def headline(state: Document, where: str) -> Text:
+    text = Text.assemble(
+        (f"slotkeeper {state['version']}", "bold"), f" at {where}, up {span(state['uptime_seconds'])}"
+    )
+    return text.append(", draining", "bold yellow") if state["draining"] else text
+
+
+def alarms(engines: Sequence[Document]) -> Iterator[Text]:
+    """One line for each engine that does not answer."""
+    for engine in engines:
+        if engine["up"]:
+            continue
+        since = engine["down_seconds"]
+        told = STATES.get(engine["health"], f"cannot be probed ({engine['health']}): its log says why")
+        text = f"{engine['engine']} {told}" + (f", for {span(since)}" if since is not None else "")
+        yield Text(text, "bold red")
+    if engines and not any(engine["up"] for engine in engines):
+        yield Text("No engine is up: requests fail until one is.", "bold red")
+
+
+def totals(state: Document, width: int) -> Table:
+    engines = state["engines"]
+    up = sum(engine["up"] for engine in engines)
+    sums = state["totals"] | {"queue": state["queued"], "up": f"{up} of {len(engines)}"}
+    return fitted(TOTALS, [sums], width)
+
+
+def history(buckets: Iterable[Document], now: float, width: int) -> Text:
+    """The hit rate of the last half hour; blank without requests."""
+    cells = min(SPARKS, max(width - NARROW, 1))
+    reused, prompts = [0] * cells, [0] * cells
+    for bucket in buckets:
+        ago = min(max(now - bucket["at"], 0.0), HISTORY)
+        cell = cells - 1 - min(int(ago / HISTORY * cells), cells - 1)
+        reused[cell] += bucket["reused"]
+        prompts[cell] += bucket["prompt_tokens"]
+    shares = [hit_rate(part, whole) for part, whole in zip(reused, prompts, strict=True)]
+    return Text.assemble("hit rate, 30 min  ", (sparkline(shares), "green"))
+
+
+# -- what holds tokens ---------------------------------------------------------------------------------
+
+
+def slots(engine: Document, width: int) -> Iterator[RenderableType]:
+    speed = engine["prefill_tokens_per_second"]
+    told = [engine["build"], engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
+    name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in told if word))
+    yield name if engine["up"] else name.append(f", down ({engine['health']})", "bold red")
+    rows = [slot | {"context_tokens": engine["context_tokens"]} for slot in engine["slots"]]
+    if rows:
+        yield fitted(SLOTS, [_filled(row, width) for row in rows], width)
+
+
+def _filled(slot: Row, width: int) -> Row:
+    drawn = bar(slot["held_tokens"], slot["context_tokens"] or 0, _bar_cells(width))
+    return slot | {"bar": drawn, "called": fitting(called(slot), width)}
+
+
+def running(rows: Sequence[Row], width: int, now: float) -> Table:
+    """What has not ended, and how far it is."""
+    drawn = [
+        row
+        | {
+            "bar": bar(row["now"]["percent"] or 0, 100, _bar_cells(width)) if row["now"]["percent"] else "",
+            "called": fitting(called(row, now), width),
+        }
+        for row in rows
+    ]
+    return fitted(RUNNING, drawn, width)
+
+
+def _drawn(tier: Row, width: int) -> Row:
+    budget = tier["budget_bytes"]
+    return tier | {"bar": bar(tier["bytes"], budget, _bar_cells(width)) if budget else ""}
+
+
+def _bar_cells(width: int) -> int:
+    return BAR if width >= WIDE else NARROW_BAR
+
+
+def _requests(seen: ScreenState, width: int) -> Iterator[RenderableType]:
+    if seen.requests:
+        yield requests(seen.requests, width, seen.at)
+        return
+    yield Text("No request has come yet.", "dim")
+    if port := seen.state["data_port"]:
+        base = f"{port['scheme']}://{port['address']}"
+        yield Text(f"Point a client at {base}/v1, or at {base} if it adds /v1 itself.")
+
+
+def colour(slot: Row) -> str:
+    """Yellow is what no request of ours accounts for."""
+    return COLOURS.get(slot["state"], "yellow")
+
+
+def _room(tier: Row) -> str:
+    budget = tier["budget_bytes"]
+    return size(tier["bytes"]) + (f" of {size(budget)}" if budget is not None else "")
+
+
+TOTALS: Final = (  # of both ratios 1.00 is a perfect cache
+    Column("waited", lambda sums: ratio(sums["waited"])),
+    Column("total", lambda sums: ratio(sums["total"])),
+    Column("hit rate", lambda sums: percent(sums["reused"], sums["prompt_tokens"])),
+    Column("time saved", lambda sums: seconds(sums["saved_seconds"])),
+    Column("reused", lambda sums: tokens(sums["reused"]), keep=1),
+    Column("computed", lambda sums: tokens(sums["computed"]), keep=1),
+    Column("idle", lambda sums: tokens(sums["idle"]), keep=1),
+    Column("requests", lambda sums: tokens(sums["requests"]), keep=2),
+    Column("queue", lambda sums: tokens(sums["queue"]), keep=3),
+    Column("engines", lambda sums: sums["up"]),
+)
+SLOTS: Final = (
+    Column("slot", lambda slot: str(slot["slot"])),
+    Column("state", lambda slot: slot["state"], right=False, style=colour),
+    Column("full", lambda slot: slot["bar"], keep=3, right=False, style="cyan"),
+    Column("", lambda slot: percent(slot["held_tokens"], slot["context_tokens"] or 0), keep=7),
+    Column("tokens", lambda slot: tokens(slot["held_tokens"])),
+    Column("holds", lambda slot: slot["called"], keep=6, right=False),
+    Column("idle", lambda slot: span(slot["idle_seconds"]), keep=5),
+    Column("checkpoints", lambda slot: str(len(slot["checkpoints"])), keep=2),
+    Column("in a file", lambda slot: "yes" if slot["saved"] else UNKNOWN, keep=1),
+    Column("last request", lambda slot: slot["request"] or UNKNOWN, keep=0, right=False, style="dim"),
+)
+CLIENTS: Final = (
+    Column("client", lambda client: one_line(client["agent"]), right=False),
+    Column("key", lambda client: one_line(client["key"]), keep=0, right=False, style="dim"),
+    Column("requests", lambda client: tokens(client["requests"]), keep=2),
+    Column("prompt", lambda client: tokens(client["prompt_tokens"]), keep=3),
+    Column("reused", lambda client: tokens(client["reused"]), keep=4),
+    Column("computed", lambda client: tokens(client["computed"])),
+    Column("saved", lambda client: seconds(client["saved_seconds"]), keep=5),
+    Column("last", lambda client: f"{span(client['idle_seconds'])} ago", keep=1, right=False),
+)
+RUNNING: Final = (
+    Column("running", lambda row: short(row["id"]), right=False),
+    Column("conversation", lambda row: row["called"], keep=5, right=False),
+    Column("model", lambda row: one_line(row["model"] or UNKNOWN), keep=0, right=False),
+    Column("slot", lambda row: UNKNOWN if row["slot"] is None else str(row["slot"]), keep=3),
+    Column("for", lambda row: seconds(row["seconds"]), keep=2),
+    Column("", lambda row: row["bar"], keep=1, right=False, style="cyan"),
+    Column("now", lambda row: doing(row["now"]), right=False),
+)
+TIERS: Final = (
+    Column("files", lambda tier: tier["tier"], right=False),
+    Column("full", lambda tier: tier["bar"], keep=1, right=False, style="cyan"),
+    Column("snapshots", lambda tier: str(tier["snapshots"])),
+    Column("bytes", _room, right=False),
+)
+
+
+# -- the command -----------------------------------------------------------------------------------------
+
+REQUESTS: Final = 10  # of the last ones; a terminal shows as many as it has lines for
+
+Draw = Callable[[RenderableType], None]
+
+
+async def top(
+    out: Console,
+    *,
+    admin: str | None,
+    token: str | None,
+    every: float,
+    once: bool,
+    ca: Path | None = None,
+) -> int:
+    """Print what runs, again every `every` seconds, until it is interrupted. Returns the exit code.
+
+    Without a terminal, one screen follows the other as plain text. A sidecar that goes away is waited for;
+    one that was never there is a failure (1).
+    """
+    live = out.is_terminal and not out.is_dumb_terminal and not once
+    try:
+        async with interruptible(), admin_port(admin, token, ca=ca) as port:
+            seen = await look(port, out)
+            with _screen(out) if live else _paper(out) as draw:
+                draw(_shown(seen, port, out))
+                while not once:
+                    await asyncio.sleep(every)
+                    seen = await _again(port, out, draw, seen)
+    except AskedError as error:
+        complain("top", str(error))
+        return 1
+    return 0
+
+
+async def look(port: AdminClient, out: Console) -> ScreenState:
+    """Raises AskedError."""
+    limit = max(REQUESTS, out.height) if out.is_terminal else REQUESTS
+    state = await port.get("/api/state")
+    listed = await port.get("/api/requests", limit=limit)
+    return ScreenState(state=state, requests=listed["requests"], at=time.time())
+
+
+async def _again(port: AdminClient, out: Console, draw: Draw, last: ScreenState) -> ScreenState:
+    """Draws what is there now, or what was there last and why that is all."""
+    try:
+        seen = await look(port, out)
+    except AskedError as error:
+        draw(_shown(last, port, out, f"Seen {span(time.time() - last.at)} ago, trying again: {error}"))
+        return last
+    draw(_shown(seen, port, out))
+    return seen
+
+
+def _shown(seen: ScreenState, port: AdminClient, out: Console, trouble: str = "") -> RenderableType:
+    return screen(seen, port.client.base_url.netloc.decode(), out.width, trouble)
+
+
+# -- where it is drawn ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _screen(out: Console) -> Iterator[Draw]:
+    """The whole terminal, given back as it was."""
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        yield lambda drawn: live.update(drawn, refresh=True)
+
+
+@contextmanager
+def _paper(out: Console) -> Iterator[Draw]:
+    def draw(drawn: RenderableType) -> None:
+        out.print(drawn)
+        out.print()
+        out.file.flush()
+
+    yield draw
+
+
+@asynccontextmanager
+async def interruptible() -> AsyncIterator[None]:
+    """Ctrl-C and SIGTERM end the block, and not the program."""
+    loop = asyncio.get_running_loop()
+    signals = signal.SIGINT, signal.SIGTERM
+    try:
+        async with asyncio.timeout(None) as block:
+
+            def end() -> None:
+                if not block.expired():
+                    block.reschedule(loop.time())
+
+            for number in signals:
+                loop.add_signal_handler(number, end)
+            yield
+    except TimeoutError:
+        if not block.expired():
+            raise
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

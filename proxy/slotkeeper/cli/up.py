@@ -1,0 +1,230 @@
+"""`slotkeeper up`: an engine with the right flags, kept alive, and the sidecar in front of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import SecretStr
+
+from slotkeeper.api.headers import MASK, masked, tells_secret
+from slotkeeper.app import OTHER_PORT, serve
+from slotkeeper.bench.models import MissingExtraError, Tiny, build
+from slotkeeper.cli.starting import greeter
+from slotkeeper.cli.terminal import complain
+from slotkeeper.config import UsageError
+from slotkeeper.engine.client import Health
+from slotkeeper.engine.flags import EngineFlags, FlagError, given
+from slotkeeper.engine.launch import (
+    CONTEXT_TOKENS,
+    SLOTS,
+    EngineBinary,
+    EngineKind,
+    NoEngineError,
+    find_engine,
+    free_port,
+    private_folder,
+    recommended,
+)
+from slotkeeper.engine.process import EngineDiedError, EngineProcess, Supervisor
+from slotkeeper.observe.log import get_logger
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.types import EngineId
+from slotkeeper.settings import Settings
+from slotkeeper.vocab.gguf import GgufError, read_header
+
+MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
+LOG_NAME: Final = "llama-server.log"
+URL_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\?)\S+")  # of --model-url: user and query
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """What will be started."""
+
+    binary: EngineBinary
+    args: list[str]
+    flags: EngineFlags
+    log_path: Path
+
+
+def up(
+    settings: Settings,
+    *,
+    model: Path | None,
+    engine: str | None,
+    slots: int | None,
+    context_tokens: int | None,
+    extra: Sequence[str],
+    run_loop: Callable[[Awaitable[Any]], Any],
+) -> int:
+    """Run until a signal. Returns the exit code: 1 when the engine cannot be started."""
+    try:
+        plan = _plan(
+            settings,
+            model,
+            engine,
+            slots=slots or SLOTS,
+            context_tokens=context_tokens or CONTEXT_TOKENS,
+            extra=extra,
+        )
+    except (NoEngineError, MissingExtraError, FlagError) as error:
+        raise UsageError(str(error)) from None
+    base, keys = plan.flags.base, plan.flags.api_keys
+    key = settings.engine_api_key or (SecretStr(keys[0]) if keys else None)
+    folder = plan.flags.slot_save_path  # the user may have named another one after --
+    mode = "key" if _keeps_apart(settings, plan.flags) else settings.namespaces
+    front = settings.model_copy(
+        update={"upstream": (base,), "engine_api_key": key, "slot_dir": folder, "namespaces": mode}
+    )
+    try:
+        known = {EngineId(base): plan.flags}
+        beside = partial(_supervise, plan)
+        run_loop(serve(front, known, beside=beside, listening=greeter(front)))
+    except EngineDiedError as died:
+        complain("up", died)
+        return 1
+    except OSError as error:
+        raise UsageError(f"cannot listen: {error.strerror or error}; {OTHER_PORT}") from None
+    return 0
+
+
+def _plan(
+    settings: Settings,
+    model: Path | None,
+    engine: str | None,
+    *,
+    slots: int,
+    context_tokens: int,
+    extra: Sequence[str],
+) -> LaunchPlan:
+    binary = find_engine(engine)
+    words = list(extra)
+    trained = 0
+    if not MODEL_FLAGS & {*given(words), *words}:
+        path = model or build(Tiny.HYBRID)
+        trained = _trained_context(path)
+        words = ["--model", str(path), *words]
+    elif model is not None:
+        raise UsageError("the model is named twice: by --model and after --")
+    folder = settings.slot_dir or _state_folder()
+    environ = None if binary.kind is EngineKind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
+    args = [
+        *recommended(
+            binary.known,
+            words,
+            port=free_port(),
+            slot_dir=_slot_folder(settings.slot_dir or folder / "slots"),
+            slots=slots,
+            context_tokens=context_tokens,
+            trained_tokens=trained,
+            eager_thinning=binary.eager_thinning,
+            namespaces=_keeps_apart(settings, EngineFlags.parse(words, environ)),
+        ),
+        *words,
+    ]
+    flags = replace(EngineFlags.parse(args, environ), build=binary.build)
+    return LaunchPlan(binary=binary, args=args, flags=flags, log_path=folder / LOG_NAME)
+
+
+def _keeps_apart(settings: Settings, flags: EngineFlags) -> bool:
+    """Whether namespaces are on from the start: they are to be, or the engine has several keys."""
+    if settings.namespaces != "auto":
+        return settings.namespaces == "key"
+    return len(flags.api_keys) > 1 or (flags.api_key_file is not None and _lines(flags.api_key_file) > 1)
+
+
+def _lines(path: Path) -> int:
+    """Of a file of keys; where it cannot be read, the engine will say so."""
+    try:
+        return sum(1 for line in path.read_text("utf-8", errors="replace").splitlines() if line.strip())
+    except OSError:
+        return 0
+
+
+def _state_folder() -> Path:
+    """Where slot files and the engine's log go by default: a place of this user, or of this run."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "slotkeeper"
+    try:
+        return private_folder(home)
+    except OSError:  # a read-only home, as in a container
+        return Path(tempfile.mkdtemp(prefix="slotkeeper-"))
+
+
+def _slot_folder(path: Path) -> Path:
+    try:
+        return private_folder(path)
+    except OSError as error:
+        raise UsageError(f"--slot-dir: {error}; name a folder that this user can write to") from None
+
+
+def _trained_context(path: Path) -> int:
+    """Tokens, 0 if unknown. A missing file is the user's mistake and said at once."""
+    if not path.is_file():
+        raise UsageError(f"--model: there is no file {path}")
+    try:
+        return read_header(path).context_length
+    except GgufError as error:
+        raise UsageError(f"--model: {path} is not a GGUF file: {error}") from None
+
+
+def _without_keys(words: Sequence[str]) -> list[str]:
+    """A command line that may stand in a log: what follows a flag that is called after a secret is hidden."""
+    return [_hidden(before, word) for before, word in pairwise(("", *words))]
+
+
+def _hidden(before: str, word: str) -> str:
+    flag, is_one, _ = word.partition("=")
+    if word.startswith("-") and is_one and _tells_secret(flag):
+        return f"{flag}={MASK}"
+    if before.startswith("-") and "=" not in before and _tells_secret(before):
+        return MASK
+    return masked(URL_SECRETS.sub(MASK, word))
+
+
+def _tells_secret(flag: str) -> bool:
+    return flag == "-hft" or (tells_secret(flag) and not flag.endswith("tokens"))  # --image-max-tokens 512
+
+
+async def _supervise(plan: LaunchPlan, links: Mapping[EngineId, EngineLink]) -> None:
+    base = plan.flags.base
+    log.info(
+        "engine_start",
+        engine=plan.binary.kind.value,
+        command=" ".join(_without_keys(plan.binary.command(plan.args))),
+        log=str(plan.log_path),
+    )
+    last, served = "", False
+
+    def progress(health: Health, line: str) -> None:
+        nonlocal last
+        if health.value != last:
+            last = health.value
+            # Once it has served, its log may hold prompts.
+            log.info("engine_loading", state=health.value, line="" if served else line[:200])
+
+    def up() -> None:
+        nonlocal served
+        served = True
+        log.info("engine_serves", engine=base)
+
+    def down(code: int, _: str) -> None:
+        log.warning("engine_died", returncode=code, log=str(plan.log_path))
+
+    supervisor = Supervisor(
+        lambda: EngineProcess(plan.binary, plan.args, base=base, log=plan.log_path),
+        on_up=up,
+        on_down=down,
+        progress=progress,
+    )
+    links[EngineId(base)].replace = supervisor.replace
+    await supervisor.run()

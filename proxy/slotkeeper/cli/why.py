@@ -1,0 +1,274 @@
+"""`slotkeeper why`: why a request computed what it computed. Sentences first, then what they rest on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port
+from slotkeeper.cli.listed import called, requests, shade, told
+from slotkeeper.cli.terminal import (
+    UNKNOWN,
+    Column,
+    Row,
+    complain,
+    fitted,
+    lane,
+    moment,
+    one_line,
+    say,
+    seconds,
+    short,
+    size,
+    span,
+    tokens,
+)
+from slotkeeper.config import UsageError
+from slotkeeper.conversation.rules.base import Mode
+
+SHORTEST: Final = 4  # letters at the end of an id that may stand for it
+
+
+async def why(
+    id_: str | None,
+    out: Console,
+    *,
+    admin: str | None,
+    token: str | None,
+    last: int,
+    repeated: bool,
+    as_json: bool,
+    ca: Path | None = None,
+) -> int:
+    """Print one request's account, or a list of the last ones. Returns 1 when it cannot be told.
+
+    Raises UsageError.
+    """
+    if id_ is not None and repeated:
+        raise UsageError("--repeated is for the list: leave the ID out")
+    if id_ is not None and len(id_) < SHORTEST:
+        raise UsageError(f"{id_!r} is too short: name at least the last {SHORTEST} letters of an ID")
+    try:
+        async with admin_port(admin, token, ca=ca) as port:
+            if id_ is None:
+                await _list(port, out, last=last, repeated=repeated, as_json=as_json)
+            else:
+                await _one(port, out, id_, as_json=as_json)
+    except AskedError as error:
+        complain("why", str(error))
+        return 1
+    return 0
+
+
+async def _one(port: AdminClient, out: Console, id_: str, *, as_json: bool) -> None:
+    document = await port.get(f"/api/requests/{quote(id_, safe='')}")
+    if as_json:
+        say(document)
+    else:
+        out.print(account(document, out.width, time.time()))
+
+
+async def _list(port: AdminClient, out: Console, *, last: int, repeated: bool, as_json: bool) -> None:
+    found = (await port.get("/api/requests", limit=last, **({"repeated": 1} if repeated else {})))["requests"]
+    if as_json:
+        for one in found:
+            say(one)
+    elif found:
+        out.print(requests(found, out.width, time.time()))
+    else:
+        out.print(await _nothing(port, repeated=repeated))
+
+
+async def _nothing(port: AdminClient, *, repeated: bool) -> str:
+    """Why the list is empty."""
+    state = await port.get("/api/state")
+    if repeated and (await port.get("/api/requests", limit=1))["requests"]:
+        return "None of the last requests computed tokens twice."
+    if state["totals"]["requests"]:
+        return "No request is kept: the sidecar runs with --why-requests 0."
+    return f"No request has come yet: the sidecar began {span(state['uptime_seconds'])} ago."
+
+
+# -- one account: the answer in sentences first ----------------------------------------------------------
+
+Document = dict[str, Any]
+
+LANE: Final = 40  # cells of the time line, where there is room
+NARROW: Final = 44  # cells beside it: names, times, notes
+NO_TEXT: Final = "What stood there is shown if the sidecar runs with --why-text."
+
+
+def account(document: Document, width: int, now: float) -> Group:
+    """Of what `/api/requests/{id}` says. Sentences are wrapped, tables fitted to `width` cells."""
+    parts: list[RenderableType] = [headline(document, now), Text()]
+    parts += [
+        Text(one_line(said), "bold" if not at else "") for at, said in enumerate(document["explanation"])
+    ]
+    for title, found in (
+        ("Time", timeline(document["timeline"], width)),
+        ("Choice", choice(document["choice"], width)),
+        ("Where it parts", divergence(document)),
+        ("Rules", changes(document["changes"])),
+        ("Figures", figures(document)),
+    ):
+        body = list(found)
+        if body:
+            parts += [Text(), Text(title, "bold cyan"), *(Padding(one, (0, 0, 0, 2)) for one in body)]
+    return Group(*parts)
+
+
+def headline(document: Document, now: float) -> Text:
+    first = Text.assemble((document["id"], "bold"), "  ", (told(document), shade(document)), "\n")
+    where = f"slot {document['slot']}" if document["slot"] is not None else "no slot known"
+    if document["engine"]:
+        where += f" of {document['engine']}"
+    name = Text(called(document, now), "bold")
+    named = one_line(document["named"]) if document["named"] else ""
+    session = f"session {named}" if named and named != document["about"] else ""
+    model = f"model {one_line(document['model'])}" if document["model"] else ""
+    ended = f"{document['outcome']} {document['status'] or ''}".strip()
+    took = seconds(document["seconds"]) if document["seconds"] is not None else ""
+    words = [
+        moment(document["came"]),
+        document["route"],
+        model,
+        session,
+        document["kind"],
+        where,
+        ended,
+        took,
+    ]
+    return first.append_text(name).append("\n").append(", ".join(filter(None, words)), "dim")
+
+
+# -- how long it took ----------------------------------------------------------------------------------
+
+
+def timeline(spans: list[Row], width: int) -> Iterator[RenderableType]:
+    if not spans:
+        return
+    whole = max(span["end"] for span in spans)
+    cells = max(8, min(LANE, width - NARROW))
+
+    def drawn(span: Row) -> str:
+        return lane(span["begin"], span["end"], whole, cells)
+
+    columns = (
+        Column("stage", lambda span: span["stage"], right=False),
+        Column("from", lambda span: milliseconds(span["begin"]), keep=1),
+        Column("ms", lambda span: milliseconds(span["end"] - span["begin"])),
+        Column("", drawn, keep=2, right=False, style="cyan"),
+        Column("tokens", lambda span: "" if span["tokens"] is None else tokens(span["tokens"]), keep=3),
+        Column("", note, right=False, style="dim"),
+    )
+    yield fitted(columns, spans, width - 2)
+
+
+def note(span: Row) -> str:
+    """Unless it only says again what stage it is."""
+    return "" if span["note"] in {"", span["stage"]} else one_line(span["note"])
+
+
+def milliseconds(value: float) -> str:
+    return f"{value * 1e3:,.{int(value < 0.01)}f}"
+
+
+# -- where it went -------------------------------------------------------------------------------------
+
+
+def choice(found: Document | None, width: int) -> Iterator[RenderableType]:
+    if found is None:
+        return
+    options = [found["chosen"] | {"taken": True}, *(one | {"taken": False} for one in found["beaten"])]
+    engines = len({option["engine"] for option in options}) > 1
+    columns = (
+        Column("", lambda one: "taken" if one["taken"] else "", right=False, style="green"),
+        Column("slot", lambda one: UNKNOWN if one["slot"] is None else str(one["slot"])),
+        *([Column("engine", lambda one: one["engine"], keep=2, right=False)] if engines else []),
+        Column("decision", lambda one: one["decision"], right=False),
+        Column("reuses", lambda one: tokens(one["reuse_tokens"]), keep=3),
+        Column("price, tokens", price, keep=4),
+        Column("in time", lambda one: seconds(one["price_seconds"])),
+        Column("after", lambda one: ", ".join(one["steps"]), right=False),
+    )
+    yield fitted(columns, options, width - 2)
+    if found["held_tokens"]:
+        held, common = tokens(found["held_tokens"]), found["common_tokens"]
+        shared = f", {tokens(common)} of them the prompt's first" if common is not None else ""
+        yield Text(f"It goes on from a state of {held} tokens{shared}.")
+
+
+def price(option: Row) -> str:
+    """JSON has no infinity: what is out of the question has no price."""
+    amount = option["price_tokens"]
+    return tokens(None if amount is None else round(amount))
+
+
+# -- what its client changed ---------------------------------------------------------------------------
+
+
+def divergence(document: Document) -> Iterator[RenderableType]:
+    found = document["parting"]
+    if found is None:
+        return
+    of = f" of {tokens(document['prompt_tokens'])}" if document["prompt_tokens"] is not None else ""
+    yield Text(f"Token {tokens(found['token'])}{of}, in the {found['where']}: {found['cause']}")
+    text = found["text"]
+    if text is None:
+        yield Text(NO_TEXT, "dim")
+        return
+    if text["lead"]:
+        yield Text(f"  {one_line(text['lead'])}", "dim")
+    yield from _two(text["was"], text["now"])
+
+
+def changes(found: list[Document]) -> Iterator[RenderableType]:
+    for change in found:
+        fixed = change["mode"] == Mode.FIX and not change["declined"]
+        did = "changed" if fixed else "would have changed"
+        rule = change["rule"] or "a note, told again,"
+        yield Text.assemble((rule, "bold"), f" {did} {one_line(change['path'])}")
+        if change["before"] or change["after"]:
+            yield from _two(change["before"], change["after"])
+    if found and not any(change["before"] or change["after"] for change in found):
+        yield Text(NO_TEXT, "dim")
+
+
+def _two(before: str, after: str) -> Iterator[Text]:
+    yield Text(f"- {one_line(before)}", "red")
+    yield Text(f"+ {one_line(after)}", "green")
+
+
+# -- figures -------------------------------------------------------------------------------------------
+
+
+def figures(document: Document) -> Iterator[RenderableType]:
+    """Two columns: tokens, and everything else."""
+    counts = [
+        (name.replace("_", " "), tokens(document[name]))
+        for name in (
+            *("prompt_tokens", "reused", "prepared", "computed", "planted", "oracle"),
+            *("repeated", "lost_tokens", "cached", "predicted", "generated"),
+        )
+    ]
+    others = [
+        ("first token", seconds(document["first_token_seconds"])),
+        ("answered", seconds(document["seconds"])),
+        ("time saved", seconds(document["saved_seconds"])),
+        ("body", size(document["body_bytes"])),
+        ("client", short(document["client"]) or UNKNOWN),
+    ]
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    for justify in ("left", "right", "left", "right"):
+        table.add_column(justify=justify, no_wrap=True)
+    for at, (name, value) in enumerate(counts):
+        table.add_row(name, value, *(others[at] if at < len(others) else ("", "")))
+    yield table

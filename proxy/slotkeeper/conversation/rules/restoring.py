@@ -1,0 +1,348 @@
+"""Rules for what should stand still: a stamp in the system text, white space, reasoning, tools and calls."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile
+from typing import Any, Final
+
+from slotkeeper.conversation.layout import (
+    Call,
+    Conversation,
+    Edit,
+    Layout,
+    Message,
+    Path,
+    Role,
+    Section,
+    Text,
+)
+from slotkeeper.conversation.rules.base import (
+    Mode,
+    RuleName,
+    Scene,
+    alike,
+    new,
+    paired,
+    parsed,
+    same_writing,
+    sampled,
+    size,
+)
+
+Doc = dict[str, Any]
+
+_BILLING: Final = "x-anthropic-billing-header:"
+_STAMP: Final = "cch="
+_STAMP_LENGTH: Final = 5
+
+
+class BillingNonce:
+    """The stamp that Claude Code puts into each request stays the one that its agent first sent."""
+
+    name = RuleName.BILLING_NONCE
+    default = Mode.FIX
+    about = (
+        "Claude Code begins its system text with a billing header whose `cch=` differs in each request, so "
+        "that nothing behind it could be reused."
+    )
+    safe = (
+        "It keeps the stamp of the first request, as llama-server itself does on /v1/messages. The stamp is "
+        "a checksum for its vendor's servers and means nothing to the model."
+    )
+
+    def changes(self, scene: Scene) -> Iterator[Edit]:
+        first = scene.before or scene.kin
+        stamp = (
+            next(filter(None, (_stamp(text.text) for text in _system(first.sent))), None) if first else None
+        )
+        if stamp is not None:
+            for text in _system(scene.now):
+                yield from _as(text, without_stamp(text.text, stamp))
+
+
+class TrailingWhitespace:
+    """White space around a text is as it was first sent, or sampled.
+
+    Comes behind the rules that put facts back: it takes texts only that do not differ in anything else.
+    """
+
+    name = RuleName.TRAILING_WHITESPACE
+    default = Mode.FIX
+    about = (
+        "Clients trim replies when they return or store them, and system texts when they build them again: "
+        "the same message, except for white space at its ends."
+    )
+    safe = (
+        "Only white space at the ends of texts changes, and it becomes what the engine first received or "
+        "sampled. A message without a reply stays as the client wrote it."
+    )
+
+    def changes(self, scene: Scene) -> Iterator[Edit]:
+        if scene.before is None:
+            return
+        now, before = scene.now, scene.before
+        lead = zip(now.messages[: now.lead], before.sent.messages[: before.sent.lead], strict=False)
+        for message, first in (*lead, *paired(scene)):
+            if message is not now.messages[-1] or not _authored(message):
+                yield from _ends(message, first)
+        for at in new(scene):
+            if now.messages[at].role is Role.ASSISTANT:
+                yield from _as_sampled(now.messages[at], sampled(before, now.messages, at) or {})
+
+
+class Reasoning:
+    """Reasoning that was sent with a reply, or sampled with it, stays with it."""
+
+    name = RuleName.REASONING
+    default = Mode.OBSERVE
+    about = (
+        "Some clients return the reasoning of a reply at first and drop it later, or return that of some "
+        "replies only."
+    )
+    safe = (
+        "The model's own reasoning goes back to the reply that it belongs to. A client that returns none is "
+        "left alone, and so is a reply that was already returned without it."
+    )
+
+    def changes(self, scene: Scene) -> Iterator[Edit]:
+        before, messages = scene.before, scene.now.messages
+        if before is None or not any(message.reasoning and message.reasoning.text for message in messages):
+            return
+        for message, first in paired(scene):
+            if first.reasoning:
+                yield from _thought(message, first.reasoning.text)
+        for at in new(scene):
+            if messages[at].reasoning and messages[at].role is Role.ASSISTANT:
+                reply = sampled(before, messages, at) or {}
+                if reply.get("tool_calls"):  # known by its words only, it may have answered something else
+                    yield from _thought(messages[at], reply.get("reasoning_content"))
+
+
+def without_stamp(system: str, written: str = "f" * _STAMP_LENGTH) -> str:
+    """A system text with this stamp in its billing header; the engine makes it `fffff` on /v1/messages."""
+    found = _stamp(system)
+    if not found:
+        return system
+    start = system.index(_STAMP, len(_BILLING)) + len(_STAMP)
+    return system[:start] + written + system[start + len(found) :]
+
+
+def _stamp(system: str) -> str | None:
+    """That of a system text which begins with a billing header."""
+    at = system.find(_STAMP, len(_BILLING)) if system.startswith(_BILLING) else -1
+    start, end = at + len(_STAMP), at + len(_STAMP) + _STAMP_LENGTH
+    return system[start:end] if at >= 0 and system[end : end + 1] == ";" else None
+
+
+def _system(layout: Layout) -> Iterator[Text]:
+    for message in layout.messages:
+        yield from (text for text in message.texts if text.section is Section.SYSTEM)
+
+
+def _authored(message: Message) -> bool:
+    return any(text.section is Section.USER for text in message.texts)
+
+
+def _ends(message: Message, first: Message) -> Iterator[Edit]:
+    """White space around each text as in `first`, where nothing else differs."""
+    if len(message.texts) == len(first.texts):
+        for text, was in zip(message.texts, first.texts, strict=True):
+            yield from _end(text, was.text)
+    if first.reasoning:
+        yield from _end(message.reasoning, first.reasoning.text)
+
+
+def _as_sampled(message: Message, reply: Doc) -> Iterator[Edit]:
+    if len(message.texts) == 1:
+        yield from _end(message.texts[0], reply.get("content"))
+    yield from _end(message.reasoning, reply.get("reasoning_content"))
+
+
+def _end(text: Text | None, first: Any) -> Iterator[Edit]:
+    if text and isinstance(first, str) and text.text != first and text.text.strip() == first.strip():
+        yield from _as(text, first)
+
+
+def _thought(message: Message, reasoning: Any) -> Iterator[Edit]:
+    if message.reasoning and not message.reasoning.text and isinstance(reasoning, str):
+        yield from _as(message.reasoning, reasoning)
+
+
+def _as(text: Text, written: str) -> Iterator[Edit]:
+    if written != text.text:
+        yield Edit(text.path, text.text or None, written)
+
+
+# -- the list of tools -----------------------------------------------------------------------------------
+
+Key = tuple[str, int]  # the name of a tool, and how many of that name stand before it
+
+
+class ToolOrder:
+    """Tools stand in the order in which this conversation first sent them, new ones behind them."""
+
+    name = RuleName.TOOL_ORDER
+    default = Mode.FIX
+    about = "Clients that collect tools from several servers list them in the order in which those answered."
+    safe = "The same tools with the same texts, in another order. A tool that was removed stays removed."
+
+    def changes(self, scene: Scene) -> Iterator[Edit]:
+        if scene.before is None:
+            return
+        now, first = keyed(scene.now.tools), keyed(scene.before.sent.tools)
+        rank = {key: at for at, key in enumerate(first)}
+        order = sorted(now, key=lambda key: rank.get(key, len(rank)))
+        if order != [*now]:
+            path, tools = scene.now.tools_path, [*scene.now.tools]
+            behind = dropwhile(lambda pair: pair[0] == pair[1], zip(now, order, strict=True))
+            moved = sum(size(now[key]) for key, _ in behind if key in first)
+            yield Edit(path, tools, [now[key] for key in order], moved)
+
+
+class SchemaKeys:
+    """A tool is written as it was first sent, where it says the same."""
+
+    name = RuleName.SCHEMA_KEYS
+    default = Mode.FIX
+    about = (
+        "A client that builds its schemas again may write the keys of an object in another order: "
+        "mistral-vibe does so when a session is resumed."
+    )
+    safe = (
+        "The order of keys in a JSON object means nothing, nor does that of the names under `required`. A "
+        "tool with any other difference stays unchanged."
+    )
+
+    def changes(self, scene: Scene) -> Iterator[Edit]:
+        if scene.before is None or scene.now.tools is scene.before.sent.tools:
+            return
+        first = keyed(scene.before.sent.tools)
+        for at, (key, tool) in enumerate(keyed(scene.now.tools).items()):
+            was = first.get(key)
+            if was is not None and not same_writing(tool, was) and alike(tool, was, schema=True):
+                yield Edit((*scene.now.tools_path, at), tool, was)
+
+
+def keyed(tools: Sequence[Doc]) -> dict[Key, Doc]:
+    """Tools by their names, in their order; of those with one name, by their order among each other."""
+    seen: Counter[str] = Counter()
+    found: dict[Key, Doc] = {}
+    for tool in tools:
+        name = _name(tool)
+        found[name, seen[name]] = tool
+        seen[name] += 1
+    return found
+
+
+def _name(tool: Doc) -> str:
+    """What a model calls it; tools that the server runs itself have only a type, or a label."""
+    function = tool.get("function")
+    names = (function if isinstance(function, dict) else tool).get("name"), tool.get("server_label")
+    return next((name for name in names if isinstance(name, str)), str(tool.get("type")))
+
+
+# -- calls that come back: their ids, the text of their arguments ----------------------------------------
+
+
+class CallIds:
+    """A call that was sent before has the id that it had then, and so has its result."""
+
+    name = RuleName.CALL_IDS
+    default = Mode.FIX
+    about = (
+        "Clients that store calls without their ids make new ids for each request; some templates write ids "
+        "into the prompt."
+    )
+    safe = (
+        "An id only links a call to its result: both get the same first id, and only if name, arguments and "
+        "place of the call are equal. No two calls get the same id."
+    )
+
+    def changes(self, scene: Scene) -> Iterator[Edit]:
+        ids = _first_ids(scene)
+        if not ids or _collide(scene, ids):
+            return
+        current: dict[str, str] = {}  # the id that the latest call with that id has been given
+        for message in scene.now.messages:
+            for answer in message.answers:
+                given = current.get(answer.text, answer.text)
+                if given != answer.text:
+                    yield Edit(answer.path, answer.text, given)
+            for call in message.calls:
+                current[call.id] = ids.get(call.id_path, call.id)
+                if current[call.id] != call.id:
+                    yield Edit(call.id_path, call.id, current[call.id])
+
+
+class ToolCalls:
+    """The arguments of a call are written as they were first sent, or as they were sampled."""
+
+    name = RuleName.TOOL_CALLS
+    default = Mode.FIX
+    about = (
+        "Most clients parse the arguments of a call and serialise them again when they return it: other "
+        "white space, other escapes, keys in another order, 1 for 1.0."
+    )
+    safe = "The same JSON value, in the exact text that the model wrote. Anything else stays unchanged."
+
+    def changes(self, scene: Scene) -> Iterator[Edit]:
+        if scene.before is None:
+            return
+        for message, first in paired(scene):
+            for call, was in zip(message.calls, first.calls, strict=False):
+                if call.name == was.name:
+                    yield from _written(call, was.arguments)
+        for at in new(scene):
+            for call in scene.now.messages[at].calls:
+                yield from _written(call, _sampled(scene.before, call))
+
+
+def _first_ids(scene: Scene) -> Mapping[Path, str]:
+    """By the paths of ids: those that calls had, where they have other ones now."""
+    found = {}
+    for message, first in paired(scene):
+        for call, was in zip(message.calls, first.calls, strict=False):
+            if call.id and was.id and call.id != was.id and _same_call(call, was):
+                found[call.id_path] = was.id
+    return found
+
+
+def _same_call(call: Call, was: Call) -> bool:
+    if call.name != was.name:
+        return False
+    return same_writing(call.arguments, was.arguments) or _say_the_same(call.arguments, was.arguments)
+
+
+def _collide(scene: Scene, ids: Mapping[Path, str]) -> bool:
+    """Whether two calls with different ids would get the same."""
+    named = defaultdict(set)
+    for message in scene.now.messages:
+        for call in message.calls:
+            named[ids.get(call.id_path, call.id)].add(call.id)
+    return any(len(before) > 1 for before in named.values())
+
+
+def _sampled(before: Conversation, call: Call) -> Any:
+    """The arguments of this call as the model wrote them, if they are known."""
+    reply = before.replies.get(call.id, {})
+    for told in reply.get("tool_calls") or ():
+        function = told.get("function") or {}
+        if told.get("id") == call.id and function.get("name") == call.name:
+            return function.get("arguments")
+    return None
+
+
+def _written(call: Call, first: Any) -> Iterator[Edit]:
+    """An object stays an object, whose keys come in their first order."""
+    if first is None or same_writing(call.arguments, first) or not _say_the_same(call.arguments, first):
+        return
+    after = first if isinstance(call.arguments, str) else parsed(first)
+    if isinstance(after, type(call.arguments)) and not same_writing(call.arguments, after):
+        yield Edit(call.arguments_path, call.arguments, after)
+
+
+def _say_the_same(one: Any, other: Any) -> bool:
+    value = parsed(one)
+    return value is not None and alike(value, parsed(other))

@@ -1,0 +1,1 @@
+"""The data port: one exchange with a client, and all that it needs."""

@@ -1,0 +1,397 @@
+"""What the driver and the metrics learn of one request: its prompt, its answer, its end, its reply.
+
+Nothing in this file may hurt a request: what fails is counted and left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import orjson
+
+from slotkeeper.api.answer import Answer, Figures
+from slotkeeper.api.document import Doc
+from slotkeeper.api.errors import Fault
+from slotkeeper.api.headers import Secrets
+from slotkeeper.api.request import (
+    UNNAMED,
+    Ask,
+    Claim,
+    NotOurs,
+    check_depth,
+    check_lists,
+    check_values,
+    claim,
+    load,
+    model_of,
+    read,
+)
+from slotkeeper.api.routes import Api
+from slotkeeper.api.sse import ProgressFilter
+from slotkeeper.conversation.naming import Naming
+from slotkeeper.engine.answers import EngineGoneError
+from slotkeeper.exchange.learning import AnsweredRequest, Explaining, Listener, NameKeeper, learn
+from slotkeeper.observe.log import get_logger, sayable
+from slotkeeper.observe.request_record import Record, RequestStage
+from slotkeeper.runtime import render
+from slotkeeper.runtime.driver import LATEST, Driver
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.render import boundaries_of
+from slotkeeper.runtime.rewriting import Rewriting
+from slotkeeper.runtime.tasks import Runner, here
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.events import Finished, Gone, Rendered
+from slotkeeper.scheduler.figures import usage_of
+from slotkeeper.scheduler.structure import Boundary
+from slotkeeper.scheduler.types import Reason, RequestId, Tokens
+
+# Elsewhere the difference may come from our conversion of the body.
+OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
+
+Found = tuple[Tokens | None, tuple[Boundary, ...]]
+NOT_FOUND: Final[Found] = (None, ())
+NO_SECRETS: Final = Secrets(frozenset())
+
+log = get_logger(__name__)
+
+
+class Account:
+    """Exactly one of Finished and Gone is posted for every key that was handed out."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        api: Api,
+        request_id: str,
+        auth: dict[str, str],
+        headers: Mapping[str, str],
+        *,
+        client: str,
+        conversation: str | None,
+        names: Naming | None = None,
+        secrets: Secrets = NO_SECRETS,
+    ) -> None:
+        """`client`: which program of whom, as far as they can be told apart; `conversation`: its own name.
+
+        `headers` as they may be kept; `secrets` must not be kept of the body either.
+        """
+        self._driver = driver
+        self._metrics = driver.metrics
+        self._api = api
+        self._auth = auth
+        self._headers = headers
+        self._secrets = secrets
+        self._explaining: Explaining | None = None
+        self._open = False  # the driver waits to hear how it ended
+        self._unrendered: Ask | None = None  # its tokens are promised to the driver, but not looked for yet
+        self.id = request_id
+        self.key = RequestId("")
+        self.claim: Claim = UNNAMED
+        self.own: Ask | None = None  # as its client wrote it; None: the engine must make out what it asks
+        self.rewritten: Ask | None = None  # as rules would have it; None: they change nothing
+        self.moved = 0  # bytes of it that stand elsewhere than its client wrote them
+        self._came = b""
+        self._rewritten: Doc = {}
+        self._changed = False  # whether it goes out as rules would have it
+        self._prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # of either
+        self.rendered = asyncio.Event()
+        self.arrived = driver.now()
+        self.outcome = "broken"
+        self.key_name: str | None = None  # of its client's key, in the list of our own
+        self.cost = 0  # tokens that were computed and generated for it
+        self.progress: ProgressFilter | None = None  # of the prefill, where it was asked for
+        self.record = Record(
+            request_id=request_id,
+            route=api.value,
+            came=time.time(),
+            at=self.arrived,
+            client=client,
+            named=conversation,
+        )
+        self._name = NameKeeper(
+            Naming() if names is None else names, self._metrics, self.record, headers, conversation
+        )
+        self.listener = Listener(api, self.record, self._metrics, driver.now)
+        driver.note(driver.journal.came, self.record)
+
+    # -- its prompt --------------------------------------------------------------------------------
+
+    async def understand(self, body: bytes, encoding: str = "", *, run: Runner = here) -> Doc:
+        """Load it, and read what it takes of the engine; `run` is where that is done.
+
+        Raises NotPlain for what must not be sent on, and ClientFault for what is too much.
+        """
+        self.record.body_bytes, self._came = len(body), body
+        doc, self.claim = await run(_loaded, self._api, body, encoding)
+        return doc
+
+    async def parse(
+        self, body: bytes, rewriting: Rewriting | None = None, *, encoding: str = "", run: Runner = here
+    ) -> None:
+        """Understand it, and find what rules would make of it. Raises what `understand` does.
+
+        One of which we can make no prompt goes on: the engine says better what is wrong with it.
+        """
+        self._name.update(None)
+        doc, taken = await self.understand(body, encoding, run=run), None
+        try:
+            check_lists(doc)
+            model = model_of(doc)
+            self.record.model = None if model and self._secrets.stand_in(model) else model
+            if rewriting:
+                self._explaining = Explaining(rewriting, self._metrics, self.record)
+                taken = await self._explaining.take(self._api, doc, headers=self._headers, run=run)
+                self._name.update(taken)
+            self.own = await run(read, self._api, doc, self.claim)
+            if taken and taken.rewritten is not None:
+                self._rewritten, self.moved = taken.rewritten, taken.outcome.moved
+                self.rewritten = await run(read, self._api, taken.rewritten, self.claim)
+        except NotOurs as why:
+            log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)
+        except Fault:
+            raise
+        except Exception:
+            log.exception("parse_failed", request_id=self.id)
+            self._metrics.fallback("parse")
+        now = self._driver.now()
+        self._metrics.spent("parse", now - self.arrived)
+        self.record.add(RequestStage.PARSE, self.arrived, now)
+
+    # -- the form in which it goes out -------------------------------------------------------------
+
+    @property
+    def ask(self) -> Ask | None:
+        return self.rewritten if self._changed else self.own
+
+    @property
+    def prompt(self) -> Tokens | None:
+        return self._prompts[self._changed]
+
+    def goes(self, forward: Forward) -> bytes:
+        """The body that goes out. What is said of the request can wait until the engine is at work."""
+        self._changed = forward.changed and self.rewritten is not None
+        self._weighed()
+        if self._explaining:
+            self._explaining.goes(changed=self._changed)
+        return orjson.dumps(self._rewritten) if self._changed else self._came
+
+    def settle(self) -> None:
+        """Say whose request it is, and what its client changed. Any number of times."""
+        if self._explaining:
+            self._explaining.settle()
+            taken = self._explaining.taken
+            if self.record.named and self._secrets.stand_in(self.record.named):  # it may be from the body
+                self.record.named = None
+            if taken and taken.conversation is not None:
+                self._name.update(taken)
+
+    def _weighed(self) -> None:
+        pending = self._driver.placement.pending(self.key)
+        if pending is not None:
+            self.record.weighed = pending.weighed
+
+    # -- its tokens --------------------------------------------------------------------------------
+
+    def open(self) -> bool:
+        """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
+        self.key = RequestId(f"{next(self._driver.numbers)}:{self.id}")
+        self._open = True
+        self._driver.effect_runner.lend(self.key, self._auth)
+        self._driver.note(self._driver.journal.follow, self.key, self.record)
+        self.rendered = asyncio.Event()
+        ask, self._changed = self.own, False
+        self._unrendered = ask if ask and (ask.chat is not None or ask.prompt is not None) else None
+        return self._unrendered is not None
+
+    def render(self) -> None:
+        """Find its tokens, in the background; once for each key."""
+        if self._unrendered is not None:
+            self._driver.tasks.start(self._render(self._unrendered))
+            self._unrendered = None
+
+    async def _render(self, ask: Ask) -> None:
+        driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
+        found: list[Found] = [NOT_FOUND, NOT_FOUND]
+        asks = [ask, *filter(None, (self.rewritten,))]
+        try:
+            while (link := driver.front).ready:
+                try:
+                    found[: len(asks)] = await asyncio.gather(*(self._found(link, each) for each in asks))
+                    break
+                except EngineGoneError:
+                    if not await driver.comes_back(link):
+                        raise
+        except render.FAILURES as error:
+            log.info("not_rendered", request_id=self.id, error=sayable(error))
+            self._metrics.fallback("render")
+        finally:
+            (own, boundaries), (rewritten, others) = found
+            self._prompts = (own, rewritten)
+            rendered.set()
+            at = driver.now()
+            tokens = None if self.prompt is None else len(self.prompt)
+            self.record.add(RequestStage.RENDER, started, at, tokens=tokens)
+            driver.post(
+                Rendered(
+                    at=at,
+                    request=key,
+                    prompt=own,
+                    boundaries=boundaries,
+                    rewritten=rewritten,
+                    rewritten_boundaries=others,
+                )
+            )
+        self._metrics.spent("render", driver.now() - started)
+
+    async def _found(self, link: EngineLink, ask: Ask) -> Found:
+        """Its tokens, and where other prompts may part from it. Raises what `render` does."""
+        prompt = await render.prompt_of(link, ask, self._auth)
+        return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
+
+    @property
+    def rules(self) -> list[str]:
+        """Those that changed what goes out, by name."""
+        return self._explaining.rules if self._explaining and self._changed else []
+
+    # -- its end -----------------------------------------------------------------------------------
+
+    def finished(self, forward: Forward, link: EngineLink, status: int) -> None:
+        """The answer came to its own end."""
+        self.settle()
+        answer = self.listener.end()
+        figures, driver = answer.figures, self._driver
+        pending = driver.placement.pending(self.key)
+        planted = pending.planted if pending else 0
+        self._weighed()
+        self.cost += planted + (figures.prompt_tokens or 0) - (figures.cached or 0) + (figures.generated or 0)
+        self.outcome = _outcome_of(status)
+        self._open = False
+        driver.effect_runner.forget(self.key)
+        self._note(figures, planted, status)
+        driver.post(
+            Finished(
+                at=driver.now(),
+                request=self.key,
+                prompt_tokens=figures.prompt_tokens,
+                cached=figures.cached,
+                generated=figures.generated,
+                slot=figures.slot,
+                prefill_seconds=figures.prefill_ms / 1000 if figures.prefill_ms else None,
+            )
+        )
+        self.render()
+        if self.record.first_token is not None:
+            self._metrics.first_token_after(self.record.first_token, self.id)
+        self._log(answer, forward, status)
+        self._check_count(figures.prompt_tokens, link)
+        if status < 400 and self._explaining:
+            self._explaining.answered(answer, self.prompt, planted=planted)
+            self._name.answered(self._explaining.taken, answer)
+        self._metrics.history.add(repeated=self.record.repeated)
+        known = self.ask is not None and figures.generated and answer.complete and status < 400
+        if known and answer.reply is not None:
+            driver.learning.add(self.key)
+            driver.tasks.start(self._learn_reply(answer, link, brief=forward.reason is Reason.BRIEF))
+
+    def gone(self) -> None:
+        """The client left or the answer broke off, unless it has ended."""
+        if self._open:
+            self._open = False
+            reached, cached = self._reached()
+            pending = self._driver.placement.pending(self.key)
+            planted = self._driver.effect_runner.computed(self.key) + (pending.planted if pending else 0)
+            self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
+            self._driver.effect_runner.forget(self.key)
+            self._driver.post(Gone(at=self._driver.now(), request=self.key, reached=reached, cached=cached))
+
+    def _reached(self) -> tuple[int | None, int]:
+        """How far the engine was in the prompt, and what of that was cached, as it said last."""
+        if self.progress and self.progress.latest is not None:
+            return self.progress.latest.processed, self.progress.latest.reused
+        figures = self.listener.end().figures  # of an answer that broke off behind them
+        if figures.prompt_tokens is None or figures.cached is None:
+            return None, 0
+        return figures.prompt_tokens, figures.cached
+
+    def close(self) -> None:
+        self.gone()
+        self.settle()
+        self.record.outcome = self.outcome
+        self.record.seconds = self._driver.now() - self.arrived
+        self._metrics.requests.labels(route=self._api.value, outcome=self.outcome).inc()
+
+    def _note(self, figures: Figures, planted: int, status: int) -> None:
+        """What the engine says of it, in the record."""
+        record = self.record
+        record.status, record.generated = status, figures.generated
+        record.prompt_tokens = figures.prompt_tokens
+        record.usage = usage_of(figures.prompt_tokens, figures.cached, planted=planted)
+
+    def _check_count(self, counted: int | None, link: EngineLink) -> None:
+        """The engine counts differently: the tokenizer that we trusted is not exact for this model."""
+        if self.prompt is None or counted is None or counted == len(self.prompt):
+            return
+        if self._api in OUR_TOKENIZER and link.tokenizer is not None:
+            log.warning("count_differs", request_id=self.id, engine=counted, ours=len(self.prompt))
+            link.tokenizer.distrust(f"counted {len(self.prompt)} tokens where the engine counted {counted}")
+
+    async def _learn_reply(self, answer: Answer, link: EngineLink, *, brief: bool) -> None:
+        try:
+            await self.rendered.wait()
+            if brief:  # requests that follow it at once would wait for its reply to be rendered
+                await self._driver.idle_moment(self.key, within=LATEST)
+            if self.ask is None or self.prompt is None or answer.reply is None:
+                return
+            heard = AnsweredRequest(
+                request=self.key,
+                request_id=self.id,
+                client=self.record.client,
+                auth=self._auth,
+                ask=self.ask,
+                prompt=self.prompt,
+                reply=answer.reply,
+                generated=answer.figures.generated or 0,
+            )
+            await learn(self._driver, link, heard)
+        finally:
+            self._driver.learning.discard(self.key)
+
+    def _log(self, answer: Answer, forward: Forward, status: int) -> None:
+        figures, usage, first = answer.figures, self.record.usage, self.record.first_token
+        log.info(
+            "request",
+            request_id=self.id,
+            route=self._api.value,
+            status=status,
+            engine=forward.engine,
+            slot=forward.slot,
+            decision=forward.reason.value,
+            prompt_tokens=figures.prompt_tokens,
+            reused=usage.reused if usage else None,
+            computed=usage.computed if usage else None,
+            planted=usage.planted if usage else None,
+            generated=figures.generated,
+            complete=answer.complete,
+            error=answer.error,
+            **({"key_name": self.key_name} if self.key_name else {}),
+            name=str(self.record.name),
+            model=self.record.model,
+            conversation=self.record.named or self.record.conversation,
+            seconds=round(self._driver.now() - self.arrived, 4),
+            first_token_seconds=None if first is None else round(first, 4),
+        )
+
+
+def _loaded(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
+    """Raises NotPlain, and ClientFault for what is too much."""
+    check_values(body)
+    doc = load(body, encoding)
+    check_depth(body, doc)
+    return doc, claim(api, doc)
+
+
+def _outcome_of(status: int) -> str:
+    return "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"

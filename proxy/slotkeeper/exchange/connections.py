@@ -1,0 +1,384 @@
+"""Connections of clients: how many there may be, in all and of one address; TLS; what is logged of them.
+
+The HTTP server would log a traceback for every request that is no HTTP, so any client could fill the log.
+Here these are counted, and logged once a minute.
+
+A client that opens connections and sends nothing, or a byte at a time, must not take them from the others,
+nor the descriptors that the admin port, the engines and the slot files need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Any, Final, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.observe.metrics import ConnectionCut, Metrics
+from slotkeeper.runtime.tasks import Tasks
+
+log = get_logger(__name__)
+
+
+class TlsError(Exception):
+    """The files cannot be used; the message says what to do."""
+
+
+class Tls:
+    """`context` is for servers, and stays the same: what is read again counts for new connections."""
+
+    def __init__(self, cert: Path, key: Path | None) -> None:
+        """Both are PEM; without a `key` it stands in the file of the certificate. Raises TlsError."""
+        self._cert = cert
+        self._key = key
+        self.context = _context(cert, key)
+
+    def reload(self) -> None:
+        """Raises TlsError; then all is as it was."""
+        _context(self._cert, self._key)  # two files that do not fit each other must not reach the other one
+        _load(self.context, self._cert, self._key)
+        log.info("certificate_read", file=str(self._cert))
+
+
+def _context(cert: Path, key: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _load(context, cert, key)
+    return context
+
+
+def _load(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
+    try:
+        context.load_cert_chain(cert, key, password=lambda: b"")  # no prompt for a password
+    except ssl.SSLError as error:
+        raise TlsError(
+            f"{cert}{f' and {key}' if key else ''}: {error.reason or error}; it takes a certificate, with "
+            "those between it and the root behind it, and its key without a password, both as PEM"
+        ) from None
+    except OSError as error:
+        raise TlsError(f"{_unread(cert, key)}: {error.strerror or error}") from None
+
+
+def _unread(cert: Path, key: Path | None) -> Path:
+    """Which of the two it was: ssl does not say."""
+    try:
+        cert.open("rb").close()
+    except OSError:
+        return cert
+    return key or cert
+
+
+# -- complaints of the HTTP server -----------------------------------------------------------------------
+
+
+class Complaints(logging.Logger):
+    """The `logger` of a server. It is in no hierarchy, and has no handlers."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        super().__init__(__name__)
+        self._metrics = metrics
+        self._seldom = Seldom(log)
+
+    def debug(self, *args: Any, exc_info: Any = None, **_: Any) -> None:
+        """For a client that speaks another protocol from the start; the rest is of no interest."""
+        if isinstance(exc_info, HttpProcessingError):
+            self._malformed(exc_info, args)
+
+    def exception(self, *args: Any, exc_info: Any = True, **_: Any) -> None:
+        """For a client that sends something malformed later; anything else is a fault of ours."""
+        if isinstance(exc_info, HttpProcessingError):
+            self._malformed(exc_info, args)
+        else:
+            log.error("connection_failed", exc_info=exc_info)
+
+    def _malformed(self, error: HttpProcessingError, args: tuple[Any, ...]) -> None:
+        """Its text quotes what was sent, so it is not said."""
+        self._metrics.cut(ConnectionCut.MALFORMED)
+        _, *clients = args
+        self._seldom.warning(
+            "malformed_request", error=type(error).__name__, client=clients[0] if clients else None
+        )
+
+
+# -- limits ----------------------------------------------------------------------------------------------
+
+DESCRIPTORS: Final = 65_536  # enough for any use
+RESERVE: Final = 256  # descriptors for everything that is no client: engines, files, the admin port
+LEAST: Final = 16  # clients, however few descriptors there are
+SITE_BITS: Final = 64  # of an IPv6 address: one host may own all addresses behind these
+CLOSING_SECONDS: Final = 30.0  # to read the last 64 KiB of an answer
+LOOKS: Final = 4  # times within the shortest deadline that connections are looked at
+
+Network = IPv4Network | IPv6Network
+
+
+class Connections:
+    """Those of one port. A factory of protocols for `loop.create_server`."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        most: int,
+        of_one: int,
+        head_seconds: float,
+        trusted: Sequence[Network] = (),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`trusted` proxies speak for many clients: any number of connections may come from them.
+
+        With `tls` a connection counts, and has its deadline, before its handshake.
+        """
+        self._tls = tls
+        self._handshakes = Tasks(lambda error: log.error("connection_failed", error=repr(error)))
+        self._metrics = metrics
+        self._most = most
+        self._of_one = of_one
+        self._head_seconds = head_seconds
+        self._trusted = tuple(trusted)
+        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+        self._by_address: Counter[str] = Counter()
+        self._seldom = Seldom(log)
+        self._handlers: Callable[[], web.RequestHandler] | None = None
+        self._next_look: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __call__(self) -> asyncio.Protocol:
+        return _Connection(self)
+
+    def open(self, handlers: Callable[[], web.RequestHandler]) -> None:
+        """From here on these speak with clients."""
+        self._handlers = handlers
+        self._look()
+
+    async def close(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        await self._handshakes.close()
+
+    def begun(self, handler: asyncio.BaseProtocol) -> None:
+        """The first head has come: from here on the keep-alive timeout of the server is enough."""
+        connection = self._open.get(handler)
+        if connection is not None:
+            connection.begun = True
+
+    def admit(self, connection: _Connection) -> None:
+        """Let it in, or cut it off."""
+        refused = self._refused(connection.address)
+        if refused is not None or self._handlers is None:
+            self.cut(connection, refused or ConnectionCut.FULL)
+            return
+        handler = self._handlers()
+        self._by_address[connection.address] += 1
+        self._open[handler] = connection
+        if self._tls is None:
+            connection.let_in(handler)
+            return
+        try:
+            plug = connection.taken()
+        except OSError:
+            self.left(connection, handler)
+            self.cut(connection, ConnectionCut.FULL)
+            return
+        connection.next_handler = handler
+        shaking = self._handshakes.start(self._secure(connection, plug, self._tls))
+        shaking.add_done_callback(lambda _: self._shaken(connection, handler, plug))
+
+    async def _secure(self, connection: _Connection, plug: socket.socket, tls: ssl.SSLContext) -> None:
+        """Let it in once it speaks TLS."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, plug, ssl=tls, ssl_handshake_timeout=self._head_seconds
+            )
+        except OSError:  # the errors of ssl and of time are too
+            self._metrics.cut(ConnectionCut.HANDSHAKE)
+            self._seldom.warning(
+                "connection_refused", why=ConnectionCut.HANDSHAKE.value, client=connection.address
+            )
+
+    def _shaken(self, connection: _Connection, handler: web.RequestHandler, plug: socket.socket) -> None:
+        if connection.handler is None:
+            self.left(connection, handler)
+            plug.close()
+
+    def _refused(self, address: str) -> ConnectionCut | None:
+        """Why there is no room for it; None if there is."""
+        if len(self._open) >= self._most:
+            return ConnectionCut.FULL
+        if self._by_address[address] >= self._of_one and not is_in(address, self._trusted):
+            return ConnectionCut.ADDRESS
+        return None
+
+    def left(self, connection: _Connection, handler: asyncio.BaseProtocol) -> None:
+        if self._open.pop(handler, None) is not None:
+            self._by_address[connection.address] -= 1
+            if self._by_address[connection.address] <= 0:
+                del self._by_address[connection.address]
+
+    def cut(self, connection: _Connection, why: ConnectionCut) -> None:
+        if connection.transport is not None:
+            connection.transport.abort()
+        self._metrics.cut(why)
+        self._seldom.warning("connection_refused", why=why.value, client=connection.address)
+
+    def _look(self) -> None:
+        """Clients that did not send a request in time, or do not read the end of an answer."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in tuple(self._open.values()):
+            if connection.handler is None:  # its handshake has a deadline of its own
+                continue
+            if connection.closing is not None:
+                if now - connection.closing > CLOSING_SECONDS:
+                    self.cut(connection, ConnectionCut.CLOSING)
+            elif connection.transport is not None and connection.transport.is_closing():
+                connection.closing = now
+            elif not connection.begun and now - connection.since > self._head_seconds:
+                self.cut(connection, ConnectionCut.HEAD)
+        self._next_look = loop.call_later(self._head_seconds / LOOKS, self._look)
+
+
+class _Connection(asyncio.Protocol):
+    """Between a transport and its handler, which there is once it was let in."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self.handler: web.RequestHandler | None = None
+        self.transport: asyncio.Transport | None = None
+        self.address = "?"
+        self.since = 0.0
+        self.begun = False
+        self.closing: float | None = None  # since when
+        self.next_handler: web.RequestHandler | None = None  # while it shakes hands
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        if self.next_handler is not None:
+            self.let_in(self.next_handler)
+            return
+        self.address = site_of(transport.get_extra_info("peername"))
+        self.since = asyncio.get_running_loop().time()
+        self._connections.admit(self)
+
+    def taken(self) -> socket.socket:
+        """Its socket, without the transport that has accepted it: that could read what is for TLS.
+
+        Raises OSError where there is no descriptor.
+        """
+        if self.transport is None:
+            raise AssertionError("only a connection that was accepted can be taken")
+        try:
+            plug: socket.socket = self.transport.get_extra_info("socket").dup()
+        finally:
+            self.transport.abort()  # closes the descriptor that was copied, and says nothing to the client
+        plug.setblocking(False)
+        return plug
+
+    def let_in(self, handler: web.RequestHandler) -> None:
+        if self.transport is None:
+            raise AssertionError("only a connection that is there can be let in")
+        self.handler = handler
+        self.data_received = handler.data_received  # type: ignore[method-assign]  # of every chunk
+        self.eof_received = handler.eof_received  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+        self.transport.set_protocol(self)  # uvloop keeps the methods that it saw first
+        handler.connection_made(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.handler is not None:
+            self._connections.left(self, self.handler)
+            self.handler.connection_lost(exc)
+
+
+class Site(web.TCPSite):
+    """A port whose connections are counted."""
+
+    def __init__(
+        self, runner: web.AppRunner, host: str, port: int, *, connections: Connections, backlog: int
+    ) -> None:
+        super().__init__(runner, host, port, backlog=backlog)
+        self._connections = connections
+
+    async def start(self) -> None:
+        """Raises OSError when the port is taken."""
+        server = self._runner.server
+        if server is None:
+            raise AssertionError("a runner is set up before its sites start")
+        await web.BaseSite.start(self)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connections, self._host, self._port, backlog=self._backlog
+        )
+        self._connections.open(server)
+
+    async def stop(self) -> None:
+        await self._connections.close()
+        await super().stop()
+
+
+def site_of(peer: object) -> str:
+    """The address that connections are counted for: of IPv6 the network, as one host has all of it."""
+    host = str(peer[0]) if isinstance(peer, tuple) and peer else "?"
+    if ":" not in host:
+        return host
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:  # a header may hold anything
+        return host
+    if not isinstance(address, IPv6Address):
+        return host
+    if address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(ip_network((int(address), SITE_BITS), strict=False).network_address)
+
+
+def is_in(address: str, networks: Sequence[Network]) -> bool:
+    """Whether it is of any of these."""
+    if not networks:
+        return False
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return any(found in network for network in networks)
+
+
+def asker(request: web.BaseRequest, trusted: Sequence[Network]) -> str:
+    """The client's address: the last one in its way that is of no trusted proxy."""
+    way = [request.remote or "?"]
+    if is_in(way[0], trusted):
+        named = ",".join(request.headers.getall("X-Forwarded-For", [])).split(",")
+        way = [*filter(None, map(str.strip, named)), way[0]]
+    who = next((address for address in reversed(way) if not is_in(address, trusted)), way[0])
+    return site_of((who,))
+
+
+def raise_descriptors() -> int:
+    """Let this process have as many descriptors as it may have; how many these are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # some systems allow less than they say
+        return soft
+    return wanted
+
+
+def room_for(most: int, descriptors: int) -> int:
+    """How many clients there may be beside everything else that needs a descriptor."""
+    return min(most, max(LEAST, descriptors - RESERVE))

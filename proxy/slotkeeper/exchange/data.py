@@ -1,0 +1,303 @@
+"""The data port: every route of llama-server, byte for byte where nothing has to change.
+
+Bodies on their way in are bounded: how large one may be, and how large all of them together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import TracebackType
+from typing import Any, Final, Self
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from slotkeeper.api import errors
+from slotkeeper.api import headers as names
+from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
+from slotkeeper.api.headers import Secrets, request_id
+from slotkeeper.api.request import NotPlain, plain
+from slotkeeper.api.routes import Api, classify, takes_form
+from slotkeeper.engine.client import LOOP_STATUS
+from slotkeeper.exchange.connections import Connections
+from slotkeeper.exchange.door import Judged, KeyCheck, Refusal
+from slotkeeper.exchange.exchange import Exchange, Gate
+from slotkeeper.exchange.relay import Outlet
+from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared, target
+from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.observe.metrics import ConnectionCut, Metrics
+
+RETRY_AFTER: Final = 5  # seconds
+SLOWEST: Final = 16 * 1024  # bytes a second of a body that takes longer than that
+
+
+class Intake:
+    """Room for the bodies of requests, from their first byte to the end of their answers."""
+
+    def __init__(self, *, each: int, total: int, seconds: float, metrics: Metrics) -> None:
+        """Bytes; `seconds` for a body to come, and more for a large one."""
+        self.each = each
+        self.total = total
+        self.free = total
+        self.seconds = seconds
+        self.metrics = metrics
+
+    def body(self, request: web.BaseRequest) -> Body:
+        return Body(self, request)
+
+
+class Body:
+    """Of one request. Use as a context manager, which gives its room back."""
+
+    def __init__(self, intake: Intake, request: web.BaseRequest) -> None:
+        self._intake = intake
+        self._request = request
+        self._taken = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._intake.free += self._taken
+        self._taken = 0
+
+    async def read(self) -> bytes | None:
+        """All of it; None for a request without one. Raises ClientFault."""
+        request = self._request
+        if not request.body_exists:
+            return None
+        self._check(request.content_length or 0)
+        if self._intake.free <= 0:
+            raise self._full()
+        if request.content.is_eof():  # a small one came with its head
+            whole = await request.content.read()
+            self._take(len(whole))
+            return whole
+        return await self._read(request)
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        whole = bytearray()
+        until = asyncio.get_running_loop().time() + self._intake.seconds
+        try:
+            async with asyncio.timeout_at(until) as limit:
+                while piece := await request.content.readany():
+                    self._take(len(piece))
+                    whole += piece
+                    limit.reschedule(until + self._taken / SLOWEST)
+        except TimeoutError as error:
+            self._intake.metrics.cut(ConnectionCut.BODY)
+            raise ClientFault(
+                f"the body did not come in time: {self._taken} bytes of it; send it at once, or raise "
+                "--body-timeout",
+                status=408,
+            ) from error
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise ClientFault("the body is not framed as HTTP says") from error
+        return bytes(whole)
+
+    def _take(self, size: int) -> None:
+        self._check(self._taken + size)
+        if size > self._intake.free:
+            raise self._full()
+        self._taken += size
+        self._intake.free -= size
+
+    def _check(self, size: int) -> None:
+        if size > self._intake.each:
+            raise ClientFault(
+                f"the body is larger than {self._intake.each} bytes; raise --max-body-bytes", status=413
+            )
+
+    def _full(self) -> ClientFault:
+        return ClientFault(
+            f"the requests that are being answered hold all of {self._intake.total} bytes of bodies; come "
+            "again, or raise --all-bodies-bytes",
+            status=429,
+            retry_after=RETRY_AFTER,
+        )
+
+
+# -- the routes ------------------------------------------------------------------------------------------
+
+READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # nothing in the engine begins by one of these
+BODY_LEFT: Final = frozenset({408, 413, 429})  # there may be more of the body on its way
+TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
+JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # who asks for these must be known to the engine
+
+log = get_logger(__name__)
+
+
+def _known_as(request: web.Request) -> str:
+    """Its client's own id, unless that is no id, or holds the client's key; else a fresh one."""
+    given = request.headers.get(names.REQUEST_ID)
+    if given is not None and Secrets.of(request.headers, request.query_string).stand_in(given):
+        given = None
+    return request_id(given, lambda: uuid.uuid4().hex)
+
+
+class DataPort:
+    """Answers every request, by an exchange or by copying it through."""
+
+    def __init__(self, gate: Gate, intake: Intake, connections: Connections, *, api_prefix: str = "") -> None:
+        self._gate = gate
+        self._connections = connections
+        self._intake = intake
+        self._prefix = api_prefix
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self._seldom = Seldom(log)
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=self._intake.each)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        app.on_shutdown.append(self._shut)
+        return app
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        task = asyncio.current_task()
+        if task is None:
+            raise AssertionError("a handler runs in a task")
+        self._running.add(task)
+        self._connections.begun(request.protocol)
+        try:
+            with self._intake.body(request) as body:
+                return await self._handle(request, body)
+        except asyncio.CancelledError:
+            if request.writer.output_size:  # it is we who break it off, if the client is still there
+                abort(request)
+            raise
+        finally:
+            self._running.discard(task)
+
+    async def _shut(self, _: web.Application) -> None:
+        """Asked once, running answers get their time; asked again, they are ended."""
+        if self._closing:
+            for task in self._running:
+                task.cancel()
+        self._closing = True
+
+    async def _handle(self, request: web.Request, incoming: Body) -> web.StreamResponse:
+        api = Api.OTHER
+        known_as = _known_as(request)
+        try:
+            path = self._path(request)
+            api = classify(request.method, path, self._prefix)
+            self._not_again(request)
+            self._gate.door.admit(request, api, path)
+            takes_slot, came = api in TAKES_SLOT, self._gate.driver.now()
+            judged: Judged = KeyCheck.LET_IN
+            if api in JUDGED:
+                judged = await self._gate.door.judge(request, since=came, later=takes_slot)
+            if isinstance(judged, Refusal):
+                return self._refused(api, judged, known_as)
+            body = await incoming.read()
+            if takes_slot:
+                form = takes_form(path)
+                return await Exchange(
+                    self._gate, request, api, body or b"", known_as, judged=judged, came=came, form=form
+                ).run()
+            if api is Api.CONTROL:
+                return await self._acted(request, body or b"", known_as, let_in=judged is KeyCheck.LET_IN)
+            return await self._through(request, api, body, known_as)
+        except Fault as fault:
+            return self._failed(api, fault, known_as)
+        except GONE:
+            return web.Response(status=499)  # the client is gone
+        except Exception:
+            log.exception("exchange_failed", request_id=known_as)
+            self._gate.metrics.fallback("exchange")
+            if request.writer.output_size:  # a second head would land in the middle of a body
+                abort(request)
+                return web.Response(status=499)
+            ours = OurFault("slotkeeper failed; its log says why")
+            return self._failed(api, ours, known_as)
+
+    def _refused(self, api: Api, refusal: Refusal, known_as: str) -> web.StreamResponse:
+        log.info("request_refused", request_id=known_as, status=refusal.status, error="by the engine")
+        self._gate.metrics.requests.labels(route=api.value, outcome="client_error").inc()
+        return refusal.response(known_as)
+
+    def _path(self, request: web.Request) -> str:
+        """Its path as it is sent on. Raises ClientFault where the engine might look up another one."""
+        path = target(request).partition("#")[0].partition("?")[0]
+        if request.method in READS:
+            return path
+        try:
+            return plain(path)
+        except NotPlain as why:
+            self._gate.metrics.refused(why.doubt)
+            self._gate.metrics.requests.labels(route=Api.OTHER.value, outcome="client_error").inc()
+            raise ClientFault(why.message) from why
+
+    def _not_again(self, request: web.Request) -> None:
+        """Sidecars that point at each other would send a request round for ever."""
+        if self._gate.upstream.name in names.hops(request.headers.getall(names.HOPS, [])):
+            raise UpstreamFault(
+                "this request has come through this sidecar before: its --upstream leads back to it; "
+                "point it at llama-server itself",
+                status=LOOP_STATUS,
+            )
+
+    async def _through(
+        self, request: web.Request, api: Api, body: bytes | None, known_as: str
+    ) -> web.StreamResponse:
+        """A route without a slot: to the first engine that is there."""
+        link = self._gate.driver.front
+        try:
+            async with answering(link):
+                answer = await self._gate.upstream.send(link.engine, request, body, known_as)
+        except UpstreamFault:
+            link.kick()
+            raise
+        async with answer:
+            response = prepared(answer, known_as)
+            await response.prepare(request)
+            outcome = "ok" if answer.status < 400 else "client_error"
+            try:
+                with Outlet(self._gate.ahead, request, response) as out:
+                    async with answering(link):
+                        await copy(answer, out.write, lambda _: None)
+                    await out.end()
+            except UpstreamFault as fault:
+                log.warning("answer_broke_off", request_id=known_as, error=fault.message)
+                abort(request)
+                outcome = "broken"
+        self._gate.metrics.requests.labels(route=api.value, outcome=outcome).inc()
+        return response
+
+    async def _acted(
+        self, request: web.Request, body: bytes, known_as: str, *, let_in: bool
+    ) -> web.StreamResponse:
+        if not let_in:
+            raise UpstreamFault(
+                "no engine says who may do this; when llama-server is up, try again",
+                status=503,
+                retry_after=1,
+            )
+        caller = self._gate.door.caller(request)
+        response = await self._gate.actions.answer(request, body, known_as, caller.line)
+        outcome = "ok" if response.status < 400 else "client_error"
+        self._gate.metrics.requests.labels(route=Api.CONTROL.value, outcome=outcome).inc()
+        return response
+
+    def _failed(self, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
+        if isinstance(fault, ClientFault):
+            log.info("request_refused", request_id=known_as, status=fault.status, error=fault.message)
+        else:
+            say = self._seldom if fault.status == LOOP_STATUS else log  # each sidecar asks every second
+            say.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
+        headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
+        if fault.retry_after is not None:
+            headers["Retry-After"] = str(fault.retry_after)
+        response = web.Response(
+            status=fault.status,
+            body=errors.body(fault, api),
+            content_type="application/json",
+            headers=headers,
+        )
+        if fault.status in BODY_LEFT:
+            response.force_close()  # the rest of the body is not worth reading
+        return response

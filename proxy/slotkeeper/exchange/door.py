@@ -1,0 +1,298 @@
+"""Checks credentials: an unknown one is shown to the engine before any work is done for it.
+
+The engine judges a request's key itself, but only when the request reaches it, and by then we would have
+rendered, planted and restored for it with our own key. So its head goes to `GET /props` first, which wants
+the key on every build, costs a millisecond and wakes no sleeping engine. An engine without a key is asked
+once. Only this module says whose request it is (`Caller`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Final, TypeVar
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from slotkeeper.api.errors import ClientFault, UpstreamFault
+from slotkeeper.api.headers import AUTH
+from slotkeeper.api.routes import Api, is_for_clients, is_open
+from slotkeeper.engine.client import Health
+from slotkeeper.exchange.connections import Network, asker
+from slotkeeper.exchange.keys import Key, OwnKeys
+from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.types import ClientId, EngineId
+
+SHOWN: Final = (*AUTH, "Cookie")  # and what a gateway in front of it may
+OURS_SHOWN: Final = ("Cookie",)  # where the key is ours, the same for all
+REFUSES: Final = frozenset({401, 403})
+LASTS: Final = 60.0  # seconds: a gateway in front of the engine may take a key back
+REFUSAL_LASTS: Final = 5.0
+RENEWAL: Final = 5.0  # seconds for which a credential goes on counting while it is asked for again
+MOST_KNOWN: Final = 4096
+MOST_REFUSED: Final = 256
+ASK_SECONDS: Final = 5.0
+BEARER: Final = "Bearer "
+NO_KEY: Final = "a key is needed here: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
+UNKNOWN_KEY: Final = "this key is not known here; ask the operator of the sidecar for one"
+NOT_YOURS: Final = "this route is for operators; the sidecar's keys file says which keys are theirs"
+OWN_REFUSED: Final = (
+    "the engine refuses the key of the sidecar itself; its operator has to set --engine-api-key to a key of "
+    "llama-server's --api-key"
+)
+_NAMESPACES: Final = b"namespaces of slotkeeper"  # what the folder's secret is used for here
+
+
+class KeyCheck(StrEnum):
+    LET_IN = "let_in"
+    LATER = "later"  # the engine is gone, and had let it in: to be judged when that is back
+    UNSURE = "unsure"  # no engine could say: the request goes straight through, without any work for it
+
+
+Refusal = UpstreamAnswer  # the engine's own words
+Judged = KeyCheck | Refusal
+V = TypeVar("V")
+Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of what was shown
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is, as far as that was verified."""
+
+    line: ClientId  # with whom it waits in line: a key that was verified, else an address
+    namespace: str = ""  # whose states and predictions it may use; "" while namespaces are off
+    key: Key | None = None  # of --keys-file
+
+
+_CALLER: Final = web.RequestKey("caller", Caller)
+
+
+class Door:
+    """What engines said of credentials, of which only digests are kept."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        upstream: Upstream,
+        *,
+        prefix: str = "",
+        trusted: Sequence[Network] = (),
+        keys: OwnKeys | None = None,
+        namespaces: bool | None = False,
+        secret: Callable[[], bytes | None] = lambda: None,
+        were_apart: Callable[[], bool] = lambda: False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`prefix` is the engine's --api-prefix, `trusted` are proxies in front, `keys` a list of our own.
+
+        `namespaces`: one for each key; None: with a list of our own, else from the second key on that an
+        engine has verified. Those of engines' keys are told by `secret`, so that they are the same after a
+        restart; without one they are not. `were_apart`: whether there are states of namespaces from before.
+        """
+        self.keys = keys
+        self._shown = SHOWN if keys is None else OURS_SHOWN
+        self._prefix = prefix
+        self._driver = driver
+        self._trusted = trusted
+        self._namespaces = True if namespaces is None and keys else namespaces
+        self._first_key: bytes | None = None  # that was verified
+        self._secret = secret
+        self._were_apart = were_apart
+        self._upstream = upstream
+        self._path = f"{prefix}/props"
+        self._now = now
+        self._salt = secrets.token_bytes(16)
+        self._anyone: dict[EngineId, tuple[str, bool, float]] = {}  # process, whether it wants no key, until
+        self._known: OrderedDict[Seen, float] = OrderedDict()
+        self._refused: OrderedDict[Seen, tuple[float, Refusal]] = OrderedDict()
+
+    def admit(self, request: web.BaseRequest, api: Api, path: str) -> None:
+        """By our own list, if there is one. Raises ClientFault for clients that may not ask for this."""
+        if self.keys is None or is_open(request.method, path, self._prefix):
+            return
+        given = key_in(request.headers)
+        key = self.keys.find(given) if given else None
+        if key is None:
+            raise ClientFault(UNKNOWN_KEY if given else NO_KEY, status=401)
+        if not key.operator and not is_for_clients(api, request.method, path, self._prefix):
+            raise ClientFault(NOT_YOURS, status=403)
+        namespace = key.namespace if self._namespaces else ""
+        request[_CALLER] = Caller(_line(f"name {key.name}"), namespace, key)
+
+    def lent(self, request: web.BaseRequest) -> dict[str, str]:
+        """The credential for calls of ours on behalf of this request; none where the engine has no say."""
+        return {} if self.keys else credentials(request.headers)
+
+    async def judge(self, request: web.BaseRequest, *, since: float, later: bool = False) -> Judged:
+        """Whether every engine that is there lets this client in. It may wait for one that is gone.
+
+        That wait counts from `since`; with `later` a client who was let in before does not wait here.
+        """
+        driver = self._driver
+        await driver.folder_tried()  # whose secret tells namespaces
+        if any(link.doubtful for link in driver.links.values()):
+            if later and self._was_let_in(request):
+                return KeyCheck.LATER
+            await driver.awake(since)
+        judged = await self._judged(request)
+        if judged is KeyCheck.UNSURE:  # it may be starting
+            if later and driver.expects_one and self._was_let_in(request):
+                return KeyCheck.LATER
+            await driver.awake(since)
+            judged = await self._judged(request)
+        return judged
+
+    def caller(self, request: web.BaseRequest) -> Caller:
+        """Whose request this is; by its address alone where no engine has verified a key of it."""
+        return request.get(_CALLER) or Caller(_line(asker(request, self._trusted)))
+
+    @property
+    def namespaces(self) -> bool:
+        """Whether keys are held apart now."""
+        return bool(self._namespaces)
+
+    def _let_in(self, request: web.BaseRequest, *, verified: bool) -> None:
+        """By an engine that has `verified` its key, or that wants no key."""
+        if self.keys:
+            return
+        key = key_in(request.headers)
+        if verified and self._namespaces is None:
+            one = _keyed(key, self._salt)
+            self._first_key = self._first_key or one
+            self._namespaces = True if one != self._first_key or self._were_apart() else None
+        line = _line(f"key {key}" if verified else asker(request, self._trusted))
+        request[_CALLER] = Caller(line, self._namespace(key) if key and self._namespaces else "")
+
+    def _namespace(self, key: str) -> str:
+        """The same after a restart once the folder is open; what is computed before is in no file either."""
+        secret = self._secret() or self._salt
+        return _keyed(key, blake2b(_NAMESPACES, key=secret, digest_size=32).digest()).hex()
+
+    def _was_let_in(self, request: web.BaseRequest) -> bool:
+        """By the processes that were asked last, whatever comes in their place."""
+        digest = self._digest(request, self._shown)
+        last = [(engine, *self._anyone.get(engine, ("", False, 0.0))) for engine in self._driver.links]
+        closed = [(engine, process, digest) for engine, process, open_, _ in last if not open_]
+        if any(seen not in self._known for seen in closed):
+            return False
+        self._let_in(request, verified=bool(closed))
+        return True
+
+    async def _judged(self, request: web.BaseRequest) -> Judged:
+        links, judged, wanted = self._driver.links.values(), KeyCheck.LET_IN, False
+        there = [link for link in links if link.health is not Health.DOWN] or list(links)
+        for link in there:
+            if await self._wants_no_key(link):
+                continue
+            wanted = True
+            said = await self._by(link, request)
+            if isinstance(said, Refusal):
+                return said
+            if said is KeyCheck.UNSURE:
+                judged = said
+        if judged is KeyCheck.LET_IN:
+            self._let_in(request, verified=wanted)
+        return judged
+
+    async def _wants_no_key(self, link: EngineLink) -> bool:
+        """Asked once of each process, without any credential."""
+        process, open_, until = self._anyone.get(link.engine, ("", False, 0.0))
+        if process == link.process and self._now() < until:
+            return open_
+        asked_of = link.process
+        said = await self._ask(link, CIMultiDict())
+        if said is not KeyCheck.UNSURE:
+            lasts = float("inf") if asked_of else REFUSAL_LASTS  # its process is not known yet
+            self._anyone[link.engine] = asked_of, said is KeyCheck.LET_IN, self._now() + lasts
+        return said is KeyCheck.LET_IN
+
+    async def _by(self, link: EngineLink, request: web.BaseRequest) -> Judged:
+        now, seen = self._now(), (link.engine, link.process, self._digest(request, self._shown))
+        until = self._known.get(seen)
+        if until is not None and now < until:
+            return KeyCheck.LET_IN
+        # Its words depend on Origin too, which it repeats.
+        heard = (link.engine, link.process, self._digest(request, (*self._shown, "Origin")))
+        again, refusal = self._refused.get(heard, (0.0, None))
+        if refusal and now < again:
+            return refusal
+        if until is not None:
+            self._known[seen] = now + RENEWAL
+        said = await self._ask(link, self._upstream.outgoing(request, None, ""))
+        match said:
+            case Refusal() if self.keys:
+                raise UpstreamFault(OWN_REFUSED)
+            case Refusal() if not link.up:  # no key was ever accepted: the route may be closed
+                return KeyCheck.UNSURE
+            case Refusal():
+                self._known.pop(seen, None)
+                _keep(self._refused, heard, (self._now() + REFUSAL_LASTS, said), MOST_REFUSED)
+            case KeyCheck.LET_IN:
+                _keep(self._known, seen, self._now() + LASTS, MOST_KNOWN)
+                link.let_in(self.lent(request))
+            case KeyCheck.UNSURE if until is not None:  # it was let in before
+                return KeyCheck.LET_IN
+        return said
+
+    async def _ask(self, link: EngineLink, headers: CIMultiDict[str]) -> Judged:
+        if link.pulse.frozen:
+            return KeyCheck.UNSURE
+        try:
+            answer = await self._upstream.look(link.engine, self._path, headers, seconds=ASK_SECONDS)
+        except UpstreamFault:
+            link.kick()
+            return KeyCheck.UNSURE
+        async with answer:
+            if answer.status >= 500:  # it is loading, or what stands in front cannot reach it
+                return KeyCheck.UNSURE
+            if answer.status not in REFUSES:
+                return KeyCheck.LET_IN
+            try:
+                return await UpstreamAnswer.of(answer)
+            except UpstreamFault:
+                return KeyCheck.UNSURE
+
+    def _digest(self, request: web.BaseRequest, fields: tuple[str, ...]) -> bytes:
+        digest = blake2b(key=self._salt, digest_size=16)
+        for field in fields:
+            for value in request.headers.getall(field, ()):
+                digest.update(f"{field}\0{value}\0".encode(errors="surrogateescape"))
+        return digest.digest()
+
+
+def credentials(headers: Mapping[str, str]) -> dict[str, str]:
+    """For calls of ours; of several headers of one name the engine reads the first."""
+    return {name: headers[name] for name in AUTH if name in headers}
+
+
+def key_in(headers: Mapping[str, str]) -> str:
+    """The key as the engine reads it: one key is the same in either header; "" where there is none."""
+    return next(filter(None, map(headers.get, AUTH)), "").removeprefix(BEARER)
+
+
+def _line(who: str) -> ClientId:
+    return ClientId(digest_of(who))
+
+
+def digest_of(text: str) -> str:
+    """What may be kept of a text that tells clients apart."""
+    return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def _keyed(key: str, secret: bytes) -> bytes:
+    return blake2b(key.encode(errors="surrogateescape"), key=secret, digest_size=16).digest()
+
+
+def _keep(kept: OrderedDict[Seen, V], key: Seen, value: V, most: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)

@@ -1,0 +1,383 @@
+"""One request that takes a slot, from its first byte to the end of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from slotkeeper.api import errors
+from slotkeeper.api import headers as names
+from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
+from slotkeeper.api.headers import Secrets
+from slotkeeper.api.headers import request_id as safe_id
+from slotkeeper.api.request import NotPlain, is_large, placed, uncached
+from slotkeeper.api.routes import Api
+from slotkeeper.api.sse import ProgressFilter, ask_for, can_ask
+from slotkeeper.conversation.naming import Naming
+from slotkeeper.exchange.account import Account
+from slotkeeper.exchange.connections import Network, asker
+from slotkeeper.exchange.door import Caller, Door, KeyCheck, Refusal, credentials, digest_of
+from slotkeeper.exchange.keys import CrowdedFault, Used
+from slotkeeper.exchange.relay import ReadAhead, Relay, Waiting
+from slotkeeper.exchange.slot_actions import SlotActions
+from slotkeeper.exchange.upstream import GONE, NotSent, Upstream, answering
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.recording import Recorder
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.rewriting import Rewriting
+from slotkeeper.runtime.tasks import Aside, here
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.events import Arrived, Started
+from slotkeeper.scheduler.types import Crowded, EngineId, Reason
+
+if TYPE_CHECKING:
+    from slotkeeper.observe.otel import Spans  # of an extra
+
+# Straight through, or over before its client could tire of it: no progress is asked for.
+AS_IT_IS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
+CROWDED: Final = {
+    Crowded.ALL: "as many requests wait for a slot as may; come again, or raise --max-waiting",
+    Crowded.CLIENT: "so many of your requests wait already; come again, or raise --max-waiting-per-client",
+    Crowded.KEY_QUEUED: "as many requests of this key wait for a slot as may; come again",
+}
+RETRY_AFTER: Final = 5  # seconds
+MIXED: Final = (
+    "this route cannot be kept apart from other keys' requests now; try again, or use /v1/chat/completions; "
+    "it needs a llama-server with --slot-save-path, and a sidecar with that folder as --slot-dir"
+)
+ANYONE: Final = "~"  # the namespace of requests without a key, where an engine wants none
+DEATHS: Final = 3  # of engines that were at work on a request, after which it is not sent to another
+AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
+BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What every exchange needs."""
+
+    driver: Driver
+    upstream: Upstream
+    door: Door
+    actions: SlotActions
+    metrics: Metrics
+    rewriting: Rewriting
+    names: Naming
+    keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
+    ahead: ReadAhead
+    aside: Aside
+    trusted: tuple[Network, ...]  # proxies in front
+    recorder: Recorder | None = None
+    spans: Spans | None = None
+
+
+class Exchange:
+    """Asks the driver for a place, forwards the bytes, and tells the driver how it ended."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        request: web.Request,
+        api: Api,
+        body: bytes,
+        request_id: str,
+        *,
+        judged: KeyCheck,
+        came: float,
+        form: bool = False,
+    ) -> None:
+        """If no engine could judge its credential, it goes straight through, without any work for it.
+
+        A wait for an engine counts from when it `came`. `form`: the body is a form with a file, and no JSON.
+        """
+        self._gate = gate
+        self._judged = judged
+        self._let_in = judged is not KeyCheck.UNSURE
+        self._waits_since = came
+        self._request = request
+        self._api = api
+        self._body = body
+        self._form = form
+        self._caller = gate.door.caller(request)
+        self._used: Used | None = None  # by its key, where it is of our own list
+        self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
+        secrets = Secrets.of(request.headers, request.query_string)
+        known = secrets.without(request.headers)  # as they may be kept
+        self._account = Account(
+            gate.driver,
+            api,
+            request_id,
+            gate.door.lent(request),
+            known,
+            secrets=secrets,
+            client=_program(request, self._caller, gate.trusted),
+            conversation=safe_id(known.get(names.CONVERSATION), str) or None,
+            names=gate.names,
+        )
+        self._trace = gate.spans.begin(request.headers) if gate.spans else None
+        self._body_out = body  # in the form in which it goes out
+        self._forward: Forward | None = None  # where it is sent, once that is decided
+        self._settled = False
+        self._deaths = 0  # of engines that were at work on it
+        tasks, labels = gate.driver.tasks, self._labels
+        self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
+
+    async def run(self) -> web.StreamResponse:
+        account = self._account
+        try:
+            self._begin()
+            if not self._form:
+                await self._understand()
+            if self._hears_comments():
+                self._waiting.start()
+            return await self._served()
+        except (asyncio.CancelledError, *GONE):
+            account.outcome = "client_gone"
+            raise
+        except Fault as fault:
+            account.outcome = _outcome_of(fault)
+            if self._waiting.opened is None:
+                raise
+            account.gone()
+            log.warning("request_failed", request_id=account.id, status=fault.status, error=fault.message)
+            return await self._waiting.end(errors.sse(fault, self._api))
+        finally:
+            self._waiting.stop()
+            account.close()
+            self._end()
+            self._settle()
+            if self._trace:
+                self._trace.end(account.record)
+
+    def _begin(self) -> None:
+        """Raises CrowdedFault where its key has had enough."""
+        keys, key = self._gate.door.keys, self._caller.key
+        if keys and key:
+            self._account.key_name = key.name
+            try:
+                self._used = keys.begin(key)
+            except CrowdedFault as fault:
+                self._gate.metrics.crowded.labels(reason=fault.reason.value).inc()
+                raise
+
+    def _end(self) -> None:
+        keys, key = self._gate.door.keys, self._caller.key
+        if keys and key and self._used:
+            keys.end(key, self._used, self._account.cost)
+
+    async def _understand(self) -> None:
+        """Raises ClientFault for what the engine might read otherwise than we do, or is too much."""
+        run = self._gate.aside if is_large(self._body) else here
+        encoding = ",".join(self._request.headers.getall("Content-Encoding", []))
+        try:
+            if self._api.generates and self._let_in:
+                await self._account.parse(self._body, self._rewriting(), encoding=encoding, run=run)
+            else:
+                await self._account.understand(self._body, encoding, run=run)
+        except NotPlain as why:
+            self._gate.metrics.refused(why.doubt)
+            raise ClientFault(why.message) from why
+
+    async def _served(self) -> web.StreamResponse:
+        """Sent again, where its engine ends before a byte of its answer is with the client."""
+        while True:
+            self._forward = forward = await self._place()
+            losses = self._gate.driver.links[forward.engine].losses
+            try:
+                return await self._answer(forward)
+            except UpstreamFault as fault:
+                if not await self._again(forward.engine, losses, fault):
+                    raise
+                log.info(
+                    "sent_again", request_id=self._account.id, engine=forward.engine, error=fault.message
+                )
+                self._gate.metrics.sent_again.inc()
+                self._waits_since = self._gate.driver.now()
+                self._account.gone()
+                self._forward = None
+                if self._hears_comments():
+                    self._waiting.start()
+
+    def _settle(self) -> None:
+        """What is said and kept of it, once. Nothing that goes to the engine depends on this."""
+        if self._settled or not self._api.generates:
+            return
+        self._settled = True
+        self._account.settle()
+        if self._let_in:
+            self._keep(self._body)
+
+    def _keep(self, body: bytes) -> None:
+        """For `--record`: as the client sent it."""
+        if self._gate.recorder is not None:
+            record = self._account.record
+            self._gate.recorder.write(
+                path=self._request.path_qs,
+                headers=self._request.headers,
+                body=body,
+                client=record.client,
+                session=record.named or record.conversation,
+                at=record.came,
+            )
+
+    def _rewriting(self) -> Rewriting | None:
+        """None for who asked to be left alone."""
+        return None if self._request.headers.get(names.BYPASS) == "1" else self._gate.rewriting
+
+    def _hears_comments(self) -> bool:
+        """Who wants a stream, unless it shall be the engine's alone, head and all."""
+        ask = self._account.ask
+        return ask is not None and ask.stream and self._request.headers.get(names.BYPASS) != "1"
+
+    # -- the request -------------------------------------------------------------------------------
+
+    async def _place(self) -> Forward:
+        account, driver = self._account, self._gate.driver
+        driver.rouse()
+        await driver.awake(self._waits_since)
+        if self._judged is KeyCheck.LATER:
+            await self._judge()
+        self._check_line()
+        renders = account.open()
+        arrival = self._arrival(renders=renders)
+        if not arrival.brief:
+            account.render()
+        forward = await driver.admit(arrival)
+        self._body_out = account.goes(forward) if self._api.generates and self._let_in else self._body
+        asyncio.get_running_loop().call_later(AT_WORK, self._settle)
+        if forward.reason is not Reason.BRIEF:  # whose tokens can wait until its answer is over
+            account.render()
+        self._gate.metrics.waited(driver.now() - account.arrived, account.id)
+        return forward
+
+    async def _judge(self) -> None:
+        """By the engine that is there now; where that cannot say, it stays let in. Raises Fault."""
+        if not self._gate.driver.front.ready:
+            return
+        judged = await self._gate.door.judge(self._request, since=self._waits_since)
+        if isinstance(judged, Refusal):
+            self._let_in = False
+            raise errors.retold(judged.status, judged.body)
+        self._judged, self._caller = KeyCheck.LET_IN, self._gate.door.caller(self._request)
+
+    def _check_line(self) -> None:
+        """Raises ClientFault where too many wait."""
+        placement, line, key = self._gate.driver.placement, self._caller.line, self._caller.key
+        crowded = placement.no_room_for(line)
+        if key and key.queued is not None and placement.waiting_of(line) >= key.queued:
+            crowded = Crowded.KEY_QUEUED
+        if crowded is not None:
+            self._gate.metrics.crowded.labels(reason=crowded.value).inc()
+            raise CrowdedFault(crowded, CROWDED[crowded], RETRY_AFTER)
+
+    def _arrival(self, *, renders: bool) -> Arrived:
+        ask, other, headers = self._account.own, self._account.rewritten, self._request.headers
+        return Arrived(
+            at=self._gate.driver.now(),
+            request=self._account.key,
+            client=self._caller.line,
+            namespace=self._namespace,
+            generates=self._api.generates,
+            pinnable=ask is not None and self._api.pinnable,
+            rendered=renders,
+            id_slot=self._account.claim.id_slot,
+            copies=self._account.claim.copies,
+            hash_chain=ask.hash_chain if ask and ask.cache_prompt else (),
+            rewritten=other.hash_chain if other else None,
+            moved=self._account.moved,
+            brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and other is None,
+            adapted=ask is not None and ask.adapted,
+            uncached=ask is not None and not ask.cache_prompt,
+            resumable="X-Conversation-Id" in headers,
+            bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
+        )
+
+    async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
+        """Whether the engine is really gone, and another is there or expected: then the client sees nothing.
+
+        One that dies of this very request would do so each time.
+        """
+        driver = self._gate.driver
+        if self._waiting.begun or not await driver.links[engine].was_lost(losses):
+            return False
+        self._deaths += not isinstance(fault, NotSent)
+        if self._deaths >= DEATHS:
+            raise UpstreamFault(
+                f"the engine at {engine} has ended {DEATHS} times while it was at work on this request, "
+                "which is not sent again; the engine's log may say why"
+            ) from fault
+        return driver.front.ready or driver.placement.back_by(driver.now()) is not None
+
+    # -- the answer --------------------------------------------------------------------------------
+
+    async def _answer(self, forward: Forward) -> web.StreamResponse:
+        driver = self._gate.driver
+        body = placed(self._apart(self._body_out, forward), self._account.claim, forward.slot)
+        ask, progress = self._account.ask, None
+        if ask is not None and forward.reason not in AS_IT_IS and can_ask(ask):
+            body, progress = ask_for(body), ProgressFilter()
+        self._account.progress = progress
+        link = driver.links[forward.engine]
+        try:
+            parent = self._trace.trace_parent if self._trace else None
+            async with answering(link):
+                answer = await self._gate.upstream.send(
+                    forward.engine, self._request, body, self._account.id, trace_parent=parent
+                )
+        except UpstreamFault:
+            link.kick()
+            raise
+        async with answer:
+            self._waiting.stop()
+            driver.post(Started(at=driver.now(), request=self._account.key))
+            relay = Relay(
+                driver, self._request, self._api, self._account, self._waiting, ahead=self._gate.ahead
+            )
+            return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
+
+    def _apart(self, body: bytes, forward: Forward) -> bytes:
+        """The body that goes where another namespace's state may be: without the help of any cache."""
+        one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
+        if not one_of_many or forward.apart or not self._api.generates:
+            return body
+        if not self._api.pinnable:
+            raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)
+        return uncached(body)
+
+    def _labels(self) -> dict[str, str]:
+        """Our own headers, as far as they are known by now."""
+        if self._forward is None:
+            return {}
+        labels = {names.DECISION: self._forward.reason.value}
+        pending = self._gate.driver.placement.pending(self._account.key)
+        planted = pending.planted if pending else 0
+        if not self._namespace:
+            if self._forward.slot is not None:
+                labels[names.SLOT] = str(self._forward.slot)
+        elif pending:  # the slot and what is parked would tell how busy other namespaces are
+            planted -= pending.parked
+        labels[names.PLANTED] = str(planted)
+        if rules := self._account.rules:
+            labels[names.REWRITTEN] = ", ".join(rules)
+        if pending and pending.predicted is not None:
+            labels[names.PREDICTED] = str(pending.predicted)
+        return labels
+
+
+def _outcome_of(fault: Fault) -> str:
+    if isinstance(fault, UpstreamFault):
+        return "upstream_error"
+    return "client_error" if isinstance(fault, ClientFault) else "broken"
+
+
+def _program(request: web.BaseRequest, caller: Caller, trusted: Sequence[Network]) -> str:
+    """Which program of whom asks, as far as they can be told apart. Digests, never what was sent."""
+    who = f"name {caller.key.name}" if caller.key else next(iter(credentials(request.headers).values()), None)
+    who = who or asker(request, trusted)
+    return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"

@@ -1,0 +1,280 @@
+"""What is learned of one request, beside its way: its answer, its reply's ids, its conversation and its name.
+
+Nothing here can hurt the request: what fails is counted and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+from slotkeeper.api.answer import Answer, AnswerReader, Figures
+from slotkeeper.api.document import Doc
+from slotkeeper.api.headers import request_id
+from slotkeeper.api.request import Ask, NotOurs
+from slotkeeper.api.routes import Api
+from slotkeeper.api.sse import ProgressFilter
+from slotkeeper.conversation.naming import Naming
+from slotkeeper.observe.log import get_logger, sayable
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.request_record import Record
+from slotkeeper.runtime import render
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.rewriting import Rewriting, Taken
+from slotkeeper.runtime.tasks import Runner, here
+from slotkeeper.scheduler.events import NextKnown, ReplyKnown
+from slotkeeper.scheduler.types import RequestId, Tokens
+
+UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
+
+log = get_logger(__name__)
+
+
+class Listener:
+    """Of one answer. The bytes are already with the client when they are read here."""
+
+    def __init__(self, api: Api, record: Record, metrics: Metrics, now: Callable[[], float]) -> None:
+        """`now` in seconds, on the clock of `record.at`."""
+        self._api = api
+        self._record = record
+        self._metrics = metrics
+        self._now = now
+        self._reader: AnswerReader | None = None
+
+    def begin(self, answer: aiohttp.ClientResponse) -> None:
+        """From here on. What is compressed is not read."""
+        if "Content-Encoding" not in answer.headers:
+            streamed = answer.content_type == "text/event-stream"
+            self._reader = AnswerReader(self._api, stream=streamed, status=answer.status)
+
+    @property
+    def events(self) -> int:
+        """That were heard of a stream so far: about as many as tokens that were generated."""
+        return self._reader.events if self._reader else 0
+
+    def heard(self, chunk: bytes) -> None:
+        if self._reader is None:
+            return
+        try:
+            self._reader.feed(chunk)
+            if self._record.first_token is None and self._reader.first_token():
+                self._record.first_token = self._now() - self._record.at
+        except Exception:
+            log.exception("answer_not_read", request_id=self._record.request_id)
+            self._give_up()
+
+    def without(self, progress: ProgressFilter) -> Callable[[bytes], bytes]:
+        """What goes on of a chunk. What is removed is passed to observers."""
+
+        def rest(chunk: bytes) -> bytes:
+            left, work = progress.feed(chunk), self._record.work
+            if work and progress.latest is not work.told:
+                work.told, work.told_at = progress.latest, self._now()
+            return left
+
+        return rest
+
+    def end(self) -> Answer:
+        """What it was, as far as it was read."""
+        try:
+            return self._reader.close() if self._reader else UNREAD
+        except Exception:
+            log.exception("answer_not_read", request_id=self._record.request_id)
+            self._give_up()
+            return UNREAD
+
+    def _give_up(self) -> None:
+        self._metrics.fallback("read")
+        self._reader = None
+
+
+# -- after the answer: the ids of the reply, as sampled and as the next turn begins with it --------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredRequest:
+    """A request whose answer has ended well."""
+
+    request: RequestId
+    request_id: str  # the client's name for it
+    client: str
+    auth: Mapping[str, str]
+    ask: Ask
+    prompt: Tokens
+    reply: Doc
+    generated: int  # tokens
+
+
+async def learn(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> None:
+    """Tell the driver what can be found out; nothing, where rendering fails."""
+    await _as_sampled(driver, link, heard)
+    begins = await _as_sent_back(driver, link, heard) if driver.looks_ahead else None
+    driver.post(NextKnown(at=driver.now(), request=heard.request, tokens=begins))
+
+
+async def _as_sampled(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> None:
+    try:
+        tokens = await render.with_reply(
+            link, heard.ask, heard.prompt, heard.reply, generated=heard.generated, auth=heard.auth
+        )
+    except render.FAILURES as error:
+        log.debug("reply_not_rendered", request_id=heard.request_id, error=sayable(error))
+        return
+    if tokens is not None:
+        driver.post(ReplyKnown(at=driver.now(), request=heard.request, tokens=tokens))
+
+
+async def _as_sent_back(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> Tokens | None:
+    try:
+        return await driver.next_turns.prefix(
+            link,
+            heard.ask,
+            heard.reply,
+            client=heard.client,
+            auth=heard.auth,
+            moment=lambda: driver.idle_moment(heard.request),
+        )
+    except (*render.FAILURES, NotOurs) as error:
+        log.debug("next_turn_not_rendered", request_id=heard.request_id, error=sayable(error))
+        return None
+
+
+# -- its conversation: its name, what its client changed, and what that cost -----------------------------
+
+
+class NameKeeper:
+    """Writes the name of a request's conversation into its record.
+
+    No decision depends on a name, so a failure is logged and counted only.
+    """
+
+    def __init__(
+        self, names: Naming, metrics: Metrics, record: Record, headers: Mapping[str, str], given: str | None
+    ) -> None:
+        """`given`: the name that the client gives its conversation."""
+        self._names = names
+        self._metrics = metrics
+        self._record = record
+        self._headers = headers
+        self._given = given
+
+    def update(self, taken: Taken | None) -> None:
+        """Name it by all that is known so far."""
+        record, line = self._record, taken.conversation if taken else None
+        try:
+            if line is not None:
+                record.name = self._names.name(
+                    record.client,
+                    self._headers,
+                    line,
+                    coming=record.name,
+                    given=self._given,
+                    now=record.at,
+                )
+            else:
+                before = taken.match.before if taken else None
+                record.name = self._names.coming(
+                    record.client,
+                    self._headers,
+                    taken.received if taken else None,
+                    before=before.number if before else None,
+                    given=self._given,
+                    now=record.at,
+                )
+        except Exception:
+            log.exception("not_named", request_id=record.request_id)
+            self._metrics.fallback("explain")
+
+    def answered(self, taken: Taken | None, answer: Answer) -> None:
+        """The answer may be a title that the agent has asked for."""
+        if taken and answer.reply and answer.complete:
+            try:
+                self._names.answered(self._record.client, taken.received, answer.reply)
+            except Exception:
+                log.exception("not_named", request_id=self._record.request_id)
+                self._metrics.fallback("explain")
+
+
+class Explaining:
+    """Writes what it finds in the request's record. If that fails, the request goes as it came."""
+
+    def __init__(self, rewriting: Rewriting, metrics: Metrics, record: Record) -> None:
+        self._rewriting = rewriting
+        self._metrics = metrics
+        self._record = record
+        self.taken: Taken | None = None  # what it goes on as; None: it is no chat, or was not looked at
+
+    async def take(
+        self, api: Api, doc: Doc, *, headers: Mapping[str, str], run: Runner = here
+    ) -> Taken | None:
+        """The request, and how rules would have it; None for what is no chat, or what failed."""
+        record = self._record
+        try:
+            self.taken = await self._rewriting.take(
+                api,
+                doc,
+                run=run,
+                request_id=record.request_id,
+                client=record.client,
+                headers=headers,
+                size=record.body_bytes,
+                now=record.at,
+            )
+        except Exception:
+            log.exception("rewrite_failed", request_id=record.request_id)
+            self._metrics.fallback("rewrite")
+        return self.taken
+
+    def goes(self, *, changed: bool) -> None:
+        """In which form it goes out."""
+        if self.taken is not None:
+            self._rewriting.goes(self.taken, changed=changed)
+
+    @property
+    def rules(self) -> list[str]:
+        """Those that change the request, if it goes out so."""
+        return self.taken.rules if self.taken else []
+
+    def settle(self) -> None:
+        """Find the conversation and the changes, once; the engine is already at work on the request."""
+        taken, record = self.taken, self._record
+        if taken is None or taken.judged is not None:
+            return
+        try:
+            judged, line = self._rewriting.settle(taken), taken.conversation
+        except Exception:
+            log.exception("explanation_failed", request_id=record.request_id)
+            self._failed()
+            return
+        if line is not None:
+            record.conversation = line.number
+            record.named = record.named or request_id(line.who.name, str) or None
+        if judged is not None:
+            record.kind, record.changes = judged.explained.kind, taken.changes
+
+    def answered(self, answer: Answer, prompt: Tokens | None, *, planted: int) -> None:
+        """What the request's own changes have cost. `planted` tokens were computed before it went on."""
+        self.settle()
+        if self.taken is None:
+            return
+        try:
+            reply = answer.reply if answer.complete else None
+            self._record.divergence = self._rewriting.answered(
+                self.taken,
+                reply,
+                prompt,
+                answer.figures,
+                planted=planted,
+                decision=self._record.decision,
+            )
+        except Exception:
+            log.exception("explanation_failed", request_id=self._record.request_id)
+            self._failed()
+
+    def _failed(self) -> None:
+        self._metrics.fallback("explain")
+        self.taken = None

@@ -1,0 +1,372 @@
+"""An answer on its way to its client, and what a client hears while it is queued.
+
+A client that reads slowly, or not at all, would hold a slot: the engine waits for us, and we wait for the
+client. So we read ahead, into the write buffer of the client's own connection, and the slot is free when the
+engine has finished. That buffer is bounded, for each answer and for all. A client whose buffer is full has
+some seconds to read a block of it; then its connection is broken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+from aiohttp import web
+
+from slotkeeper.api import errors
+from slotkeeper.api import headers as names
+from slotkeeper.api.errors import UpstreamFault
+from slotkeeper.api.routes import Api
+from slotkeeper.api.sse import ProgressFilter, comment
+from slotkeeper.exchange.account import Account
+from slotkeeper.exchange.upstream import (
+    CHUNK,
+    EVENT_STREAM,
+    GONE,
+    abort,
+    answering,
+    copy,
+    flows,
+    prepared,
+    whole,
+)
+from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.observe.metrics import ConnectionCut, Metrics
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.effects import Forward
+
+BLOCK: Final = 256 * 1024  # so much room is taken at a time
+FRAMING: Final = 32  # bytes around a chunk, at most
+
+log = get_logger(__name__)
+
+
+class Stalled(ConnectionResetError):  # noqa: N818 - the client's doing; for all else it is a client that left
+    """A client has not read for too long, and its connection was broken off."""
+
+
+class ReadAhead:
+    """Room for what clients have not read yet."""
+
+    def __init__(self, each: int, total: int, *, seconds: float, metrics: Metrics) -> None:
+        """Bytes for each answer and for all; `seconds` that a client has to read on once it is full."""
+        self.each = max(each, CHUNK)
+        self.seconds = seconds
+        self.free = total
+        self._metrics = metrics
+        self._seldom = Seldom(log)
+
+    def take(self, wanted: int) -> int:
+        """At most `wanted`; it must be given back."""
+        taken = max(0, min(wanted, self.free))
+        self.free -= taken
+        return taken
+
+    def cut_off(self, request: web.BaseRequest, unread: int) -> Stalled:
+        """Break the connection of a client that does not read."""
+        abort(request)
+        self._metrics.cut(ConnectionCut.STALLED)
+        self._seldom.warning("client_stalled", client=request.remote, unread=unread, seconds=self.seconds)
+        return Stalled("the client does not read its answer")
+
+
+class Outlet:
+    """One answer. Use as a context manager; leaving it gives its room back."""
+
+    def __init__(self, ahead: ReadAhead, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        self._ahead = ahead
+        self._request = request
+        self._response = response
+        self._high = CHUNK  # above this size of the connection's buffer a writer waits
+        self._taken = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ahead.free += self._taken
+        self._taken = 0
+
+    async def write(self, data: bytes) -> None:
+        """Returns as soon as there is room for it. Raises GONE errors, Stalled among them."""
+        if self._request.protocol.writing_paused or not self._fits(len(data)):
+            await self._in_time(self._response.write(data))
+        else:
+            await self._response.write(data)
+
+    async def end(self) -> None:
+        """The end of the answer. Waits for its client as long as that reads at all: no slot waits with it."""
+        plug, protocol = self._request.transport, self._request.protocol
+        if plug is not None and self._taken:
+            plug.set_write_buffer_limits(high=CHUNK)
+        while protocol.writing_paused:
+            unread = self._unread()
+            try:
+                async with asyncio.timeout(self._ahead.seconds):
+                    await self._request.writer.drain()
+            except TimeoutError:
+                if self._unread() >= unread:
+                    raise self._ahead.cut_off(self._request, unread) from None
+        await self._response.write_eof()
+
+    def _fits(self, size: int) -> bool:
+        """Whether the buffer has room for so much, if need be with more room than it had."""
+        lacking = self._unread() + size + FRAMING - self._high
+        if lacking <= 0:
+            return True
+        wanted = min(-(-lacking // BLOCK) * BLOCK, self._ahead.each - self._high)
+        taken = self._ahead.take(wanted)
+        plug = self._request.transport
+        if taken and plug is not None:
+            self._taken += taken
+            self._high += taken
+            plug.set_write_buffer_limits(high=self._high, low=max(self._high - BLOCK, self._high // 2))
+        return taken >= lacking
+
+    def _unread(self) -> int:
+        plug = self._request.transport
+        return plug.get_write_buffer_size() if plug is not None else 0
+
+    async def _in_time(self, writing: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._ahead.seconds):
+                await writing
+        except TimeoutError:
+            raise self._ahead.cut_off(self._request, self._unread()) from None
+
+
+# -- the answer on its way -------------------------------------------------------------------------------
+# For minutes there may be nothing to send: the request is queued, steps are taken in its slot, or the
+# engine computes the prompt, between its head and its first event. Clients, and the proxies in front of us,
+# give up on a silent connection. A comment (a line that begins with a colon) is what SSE has against that.
+
+WAITING: Final = comment("waiting")
+
+
+class Waiting:
+    """One client that asked for a stream.
+
+    Once the head of a stream is out, our own or the engine's, `opened` is the answer to go on with. Then no
+    headers and no status can be passed on any more: what is no stream must end as an error event (`end`).
+    As long as nothing else has `begun`, another answer may still follow.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        request_id: str,
+        tasks: Tasks,
+        *,
+        seconds: float,
+        labels: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`seconds` between two comments; `labels` are our own headers, as far as they are known by now."""
+        self._request = request
+        self._request_id = request_id
+        self._tasks = tasks
+        self._seconds = seconds
+        self._labels = labels
+        self._said: dict[str, str] = {}  # labels that stand in the head
+        self._talking: asyncio.Task[None] | None = None
+        self.opened: web.StreamResponse | None = None
+        self.begun = False  # bytes of the engine's own are with the client
+
+    def start(self) -> None:
+        """Comment from now on, in what is open, else in an answer of our own that begins when it must.
+
+        A request that is sent again may still be commenting: then that goes on, and `stop` ends it.
+        """
+        if self._talking is not None:
+            return
+        owner = asyncio.current_task()
+        if owner is None:
+            raise AssertionError("a handler runs in a task")
+        self._talking = self._tasks.start(self._talk(owner))
+
+    def stop(self) -> None:
+        """No byte of ours is written after this. Comments are written whole, so none is cut."""
+        if self._talking is not None:
+            self._talking.cancel()
+            self._talking = None
+
+    def ends_with(self, passing: bytes) -> bytes:
+        """Called with all that goes on to the client: its first bytes end the waiting."""
+        if passing:
+            self.begun = True
+            self.stop()
+        return passing
+
+    async def accept(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        """The head is with the client after this: the engine's with our labels, or ours and late labels."""
+        labels = self._labels()
+        if self.opened is None:
+            response = prepared(answer, self._request_id)
+            if answer.status < 400:  # else they would tell who has no key what others have asked
+                response.headers.update(labels)
+            await response.prepare(self._request)
+            if flows(answer):
+                self.opened, self._said = response, dict(labels)
+            else:
+                self.begun = True
+            return response
+        late = [f"{name}: {value}" for name, value in labels.items() if self._said.get(name) != value]
+        if late:
+            await self.opened.write(comment(*late))
+        return self.opened
+
+    async def end(self, event: bytes) -> web.StreamResponse:
+        """The last event of a stream of ours that the engine's never followed."""
+        self.stop()
+        if self.opened is None:
+            raise AssertionError("only what was begun can be ended")
+        await self.opened.write(event)
+        await self.opened.write_eof()
+        return self.opened
+
+    async def _talk(self, owner: asyncio.Task[object]) -> None:
+        """A client that has left ends its request, even if nothing else has noticed."""
+        try:
+            while True:
+                await asyncio.sleep(self._seconds)
+                response = self.opened or await self._open()
+                await response.write(WAITING)
+        except GONE:
+            if not owner.cancelling():
+                owner.cancel()
+
+    async def _open(self) -> web.StreamResponse:
+        """The head that the engine would send for a stream, and our own labels."""
+        self._said = dict(self._labels())
+        origin = self._request.headers.get("Origin")
+        self.opened = web.StreamResponse(
+            headers={
+                "Content-Type": EVENT_STREAM,
+                "Server": "slotkeeper",
+                "X-Accel-Buffering": "no",
+                **({"Access-Control-Allow-Origin": origin} if origin else {}),
+                names.REQUEST_ID: self._request_id,
+                **self._said,
+            }
+        )
+        await self.opened.prepare(self._request)
+        return self.opened
+
+
+# -- the answer ------------------------------------------------------------------------------------------
+
+PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
+
+
+class Relay:
+    """One answer: whole, retold as an event, or visibly broken off.
+
+    Raises UpstreamFault where it breaks off and no byte of it is with the client.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        request: web.Request,
+        api: Api,
+        account: Account,
+        waiting: Waiting,
+        *,
+        ahead: ReadAhead,
+    ) -> None:
+        self._driver = driver
+        self._ahead = ahead
+        self._request = request
+        self._api = api
+        self._account = account
+        self._waiting = waiting
+
+    async def run(
+        self,
+        answer: aiohttp.ClientResponse,
+        forward: Forward,
+        link: EngineLink,
+        progress: ProgressFilter | None,
+        *,
+        alone: bool,
+    ) -> web.StreamResponse:
+        """Copy the answer, behind our own head if that is out. The first event ends the waiting.
+
+        `alone`: no comment of ours may stand between the engine's events.
+        """
+        account, waiting = self._account, self._waiting
+        account.listener.begin(answer)
+        await self._predicted()
+        if waiting.opened is not None and not flows(answer):
+            return await self._retell(answer, forward, link)
+        response = await waiting.accept(answer)
+        if not flows(answer):
+            progress = None
+        elif not alone:
+            waiting.start()
+        rest = account.listener.without(progress) if progress else bytes
+
+        def heard(chunk: bytes) -> None:
+            link.pulse.heard()
+            account.listener.heard(chunk)
+
+        with Outlet(self._ahead, self._request, response) as out:
+            try:
+                async with answering(link):
+                    await copy(answer, out.write, heard, lambda chunk: waiting.ends_with(rest(chunk)))
+                waiting.stop()
+                if progress:
+                    await out.write(progress.close())
+            except UpstreamFault as fault:
+                waiting.stop()
+                link.kick()
+                if not waiting.begun:  # the client sees nothing, if another engine can answer
+                    raise
+                account.gone()
+                await self._break_off(answer, out, fault)
+                return response
+            account.finished(forward, link, answer.status)
+            await out.end()
+        return response
+
+    async def _predicted(self) -> None:
+        """The prediction is ready by now but for very short prompts, which may be given a moment."""
+        pending = self._driver.placement.pending(self._account.key)
+        if pending and pending.predicted is None and not pending.rendered:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PREDICTION_WAIT):
+                    await self._account.rendered.wait()
+
+    async def _retell(
+        self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink
+    ) -> web.StreamResponse:
+        """No stream came, and the client reads one by now: what the engine said, as an error event."""
+        account = self._account
+        try:
+            async with answering(link):
+                body = await whole(answer, account.listener.heard)
+        except UpstreamFault:
+            link.kick()
+            raise
+        account.finished(forward, link, answer.status)
+        fault = errors.retold(answer.status, body)
+        if answer.status < 400:
+            account.outcome = "upstream_error"
+            fault = UpstreamFault(f"the engine answered {answer.content_type} where a stream was asked for")
+        return await self._waiting.end(errors.sse(fault, self._api))
+
+    async def _break_off(self, answer: aiohttp.ClientResponse, out: Outlet, fault: UpstreamFault) -> None:
+        """Never a clean end: an error event where the client reads events, else a broken connection."""
+        log.warning("answer_broke_off", request_id=self._account.id, error=fault.message)
+        if flows(answer):
+            await out.write(b"\n\n" + errors.sse(fault, self._api))
+            await out.end()
+        else:
+            abort(self._request)

@@ -1,0 +1,175 @@
+"""Clients' own `POST /slots/N?action=save|restore|erase`: in a slot that is free, and never in our files.
+
+An action is parsed once and written again: what we checked is what is sent. The engine reads a path and a
+query in ways of its own (`stoi`, the last of two), and our files lie in the folder where it saves. What could
+be read in two ways is sent on as something that is wrong in either, and the client hears so in the engine's
+own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote
+
+import orjson
+from aiohttp import web
+
+from slotkeeper.api.errors import ClientFault, UpstreamFault
+from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer, answering
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.events import Acted, Arrived, Gone
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
+
+OURS: Final = "slotkeeper"  # how the names of all our files begin
+NO_SLOT: Final = "x"
+NO_ACTION: Final = "none"
+_SLOT: Final = re.compile(r"[0-9]{1,9}")
+
+
+class Act(StrEnum):
+    SAVE = "save"
+    RESTORE = "restore"
+    ERASE = "erase"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotAction:
+    slot: int | None  # as the client named it, modulo the number of slots (engine.md T8); None: it is none
+    act: Act | None
+    target: str  # path and query
+    body: bytes
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine can only say what is wrong with it."""
+        return self.slot is None or self.act is None
+
+
+def read_action(target: str, body: bytes, prefix: str = "") -> SlotAction:
+    """Raises ClientFault for what is not for clients. `prefix` is the engine's --api-prefix."""
+    path, _, query = target.partition("?")
+    word = unquote(path).rpartition("/")[2]
+    slot = int(word) if _SLOT.fullmatch(word) else None
+    named = parse_qs(query, keep_blank_values=True).get("action", [])
+    act = Act(named[0]) if len(named) == 1 and named[0] in set(Act) else None
+    return SlotAction(
+        slot=slot,
+        act=act,
+        target=f"{prefix}/slots/{NO_SLOT if slot is None else slot}?action={act or NO_ACTION}",
+        body=b"{}" if act is Act.ERASE or act is None else _checked(body),
+    )
+
+
+def _checked(body: bytes) -> bytes:
+    """The same document; none stays none."""
+    if not body:
+        return b""
+    try:
+        doc: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:  # another parser might read it all the same
+        raise ClientFault(f"the body is not JSON: {error}") from None
+    if not isinstance(doc, dict):
+        return orjson.dumps(doc)
+    name = doc.get("filename")
+    # As a file system might fold it that does not tell capitals or ligatures apart.
+    if isinstance(name, str) and unicodedata.normalize("NFKC", name).casefold().startswith(OURS):
+        raise ClientFault(f"files whose names begin with {OURS} are the sidecar's own; choose another name")
+    return orjson.dumps({"filename": name} if "filename" in doc else {})
+
+
+def left_by(act: Act | None, status: int, answer: bytes) -> int | None:
+    """The tokens that the slot holds after the engine's answer; None where it is as it was."""
+    if act in {None, Act.SAVE} or (act is Act.ERASE and status >= 400):
+        return None
+    if status >= 400:  # a restore that fails leaves the slot empty (engine.md 2.1)
+        return 0
+    try:
+        return int(orjson.loads(answer)["n_restored"]) if act is Act.RESTORE else 0
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        return 0
+
+
+# -- carried out: in a slot that is free, and never in our files -----------------------------------------
+
+OFF: Final = "slot actions are off here; the operator of the sidecar can allow them (--slot-actions on)"
+
+
+class SlotActions:
+    """Each is a request for its slot, and waits in our line for it as others do."""
+
+    def __init__(
+        self, driver: Driver, upstream: Upstream, *, prefix: str, allowed: Callable[[], bool]
+    ) -> None:
+        self._driver = driver
+        self._upstream = upstream
+        self._prefix = prefix
+        self._allowed = allowed
+
+    async def answer(
+        self, request: web.Request, body: bytes, known_as: str, client: ClientId
+    ) -> web.StreamResponse:
+        """The engine's own answer. Raises Fault for what is refused here, or cannot be reached."""
+        if not self._allowed():
+            raise ClientFault(OFF, status=403)
+        action = read_action(request.rel_url.raw_path_qs, body, self._prefix)
+        driver = self._driver
+        key = RequestId(f"action {next(driver.numbers)}")
+        await driver.awake(driver.now())
+        if action.refused:
+            return (await self._send(driver.front.engine, action, request, known_as)).response(known_as)
+        arrived = Arrived(
+            at=driver.now(),
+            request=key,
+            client=client,
+            rendered=False,
+            id_slot=action.slot,
+            action=True,
+        )
+        try:
+            forward = await driver.admit(arrived)
+        except asyncio.CancelledError:
+            driver.post(Gone(at=driver.now(), request=key))
+            raise
+        # Once it is sent the engine does it, whether or not its client waits for that.
+        said: list[UpstreamAnswer | UpstreamFault] = []
+        await asyncio.shield(driver.tasks.start(self._act(forward, action, request, known_as, said)))
+        match said:
+            case [UpstreamAnswer() as answer]:
+                return answer.response(known_as)
+            case [UpstreamFault() as fault]:
+                driver.links[forward.engine].kick()
+                raise fault
+        raise AssertionError("an action ends with an answer or a fault")
+
+    async def _act(
+        self,
+        forward: Forward,
+        action: SlotAction,
+        request: web.Request,
+        known_as: str,
+        said: list[UpstreamAnswer | UpstreamFault],
+    ) -> None:
+        driver, left = self._driver, None if action.act is Act.SAVE else 0  # as long as it is unknown
+        try:
+            answer = await self._send(forward.engine, action, request, known_as)
+            left = left_by(action.act, answer.status, answer.body)
+            said.append(answer)
+        except UpstreamFault as fault:
+            said.append(fault)
+        finally:
+            driver.post(Acted(at=driver.now(), request=forward.request, left=left))
+
+    async def _send(
+        self, engine: EngineId, action: SlotAction, request: web.Request, known_as: str
+    ) -> UpstreamAnswer:
+        async with answering(self._driver.links[engine]):
+            sent = await self._upstream.post(engine, action.target, action.body, request, known_as)
+            async with sent:
+                return await UpstreamAnswer.of(sent)

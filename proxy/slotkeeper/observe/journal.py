@@ -1,0 +1,366 @@
+"""The journal of the last requests, written from what passes the driver. It decides nothing.
+
+Every method is a few assignments: what must be compared or put into words is done on request.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import dropwhile, islice
+from typing import Final
+
+from slotkeeper.conversation.naming import Name
+from slotkeeper.observe.request_record import (
+    NOBODY,
+    RUNNING,
+    Clients,
+    Decision,
+    Option,
+    Record,
+    RequestStage,
+    Work,
+)
+from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.effects import Effect, Erase, Forward, Plant, Report, Restore, Save, SaveMoment
+from slotkeeper.scheduler.events import (
+    Arrived,
+    Erased,
+    Event,
+    Filed,
+    Finished,
+    Gone,
+    Planted,
+    Rendered,
+    Restored,
+    Saved,
+    Started,
+)
+from slotkeeper.scheduler.pending import Pending
+from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
+from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe
+from slotkeeper.scheduler.types import Place, RequestId
+
+MOST: Final = 4096  # snapshots
+UNDER_WAY: Final = 256  # saves
+
+
+class Owners:
+    """Which conversation a snapshot is of, as far as it was seen since the start. In memory only."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[SnapshotId, Name] = OrderedDict()
+        self._saving: OrderedDict[RequestId, Name] = OrderedDict()
+
+    def of(self, snapshot: SnapshotId) -> Name | None:
+        return self._names.get(snapshot)
+
+    def saving(self, asker: RequestId, record: Record | None) -> None:
+        """What is saved for `asker` is the state of the record's conversation."""
+        if record is None:
+            self._saving.pop(asker, None)
+            return
+        self._saving[asker] = record.name
+        if len(self._saving) > UNDER_WAY:
+            self._saving.popitem(last=False)
+
+    def saved(self, asker: RequestId, snapshot: SnapshotId) -> None:
+        if name := self._saving.get(asker):
+            self._put(snapshot, name)
+
+    def restored(self, snapshot: SnapshotId, record: Record) -> None:
+        """Saved by an earlier run, or unknown: it belongs to the first conversation that continues it."""
+        if snapshot not in self._names:
+            self._put(snapshot, record.name)
+
+    def _put(self, snapshot: SnapshotId, name: Name) -> None:
+        self._names[snapshot] = name
+        if len(self._names) > MOST:
+            self._names.popitem(last=False)
+
+
+# -- steps, in the words of records ----------------------------------------------------------------------
+
+Effort = Plant | Save | Restore | Erase  # a step that is being taken
+
+
+def told(effort: Effort) -> tuple[RequestStage, int | None, str]:
+    """Its stage, how many tokens it is about, and a note."""
+    match effort:
+        case Plant():
+            return RequestStage.PLANT, len(effort.tokens), effort.purpose.value
+        case Save():
+            return RequestStage.SAVE, len(effort.tokens), effort.moment.value
+        case Restore():
+            return RequestStage.RESTORE, len(effort.snapshot.tokens), effort.snapshot.id
+        case Erase():
+            return RequestStage.ERASE, None, ""
+
+
+def option(plan: Plan) -> Option:
+    return Option(
+        reason=plan.reason,
+        engine=plan.table.engine,
+        slot=plan.slot,
+        reuse=plan.reuse_plan.reuse if plan.reuse_plan else None,
+        price=plan.price,
+        steps=tuple(map(_word, plan.steps)),
+    )
+
+
+def _word(step: Step) -> str:
+    match step:
+        case Prefill():
+            return step.purpose.value
+        case Keep():
+            return step.moment.value
+        case Load():
+            return RequestStage.RESTORE.value
+        case Wipe():
+            return RequestStage.ERASE.value
+
+
+# -- the journal -----------------------------------------------------------------------------------------
+
+FOLLOWED: Final = 4096  # requests under way, at most; whatever would be more was lost by a bug
+SHORTEST: Final = 4  # characters of an id's end that may stand for it
+
+Pendings = Callable[[RequestId], Pending | None]
+
+
+class _Live:
+    """A request under way: its record, and since when it does what it does."""
+
+    __slots__ = ("answered", "base", "head", "plan", "record", "sent", "since", "step")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.since = record.at  # it waits for a place, or was sent
+        self.head: float | None = None  # when the engine's answer began
+        self.step: tuple[Effort, float] | None = None
+        self.plan: Plan | None = None
+        self.base: SlotContents | None = None  # what its slot holds when it goes there
+        self.sent = self.answered = False
+
+
+class Journal:
+    """Holds the last `size` requests. With 0 it keeps none, but follows each to its end all the same."""
+
+    def __init__(self, size: int) -> None:
+        self._records: deque[Record] = deque(maxlen=size)
+        self._live: dict[RequestId, _Live] = {}
+        self.owners = Owners()
+        self.clients = Clients()
+
+    def __repr__(self) -> str:
+        return f"<Journal {len(self._records)} requests, {len(self._live)} under way>"
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        """The newest first."""
+        return reversed(self._records)
+
+    def find(self, request_id: str) -> Record | None:
+        """The newest with that id, else with one that ends so."""
+        for record in self:
+            if record.request_id == request_id:
+                return record
+        if len(request_id) < SHORTEST:
+            return None
+        return next((record for record in self if record.request_id.endswith(request_id)), None)
+
+    def took_slot(self, record: Record) -> Record | None:
+        """The first that ran in the slot of its conversation's request before, after that and before it."""
+        between: list[Record] = []
+        older = dropwhile(lambda other: other is not record, self)
+        for other in islice(older, 1, None):
+            if other.conversation is not None and other.conversation == record.conversation:
+                place = (other.engine, other.slot)
+                return next((one for one in reversed(between) if (one.engine, one.slot) == place), None)
+            between.append(other)
+        return None
+
+    def came(self, record: Record) -> None:
+        self._records.append(record)
+
+    def follow(self, key: RequestId, record: Record) -> None:
+        """The driver will know it by `key`."""
+        record.key = key
+        self._live[key] = _Live(record)
+        if len(self._live) > FOLLOWED:
+            del self._live[next(iter(self._live))]
+
+    def saw(
+        self, event: Event, effects: Iterable[Effect], begun: float, now: float, pending: Pendings
+    ) -> None:
+        """What the driver took in at `begun`, and what was made of it by `now`, on its clock."""
+        key = getattr(event, "request", NOBODY)
+        concerned = self._live.get(key)
+        if concerned is not None:
+            _event(concerned, event)
+        self._own(event, effects)
+        for effect in effects:
+            live = self._live.get(getattr(effect, "request", NOBODY))
+            if live is not None:
+                _effect(live, effect, begun, now, pending)
+                if isinstance(effect, Report):
+                    self.clients.add(live.record)
+                    del self._live[effect.request]
+        # Where no place was chosen, or the scheduler was replaced, there is no report.
+        over = concerned is not None and concerned.answered and pending(key) is None
+        if over or isinstance(event, Gone):
+            self._live.pop(key, None)
+
+    def running(self) -> Iterator[Record]:
+        """Requests that have not ended, the newest first, however few are kept."""
+        records = {id(live.record): live.record for live in reversed(self._live.values())}
+        return (record for record in records.values() if record.outcome == RUNNING)
+
+    def planting(self, key: RequestId, computed: int) -> None:
+        """How many tokens the plant that runs for it has computed so far."""
+        live = self._live.get(key)
+        if live is not None and live.record.work:
+            live.record.work.planting = computed
+
+    def _own(self, event: Event, effects: Iterable[Effect]) -> None:
+        """Whose state a file holds: of a beginning for others the request's own, else the slot's."""
+        if isinstance(event, Saved | Filed) and event.snapshot:
+            self.owners.saved(event.request, event.snapshot.id)
+        for effect in effects:
+            live = self._live.get(getattr(effect, "request", NOBODY))
+            if isinstance(effect, Restore) and live:
+                self.owners.restored(effect.snapshot.id, live.record)
+            elif isinstance(effect, Save):
+                own = live is not None and effect.moment is SaveMoment.BOUNDARY
+                self.owners.saving(
+                    effect.request, live.record if own and live else self._last_in(effect.place)
+                )
+
+    def _last_in(self, place: Place) -> Record | None:
+        return next((one for one in self if (one.engine, one.slot) == (place.engine, place.slot)), None)
+
+
+def _event(live: _Live, event: Event) -> None:
+    record = live.record
+    match event:
+        case Arrived():
+            live.since = event.at
+        case Rendered(prompt=prompt) if record.decision and live.base and prompt is not None:
+            record.decision = replace(record.decision, common=live.base.tokens.lcp(prompt))
+        case Started():
+            live.head = event.at
+        case Planted() | Saved() | Restored() | Erased() if live.step is not None:
+            effort, begun = live.step
+            stage, tokens, note = told(effort)
+            computed = event.computed if isinstance(event, Planted) else tokens
+            record.add(stage, begun, event.at, tokens=computed, note=note)
+            live.step, live.since = None, event.at
+            if isinstance(event, Planted) and record.work:
+                record.work.planted += event.computed or 0
+                record.work.planting = 0
+        case Finished():
+            _answered(live, event)
+        case Gone():
+            _left(live, event.at)
+        case _:
+            pass
+
+
+def _left(live: _Live, at: float) -> None:
+    if live.head is not None:
+        _ran(live, live.head, _first_token(live.record, at), at)
+    elif live.sent:
+        live.record.add(RequestStage.FORWARD, live.since, at)
+    else:
+        _waited(live, at)
+
+
+def _waited(live: _Live, until: float) -> None:
+    """In the line, or for a step of which no end was seen."""
+    if live.step is None:
+        live.record.add(RequestStage.QUEUE, live.since, until)
+    else:
+        effort, begun = live.step
+        stage, _, note = told(effort)
+        live.record.add(stage, begun, until, note=note)
+        live.step = None
+
+
+def _answered(live: _Live, event: Finished) -> None:
+    """Where all came at once the first token was not seen, but the engine says how long its prefill took."""
+    end, prefill = event.at, event.prefill_seconds or 0.0
+    head, first = end if live.head is None else live.head, _first_token(live.record, end)
+    if end - head < prefill:
+        head, first = live.since, live.since + prefill
+    _ran(live, head, first, end, tokens=event.generated)
+    live.answered = True
+
+
+def _first_token(record: Record, end: float) -> float:
+    """When it came; the end where none was seen."""
+    return end if record.first_token is None else record.at + record.first_token
+
+
+def _ran(live: _Live, head: float, first: float, end: float, *, tokens: int | None = None) -> None:
+    first = min(max(first, head), end)
+    live.record.add(RequestStage.FORWARD, live.since, head)
+    live.record.add(RequestStage.PREFILL, head, first)
+    live.record.add(RequestStage.GENERATE, first, end, tokens=tokens)
+
+
+def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pendings) -> None:
+    record = live.record
+    match effect:
+        case Plant() | Save() | Restore() | Erase():
+            _decided(live, pending(effect.request), begun, now)
+            live.step = (effect, now)
+            if isinstance(effect, Plant) and record.work is None:
+                record.work = Work(begun=now)
+        case Forward():
+            planned = pending(effect.request)
+            if planned is None or planned.plan is None:
+                _unplanned(live, effect, begun)
+            else:
+                _decided(live, planned, begun, now)
+            record.engine, record.slot = effect.engine, effect.slot
+            live.since, live.sent = now, True
+            record.work = record.work or Work(begun=now)
+        case Report():
+            record.slot = effect.slot if effect.slot is not None else record.slot
+            record.usage, record.lost = effect.usage, effect.lost
+            if record.prompt_tokens is None and effect.usage:  # broken off: as far as the engine was
+                record.prompt_tokens = effect.usage.prompt
+            record.predicted, record.oracle = effect.predicted, effect.oracle
+            record.reused_seconds, record.step_seconds = effect.reused_seconds, effect.step_seconds
+        case _:
+            pass
+
+
+# -- the decision ------------------------------------------------------------------------------------
+
+
+def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> None:
+    """Once for each place that was found: after a step that failed there is another."""
+    if pending is None or pending.plan is None or pending.plan is live.plan:
+        return
+    live.plan = plan = pending.plan
+    live.record.add(RequestStage.QUEUE, live.since, begun)
+    live.record.add(RequestStage.DECIDE, begun, now)
+    live.base = held = plan.reuse_plan.base if plan.reuse_plan else pending.base
+    live.record.decision = Decision(
+        chosen=option(plan),
+        beaten=tuple(map(option, plan.beaten)),
+        rate=plan.table.rates.prefill,
+        held=held.total if held else 0,
+        common=held.tokens.lcp(pending.prompt) if held and pending.prompt is not None else None,
+    )
+
+
+def _unplanned(live: _Live, effect: Forward, begun: float) -> None:
+    """It goes through without a place of ours, whatever was decided before."""
+    _waited(live, begun)
+    chosen = Option(reason=effect.reason, engine=effect.engine, slot=effect.slot, reuse=None, price=0.0)
+    live.record.decision = Decision(chosen=chosen)

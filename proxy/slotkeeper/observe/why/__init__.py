@@ -1,1 +1,0 @@
-"""Why each of the last requests computed what it computed: kept, put into words, and shown."""

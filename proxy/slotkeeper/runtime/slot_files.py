@@ -1,0 +1,220 @@
+"""Slot files for the scheduler: save, restore, erase, drop. Every step ends in an event, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.observe.log import get_logger, id_of
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.saving import Later, Saver, known
+from slotkeeper.scheduler.effects import Drop, Erase, Poison, Prove, Restore, Save
+from slotkeeper.scheduler.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
+from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.store.store import Store
+from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
+
+CANARY: Final = (1, 2, 3, 4)  # any tokens: an empty slot has none of them
+RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
+
+log = get_logger(__name__)
+
+
+class Snapshots:
+    """One store, and the engines that write to it and read from it."""
+
+    def __init__(self, store: Store, metrics: Metrics, post: Callable[[Event], None]) -> None:
+        self.store = store
+        self.ready = False
+        self.tried = asyncio.Event()  # to open the store, for the first time
+        self._metrics = metrics
+        self._post = post
+        self._saver = Saver(store, metrics, post, self._works_again)
+        self._unread: set[SnapshotId] = set()  # asked for while the folder could not be used
+
+    async def open(self) -> None:
+        """Runs until the folder can be used; snapshots are offered from then on."""
+        said = ""
+        while not self.ready:
+            try:
+                opened = await self.store.open()
+            except StoreError as error:
+                self._ended("open", error.trouble.value)
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("no_snapshots", trouble=error.trouble.value, error=said)
+                self.tried.set()
+                await asyncio.sleep(RETRY)
+                continue
+            self.ready = True
+            self.tried.set()
+            self._ended("open", "ok")
+            for note in opened.notes:
+                log.info("snapshots_swept", note=note)
+            log.info("snapshots_found", count=len(opened.kept))
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=tuple(map(known, opened.kept))))
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    async def save(self, link: EngineLink, save: Save, later: Later) -> Saved:
+        """Until the engine has written the file, and its slot may be used: the rest is for `later`."""
+        if link.traits is None or not self.ready:
+            return Saved(at=time.monotonic(), request=save.request, snapshot=None, lasting=True)
+        return await self._saver.save(link, link.traits, save, later)
+
+    async def restore(self, link: EngineLink, restore: Restore) -> Restored:
+        wanted = restore.snapshot
+        fingerprint = link.traits.fingerprint if link.traits else ""
+        try:
+            name = await self.store.offer(wanted.id, fingerprint, link.layout)
+        except (SnapshotError, StoreError, HaltedError) as error:
+            log.warning("not_offered", **_about(restore), error=str(error))
+            if not isinstance(error, SnapshotError):
+                self._unread.add(wanted.id)
+            return self._restored(restore, Loading.UNFIT)
+        restored = await self._load(link, restore, name)
+        if wanted.tier is Tier.COLD:  # told only now: to make room, it might have been moved away again
+            moved = replace(wanted, tier=Tier.HOT)
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=(moved,)))
+        return restored
+
+    async def _load(self, link: EngineLink, restore: Restore, name: str) -> Restored:
+        started, wanted = time.monotonic(), restore.snapshot
+        try:
+            result = await link.client.restore(restore.place.slot, name, headers=link.auth)
+        except EngineError as error:
+            log.warning("restore_refused", **_about(restore), error=str(error))
+            return self._restored(restore, await self._after_refusal(link, restore))
+        except EngineGoneError as error:
+            log.warning("restore_lost", **_about(restore), error=str(error))
+            return self._restored(restore, Loading.LOST)
+        if result.tokens != len(wanted.tokens):  # then it is not what we think, whatever it is
+            log.warning("restored_otherwise", **_about(restore), tokens=result.tokens)
+            return self._restored(restore, await self._after_refusal(link, restore))
+        self._ended("restore", "ok", time.monotonic() - started)
+        log.info(
+            "snapshot_restored",
+            **_about(restore),
+            tokens=result.tokens,
+            seconds=round(time.monotonic() - started, 4),
+        )
+        return Restored(
+            at=time.monotonic(),
+            request=restore.request,
+            outcome=Loading.DONE,
+            checkpoints=result.read >= wanted.size,  # else the engine did not take them (engine.md 2.2)
+            seconds=result.seconds,
+        )
+
+    async def _after_refusal(self, link: EngineLink, restore: Restore) -> Loading:
+        """The slot must be empty now: a few tokens must be computed there from the first one on.
+
+        Where they are not, nothing that this engine holds can be relied on, and `up` starts another.
+        """
+        slot, size = restore.place.slot, len(CANARY)
+        try:
+            await link.client.erase(slot, headers=link.auth)
+            tried = await link.client.prefill(CANARY, slot, headers=link.auth)
+            self._metrics.probed(tried.computed)
+            await link.client.erase(slot, headers=link.auth)
+        except EngineGoneError:
+            return Loading.LOST
+        except EngineError as error:
+            log.debug("canary_refused", **_about(restore), error=str(error))
+            tried = None
+        if tried and (tried.cached, tried.computed, tried.held) == (0, size, size):
+            return Loading.REFUSED
+        self._metrics.poisoned.labels(reason=Poison.UNSOUND.value).inc()
+        log.warning("engine_unsound", **_about(restore), replaced=link.replace is not None)
+        if link.replace:
+            link.replace()
+        return Loading.LOST
+
+    async def erase(self, link: EngineLink, erase: Erase) -> Erased:
+        try:
+            await link.client.erase(erase.place.slot, headers=link.auth)
+        except (EngineError, EngineGoneError) as error:
+            asker, place = id_of(erase.request), str(erase.place)
+            log.warning("not_erased", request_id=asker, place=place, error=str(error))
+            return Erased(at=time.monotonic(), request=erase.request, ok=False)
+        return Erased(at=time.monotonic(), request=erase.request, ok=True)
+
+    # -- in idle time -----------------------------------------------------------------------------
+
+    async def drop(self, drop: Drop) -> None:
+        op = "demote" if drop.to_cold else "drop"
+        try:
+            if drop.to_cold:
+                await self.store.demote(drop.snapshot)
+            else:
+                await self.store.forget(drop.snapshot)
+        except SnapshotError as error:
+            self._gone(drop.snapshot)
+            self._failed(op, drop.snapshot, error)
+        except (StoreError, HaltedError) as error:
+            if drop.to_cold:  # the cold tier cannot be used: what has no room goes
+                self._gone(drop.snapshot)
+                await self.drop(Drop(snapshot=drop.snapshot, to_cold=False))
+            self._failed(op, drop.snapshot, error)
+        else:
+            self._ended(op, "ok")
+            log.info("snapshot_dropped", snapshot=drop.snapshot, to_cold=drop.to_cold)
+
+    async def evacuate(self) -> None:
+        """Move all to the cold tier, what was used last in front: time, or room, may not last for all."""
+        for kept in sorted(self.store.listing(), key=lambda kept: kept.use.used, reverse=True):
+            try:
+                await self.store.demote(kept.id)
+            except SnapshotError as error:
+                self._failed("demote", kept.id, error)
+            except (StoreError, HaltedError) as error:
+                return self._failed("demote", kept.id, error)
+            else:
+                self._ended("demote", "ok")
+        return None
+
+    async def prove(self, prove: Prove) -> None:
+        try:
+            await self.store.used(prove.snapshot, paid=prove.paid)
+        except (SnapshotError, StoreError, HaltedError) as error:
+            self._failed("prove", prove.snapshot, error)
+
+    async def forget(self, snapshot_id: SnapshotId) -> None:
+        """A person wants it gone. Raises SnapshotError, StoreError."""
+        self._gone(snapshot_id)
+        await self.store.forget(snapshot_id)
+
+    def _gone(self, snapshot_id: SnapshotId) -> None:
+        self._post(SnapshotsChanged(at=time.monotonic(), gone=(snapshot_id,)))
+
+    def _works_again(self) -> None:
+        """What was asked for in vain while the folder could not be used may be offered again."""
+        if self._unread:
+            there = tuple(known(kept) for kept in self.store.listing() if kept.id in self._unread)
+            self._unread.clear()
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=there))
+
+    def _restored(self, restore: Restore, outcome: Loading) -> Restored:
+        self._ended("restore", outcome.value)
+        return Restored(at=time.monotonic(), request=restore.request, outcome=outcome)
+
+    def _failed(self, op: str, snapshot_id: SnapshotId, error: Exception) -> None:
+        self._ended(op, "failed")
+        log.warning("snapshot_trouble", op=op, snapshot=snapshot_id, error=str(error))
+
+    def _ended(self, op: str, outcome: str, seconds: float | None = None) -> None:
+        self._metrics.snapshot_operation(op, outcome, seconds)
+
+
+def _about(restore: Restore) -> dict[str, str]:
+    """For the log."""
+    snapshot, place = restore.snapshot.id, str(restore.place)
+    return {"request_id": id_of(restore.request), "snapshot": snapshot, "place": place}

@@ -1,1 +1,0 @@
-"""HTTP towards the clients: the data port and the admin port."""

@@ -1,0 +1,101 @@
+"""The admin port against web pages: names that lead here, requests from other sites, caches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from slotkeeper.admin.admin import AdminPort
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.costs import Limits
+from unit.runtime.stubs import ENGINE, StubLink
+
+EVERY = ("/", "/metrics", "/api/state", "/api/requests", "/api/tree", "/api/snapshots")
+PROBES = ("/livez", "/readyz", "/healthz")
+REMOVE = "/api/snapshots/slotkeeper-000000000000-00000000"
+
+
+async def port(token: str | None) -> AsyncIterator[TestClient]:
+    driver = Driver({ENGINE: StubLink()}, Metrics())
+    app = AdminPort(driver, driver.metrics, token, Limits(), hosts=("Box.lan",)).app()
+    async with TestClient(TestServer(app)) as client:
+        yield client
+    await driver.close()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[TestClient]:
+    async for one in port(None):
+        yield one
+
+
+@pytest.fixture
+async def locked() -> AsyncIterator[TestClient]:
+    async for one in port("tökën"):
+        yield one
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:9090", "a.localhost", "127.0.0.1:1", "[::1]:9090", "10.2.3.4", "box.lan:9090"],
+)
+async def test_it_answers_to_its_own_names(client, host):
+    async with client.get("/api/state", headers={"Host": host}) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:9090", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::", "@"],
+)
+async def test_it_answers_to_no_other_name(client, host):
+    for path in EVERY:
+        async with client.get(path, headers={"Host": host}) as answer:
+            assert answer.status == 403
+            assert "--admin-host" in (await answer.json())["error"]
+    for path in PROBES:
+        async with client.get(path, headers={"Host": host}) as answer:
+            assert answer.status != 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:8080", "Host": "localhost:9090"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+async def test_pages_of_other_sites_change_nothing(client, headers):
+    for method, path in (("DELETE", REMOVE), ("POST", "/api/snapshots/verify")):
+        async with client.request(method, path, headers=headers) as answer:
+            assert answer.status == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Origin": "http://Localhost:9090", "Host": "localhost:9090"}, {"Sec-Fetch-Site": "same-origin"}],
+)
+async def test_the_dashboard_and_commands_may(client, headers):
+    async with client.delete(REMOVE, headers=headers) as answer:
+        assert answer.status == 404  # there is no such snapshot
+
+
+async def test_every_answer_says_what_it_is_and_stays_in_no_cache(client, locked):
+    for one, status in ((client, 200), (locked, 401)):
+        for path in ("/metrics", "/api/state"):
+            async with one.get(path) as answer:
+                assert answer.status == status
+                assert answer.headers["Cache-Control"] == "no-store"
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(("given", "status"), [("tökën", 200), ("t\udcc3", 401), ("", 401)])
+async def test_a_token_may_be_of_any_letters(locked, given, status):
+    async with locked.get("/api/state", headers={"Authorization": f"Bearer {given}"}) as answer:
+        assert answer.status == status

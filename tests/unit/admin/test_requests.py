@@ -1,0 +1,263 @@
+"""The last requests on the admin port: a list, one of them by its id, and excerpts where they may be kept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from slotkeeper.admin.admin import AdminPort
+from slotkeeper.admin.state_routes import LIMIT, MOST
+from slotkeeper.conversation.layout import Section
+from slotkeeper.conversation.naming import Name
+from slotkeeper.conversation.reasons import Cause
+from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.observe.accounts import FEW
+from slotkeeper.observe.journal import Journal
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.request_record import PromptDivergence, Record
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.figures import Loss, Lost
+from unit.observe.watched import record
+from unit.runtime.stubs import ENGINE, StubLink
+
+ODD_IDS = ["a/b:c+d=e@f~1", "../../etc", "%2F%41", "ü" * 20, "a b?c#d", "\N{SNOWMAN}/../x", "last one"]
+
+
+class Speaker:
+    """The engine's vocabulary: ids are letters."""
+
+    def __init__(self, trouble: Exception | None = None) -> None:
+        self.trouble = trouble
+        self.asked: list[tuple[list[int], dict[str, str]]] = []
+
+    async def detokenize(self, ids: Sequence[int], *, headers: dict[str, str]) -> str:
+        self.asked.append((list(ids), headers))
+        if self.trouble:
+            raise self.trouble
+        return "".join(map(chr, ids))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@asynccontextmanager
+async def port(
+    *records: Record, size: int = 1000, token: str | None = None, speaker: Speaker | None = None
+) -> AsyncIterator[TestClient]:
+    """The admin port of a sidecar that served these, in their order."""
+    journal, link = Journal(size), StubLink()
+    link.client = speaker or Speaker()
+    link.auth = {"Authorization": "Bearer k"}
+    for one in records:
+        journal.came(one)
+    driver = Driver({ENGINE: link}, Metrics(), journal=journal)
+    app = AdminPort(driver, driver.metrics, token, Limits()).app()
+    async with TestClient(TestServer(app)) as client:
+        yield client
+    await driver.close()
+
+
+async def listed(client: TestClient, query: str = "") -> list[str]:
+    async with client.get(f"/api/requests{query}") as answer:
+        assert answer.status == 200
+        assert answer.content_type == "application/json"
+        return [one["id"] for one in (await answer.json())["requests"]]
+
+
+async def one(client: TestClient, name: str) -> tuple[int, dict[str, Any]]:
+    async with client.get(f"/api/requests/{quote(name, safe='')}") as answer:
+        assert answer.content_type == "application/json"
+        return answer.status, await answer.json()
+
+
+# -- the list ------------------------------------------------------------------------------------------
+
+
+async def test_the_newest_comes_first_and_no_more_than_were_asked_for():
+    async with port(*(record(f"r{n}") for n in range(MOST + 100))) as client:
+        newest = [f"r{n}" for n in reversed(range(MOST + 100))]
+        assert await listed(client) == newest[:LIMIT]
+        assert await listed(client, "?limit=3") == newest[:3]
+        assert await listed(client, "?limit=0") == []
+        assert await listed(client, "?limit=100000000000000000000") == newest[:MOST]
+
+
+async def test_one_conversation_can_be_picked():
+    talks = [record(f"r{n}", conversation=n % 3 or None) for n in range(9)]
+    async with port(*talks) as client:
+        assert await listed(client, "?conversation=1") == ["r7", "r4", "r1"]
+        assert await listed(client, "?conversation=1&limit=2") == ["r7", "r4"]
+        assert await listed(client, "?conversation=0") == []
+
+
+async def test_one_that_waits_in_line_is_picked_with_its_conversation():
+    waits = record("waits", name=Name("opencode", 1))
+    async with port(record("r1", conversation=1), record("r2", conversation=2), waits) as client:
+        assert await listed(client, "?conversation=1") == ["waits", "r1"]
+
+
+async def test_those_that_computed_tokens_twice_can_be_picked():
+    counted = {"prompt_tokens": 2000, "cached": 1000, "oracle": 100}
+    twice = record("twice", **counted, lost=Lost(Loss.OVERWRITTEN, FEW + 1))
+    hardly = record("hardly", **counted, lost=Lost(Loss.OVERWRITTEN, FEW))
+    async with port(twice, hardly, record("once", **counted), record("running")) as client:
+        assert await listed(client, "?repeated=1") == ["twice"]
+        assert await listed(client, "?repeated=0") == ["running", "once", "hardly", "twice"]
+        assert (await one(client, "hardly"))[1]["verdict"] == "nothing twice"
+
+
+@pytest.mark.parametrize("name", ["limit", "conversation"])
+@pytest.mark.parametrize("value", ["-1", "x", "", "1.5", "²", "1 2", "٣"])
+async def test_what_is_no_number_is_refused_in_words(name, value):
+    async with port(record()) as client:
+        answer = await client.get("/api/requests", params={name: value})
+        assert answer.status == 400
+        assert answer.content_type == "application/json"
+        assert name in (await answer.json())["error"]
+
+
+async def test_a_journal_that_keeps_nothing_has_nothing_to_list():
+    async with port(record(), size=0) as client:
+        assert await listed(client) == []
+        assert (await one(client, "last"))[0] == 404
+
+
+# -- one of them -----------------------------------------------------------------------------------------
+
+
+async def test_one_is_found_by_its_id_by_the_end_of_it_and_as_the_last():
+    async with port(record("abc-11112222"), record("r2"), record("abc-33334444")) as client:
+        for name, found in (
+            ("abc-11112222", "abc-11112222"),
+            ("2222", "abc-11112222"),
+            ("r2", "r2"),
+            ("last", "abc-33334444"),
+            ("abc-33334444", "abc-33334444"),
+        ):
+            status, document = await one(client, name)
+            assert (status, document["id"]) == (200, found)
+
+
+async def test_the_account_says_more_than_the_list():
+    async with port(record("some-request")) as client:
+        async with client.get("/api/requests") as answer:
+            (line,) = (await answer.json())["requests"]
+        _, document = await one(client, "some-request")
+    assert {name: document[name] for name in line} == line
+    assert document["explanation"] == ["It has not ended yet."]
+    assert {"timeline", "choice", "parting", "changes"} <= document.keys() - line.keys()
+
+
+@pytest.mark.parametrize("name", ["222", "nobody-knows-it", "ABC-11112222", *ODD_IDS])
+async def test_what_nobody_is_called_is_not_found_and_said_in_words(name):
+    async with port(record("abc-11112222")) as client:
+        status, document = await one(client, name)
+        assert status == 404
+        assert "none of the last 1 requests" in document["error"]
+        assert name in document["error"]
+
+
+@pytest.mark.parametrize("name", ODD_IDS)
+async def test_an_id_may_have_any_letters(name):
+    async with port(record(name), record("other")) as client:
+        status, document = await one(client, name)
+        assert (status, document["id"]) == (200, name)
+
+
+async def test_an_id_of_broken_letters_is_answered_too():
+    async with port(record()) as client:
+        answer = await client.get("/api/requests/%ff%fe%00")
+        assert answer.status == 404
+
+
+async def test_who_took_the_slot_is_named():
+    mine = {"conversation": 1, "engine": ENGINE, "slot": 0}
+    async with port(
+        record("mine", **mine),
+        record("other", conversation=2, engine=ENGINE, slot=0),
+        record("again", **mine),
+    ) as client:
+        assert (await one(client, "again"))[1]["slot_taken_by"] == "other"
+
+
+# -- whose business it is --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/api/requests", "/api/requests/last", "/api/state", "/api/tree"])
+@pytest.mark.parametrize("key", [None, "Bearer", "Bearer wrong", "Basic s3cret", "Bearer s3cret2"])
+async def test_without_the_token_nobody_learns_anything(path, key):
+    async with port(record(), token="s3cret") as client:  # noqa: S106
+        refused = await client.get(path, headers={"Authorization": key} if key else {})
+        assert refused.status == 401
+        assert set(await refused.json()) == {"error"}
+        granted = await client.get(path, headers={"Authorization": "Bearer s3cret"})
+        assert granted.status == 200
+
+
+# -- excerpts --------------------------------------------------------------------------------------------
+
+
+def parted(*, text: bool, engine: str | None = ENGINE) -> Record:
+    was, now = (tuple(map(ord, word)) for word in ("day 21.", "day 22?"))
+    divergence = PromptDivergence(
+        cause=Cause.DATE,
+        section=Section.SYSTEM,
+        message=0,
+        token=5,
+        tokens=100,
+        seconds=None,
+        rule=None,
+        fixed=False,
+        was=was if text else (),
+        now=now if text else (),
+        lead=5,
+    )
+    return record("parted", divergence=divergence, engine=engine, outcome="ok")
+
+
+async def test_where_text_is_kept_the_words_around_the_place_are_the_engines_own():
+    speaker = Speaker()
+    async with port(parted(text=True), speaker=speaker) as client:
+        _, document = await one(client, "parted")
+    assert document["parting"]["text"] == {"lead": "day 2", "was": "1.", "now": "2?"}
+    assert {tuple(headers.items()) for _, headers in speaker.asked} == {(("Authorization", "Bearer k"),)}
+
+
+async def test_where_none_is_kept_there_is_none_and_nobody_is_asked():
+    speaker = Speaker()
+    async with port(parted(text=False), record("plain"), speaker=speaker) as client:
+        assert (await one(client, "parted"))[1]["parting"]["text"] is None
+        assert (await one(client, "plain"))[1]["parting"] is None
+    assert speaker.asked == []
+
+
+async def test_the_list_has_no_text_and_asks_nobody():
+    speaker = Speaker()
+    async with port(parted(text=True), speaker=speaker) as client:
+        async with client.get("/api/requests") as answer:
+            assert "day" not in await answer.text()
+    assert speaker.asked == []
+
+
+@pytest.mark.parametrize(
+    "trouble", [EngineGoneError("gone"), EngineError(500, "no"), EngineError(401, "key")]
+)
+async def test_where_the_engine_does_not_answer_all_but_the_text_is_told(trouble):
+    async with port(parted(text=True), speaker=Speaker(trouble)) as client:
+        status, document = await one(client, "parted")
+    assert (status, document["parting"]["text"]) == (200, None)
+    assert document["parting"]["cause"] == "date"
+
+
+@pytest.mark.parametrize("engine", [None, "http://was-here-once"])
+async def test_no_other_engine_is_asked_than_the_one_that_served_it(engine):
+    speaker = Speaker()
+    async with port(parted(text=True, engine=engine), speaker=speaker) as client:
+        assert (await one(client, "parted"))[1]["parting"]["text"] is None
+    assert speaker.asked == []

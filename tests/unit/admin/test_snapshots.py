@@ -1,0 +1,262 @@
+"""Snapshots on the admin port: a list, a look at every byte, one removed; the scheduler learns of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import orjson
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from slotkeeper.admin.admin import AdminPort
+from slotkeeper.admin.snapshot_routes import rfc3339
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.store.index import Kept
+from slotkeeper.store.store import Store
+from unit.runtime.stubs import ENGINE as ENGINE_URL
+from unit.runtime.stubs import TRAITS, StubLink, settled
+from unit.store.saving import ENGINE, keep, names_in, opened
+
+FITTING = replace(TRAITS, slot_files=True, state_version=4, fingerprint=ENGINE)
+ROUTES = (
+    ("GET", "/api/snapshots"),
+    ("POST", "/api/snapshots/verify"),
+    ("DELETE", "/api/snapshots/slotkeeper-0123456789ab-01234567"),
+)
+
+
+@pytest.fixture
+async def three(hot: Path, cold: Path) -> list[Kept]:
+    """In the hot tier, in both, and in the cold one, the last one used last."""
+    async with opened(hot, cold) as store:
+        kept = [await keep(store, hot) for _ in range(3)]
+        await store.copy_cold(kept[1].id)
+        await store.demote(kept[2].id)
+        for one in kept:
+            await store.used(one.id, paid=True)
+        return [one for id_ in kept for one in store.listing() if one.id == id_.id]
+
+
+@asynccontextmanager
+async def port(store: Store | None, token: str | None = None) -> AsyncIterator[tuple[TestClient, Driver]]:
+    """The admin port of a driver that has read its folders."""
+    limits = Limits(hot_bytes=1 << 30, cold_bytes=1 << 31)
+    driver = Driver({ENGINE_URL: StubLink(traits=FITTING)}, Metrics(), store=store, limits=limits)
+    driver.start()
+    if driver.snapshots:
+        await driver.snapshots.tried.wait()
+    await settled()
+    app = AdminPort(driver, driver.metrics, token, limits).app()
+    async with TestClient(TestServer(app)) as client:
+        yield client, driver
+    await driver.close()
+
+
+@pytest.fixture
+async def served(hot: Path, cold: Path, three: list[Kept]) -> AsyncIterator[tuple[TestClient, Driver]]:
+    async with port(Store(hot, cold)) as both:
+        yield both
+
+
+async def verified(client: TestClient, *ids: str) -> dict[str, dict]:
+    body = orjson.dumps({"ids": ids}) if ids else None
+    async with client.post("/api/snapshots/verify", data=body) as answer:
+        assert answer.status == 200
+        assert answer.content_type == "application/x-ndjson"
+        lines = [orjson.loads(line) async for line in answer.content]
+    return {line["id"]: line for line in lines}
+
+
+def ruin(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+# -- the list ------------------------------------------------------------------------------------------
+
+
+async def test_the_list_says_what_lies_where_and_how_much_room_there_is(served, three):
+    client, _ = served
+    document = await (await client.get("/api/snapshots")).json()
+    assert [one["id"] for one in document["snapshots"]] == [kept.id for kept in reversed(three)]
+    size = three[0].manifest.size
+    assert document["tiers"] == [
+        {"tier": "hot", "snapshots": 2, "bytes": 2 * size, "budget_bytes": 1 << 30},
+        {"tier": "cold", "snapshots": 2, "bytes": 2 * size, "budget_bytes": 1 << 31},
+    ]
+    assert document["trouble"] is None
+
+
+async def test_each_is_described_as_its_manifest_and_its_use_say(served, three):
+    client, _ = served
+    document = await (await client.get("/api/snapshots")).json()
+    one = next(one for one in document["snapshots"] if one["id"] == three[1].id)
+    manifest = three[1].manifest
+    assert (one["tokens"], one["bytes"]) == (20, manifest.size)
+    assert (one["tiers"], one["checkpoints"]) == (["hot", "cold"], [8, 16])
+    assert (one["golden"], one["draft"], one["repaired"]) == (False, True, False)
+    assert (one["restores"], one["failures"]) == (1, 0)
+    for name, when in (("created", manifest.created), ("used", three[1].use.used)):
+        assert 0 <= when - datetime.fromisoformat(one[name]).timestamp() < 1
+    assert (one["fingerprint"], one["engines"]) == (ENGINE, [ENGINE_URL])
+
+
+async def test_a_file_of_another_kind_of_engine_fits_none_that_is_here(hot):
+    async with opened(hot) as store:
+        await keep(store, hot, fingerprint="another")
+    async with port(Store(hot)) as (client, _):
+        document = await (await client.get("/api/snapshots")).json()
+    assert [one["engines"] for one in document["snapshots"]] == [[]]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e300, float("inf"), float("nan")])
+def test_a_time_that_cannot_be_is_still_a_time(seconds):
+    assert datetime.fromisoformat(rfc3339(seconds)).year in {1970, 9999}
+
+
+def test_a_time_is_written_as_in_rfc_3339():
+    assert rfc3339(1_000_000_000.7) == "2001-09-09T01:46:40Z"
+
+
+# -- every byte ----------------------------------------------------------------------------------------
+
+
+async def test_whole_snapshots_are_found_whole(served, three):
+    client, driver = served
+    lines = await verified(client)
+    assert {id_: line["verdict"] for id_, line in lines.items()} == {kept.id: "whole" for kept in three}
+    assert lines[three[1].id] == {"id": three[1].id, "verdict": "whole", "why": "", "tiers": ["hot", "cold"]}
+    assert len(driver.placement.catalog) == 3
+
+
+async def test_only_what_was_named_is_read(served, three, hot):
+    client, _ = served
+    ruin(hot / f"{three[1].id}.slot")
+    assert list(await verified(client, three[0].id)) == [three[0].id]
+    assert (hot / f"{three[1].id}.slot").exists()
+
+
+async def test_a_damaged_snapshot_goes_to_quarantine_and_is_not_offered_again(served, three, hot):
+    client, driver = served
+    ruin(hot / f"{three[0].id}.slot")
+    line = (await verified(client))[three[0].id]
+    assert (line["verdict"], line["tiers"]) == ("damaged", [])
+    assert "changed" in line["why"]
+    assert three[0].id not in driver.placement.catalog
+    assert f"slotkeeper-quarantine/{three[0].id}.slot" in names_in(hot)
+
+
+async def test_of_two_copies_the_whole_one_is_left_and_the_core_learns_where(served, three, hot):
+    client, driver = served
+    assert driver.placement.catalog.get(three[1].id).tier is Tier.HOT
+    ruin(hot / f"{three[1].id}.slot")
+    line = (await verified(client, three[1].id))[three[1].id]
+    assert (line["verdict"], line["tiers"]) == ("damaged", ["cold"])
+    known = driver.placement.catalog.get(three[1].id)
+    assert known.tier is Tier.COLD
+    assert known.tokens == three[1].tokens
+
+
+async def test_what_the_core_has_dropped_it_is_not_given_again(served, three, hot):
+    client, driver = served
+    driver.placement.catalog.take(three[1].id)
+    ruin(hot / f"{three[1].id}.slot")
+    await verified(client, three[1].id)
+    assert three[1].id not in driver.placement.catalog
+
+
+async def test_a_file_that_is_gone_is_missing(served, three, hot):
+    client, driver = served
+    (hot / f"{three[0].id}.slot").unlink()
+    assert (await verified(client, three[0].id))[three[0].id]["verdict"] == "missing"
+    assert three[0].id not in driver.placement.catalog
+
+
+async def test_a_folder_that_cannot_be_read_says_nothing_of_its_snapshots(served, three, hot):
+    client, driver = served
+    hot.rename(hot.with_name("away"))
+    line = (await verified(client, three[0].id))[three[0].id]
+    assert line["verdict"] == "unread"
+    assert "Make the folder" in line["why"]
+    assert three[0].id in driver.placement.catalog
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b'"x"', b"{}", b'{"ids": []}', b'{"ids": "x"}', b'{"ids": [1]}', b'{"ids": ["../x"]}'],
+)
+async def test_a_body_that_names_nothing_is_refused(body, served):
+    client, _ = served
+    answer = await client.post("/api/snapshots/verify", data=body)
+    assert answer.status == 400
+    assert (await answer.json())["error"]
+
+
+async def test_a_name_that_nobody_has_is_refused_before_anything_is_read(served, three):
+    client, _ = served
+    ids = [three[0].id, "slotkeeper-0123456789ab-01234567"]
+    answer = await client.post("/api/snapshots/verify", json={"ids": ids})
+    assert answer.status == 404
+    assert ids[1] in (await answer.json())["error"]
+
+
+# -- away ----------------------------------------------------------------------------------------------
+
+
+async def test_what_is_removed_is_gone_everywhere(served, three, hot, cold):
+    client, driver = served
+    answer = await client.delete(f"/api/snapshots/{three[1].id}")
+    assert (answer.status, await answer.json()) == (200, {"removed": three[1].id})
+    assert three[1].id not in driver.placement.catalog
+    assert not any(three[1].id in name for name in names_in(hot) | names_in(cold))
+    assert (await client.delete(f"/api/snapshots/{three[1].id}")).status == 404
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "..%2Fhot", "slotkeeper-0123456789ab-01234567.slot", "slotkeeper.lock"]
+)
+async def test_only_ids_are_removed(name, served, hot):
+    client, _ = served
+    before = names_in(hot)
+    assert (await client.delete(f"/api/snapshots/{name}")).status == 400
+    assert names_in(hot) == before
+    assert (hot / "slotkeeper.lock").exists()
+
+
+# -- when there is nothing to look at ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_without_a_slot_folder_it_is_said_how_to_have_one(method, path):
+    async with port(None) as (client, _):
+        answer = await client.request(method, path)
+        assert answer.status == 404
+        assert "--slot-dir" in (await answer.json())["error"]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_every_route_wants_the_token(method, path, hot):
+    async with port(Store(hot), token="s3cret") as (client, _):  # noqa: S106
+        assert (await client.request(method, path)).status == 401
+        key = {"Authorization": "Bearer s3cret"}
+        assert (await client.request(method, path, headers=key)).status in {200, 404}
+
+
+async def test_a_folder_that_cannot_be_used_is_told_about(hot):
+    async with opened(hot), port(Store(hot)) as (client, _):
+        document = await (await client.get("/api/snapshots")).json()
+        assert document["trouble"]["kind"] == "in_use"
+        assert "Another sidecar" in document["trouble"]["what"]
+        assert document["snapshots"] == []
+        for method, path in ROUTES[1:]:
+            answer = await client.request(method, path)
+            assert answer.status == 503
+            assert "Another sidecar" in (await answer.json())["error"]

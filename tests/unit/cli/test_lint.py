@@ -1,0 +1,203 @@
+"""`slotkeeper lint`: recorded sessions, what was rewritten in them, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import lzma
+
+import pytest
+
+from slotkeeper.bench.replay import TraceError, read
+from slotkeeper.cli.lint import CHARACTERS_A_TOKEN, about, examined
+from slotkeeper.cli.main import main
+
+RULES = "Rules of the house. " * 200
+RESULT = "a line of a file that was read\n" * 100
+PATH = "/v1/chat/completions"
+
+
+def body(day, *more, **options):
+    """An agent with a date in its system text, and a first round of tools."""
+    system = f"You are an agent.\nToday's date: 2026-11-{day}\n{RULES}"
+    call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    return {
+        "messages": [
+            {"role": "system", "content": system},
+            {"role": "user", "content": "Fix the parser."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": RESULT},
+            *more,
+        ],
+        **options,
+    }
+
+
+TURN = ({"role": "assistant", "content": "Done."}, {"role": "user", "content": "And the writer?"})
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Writes a recording of (session, body), a second apart."""
+
+    def write(*requests, name="day.jsonl", client="agent"):
+        lines = [
+            {
+                "t": at,
+                "client": client,
+                "session": session,
+                "method": "POST",
+                "path": PATH,
+                "headers": {},
+                "body": sent,
+            }
+            for at, (session, sent) in enumerate(requests)
+        ]
+        path = tmp_path / name
+        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        path.write_bytes(lzma.compress(data) if path.suffix == ".xz" else data)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def linted(capsys):
+    """Runs the command; its exit code and what it printed."""
+
+    def run(*words):
+        code = main(["lint", *map(str, words)])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_where_nothing_was_rewritten_the_exit_code_is_0(trace, linted):
+    code, out = linted(trace(("s", body(21)), ("s", body(21, *TURN))))
+    assert code == 0
+    assert "Nothing was rewritten" in out
+    assert "2 requests in 1 sessions." in out
+
+
+def test_a_date_that_changed_costs_what_stands_behind_it(trace, linted):
+    code, out = linted("--json", trace(("s", body(21)), ("s", body(22, *TURN))))
+    assert code == 1
+    report = json.loads(out)
+    assert report["sessions"] == [{"client": "agent", "session": "s", "kinds": {"cold": 1, "rewrite": 1}}]
+    (found,) = report["findings"]
+    expected = {
+        "cause": "date",
+        "section": "system",
+        "rule": "date",
+        "mode": "observe",
+        "times": 1,
+        "request": 2,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert "2026-11-21" in found["before"]
+    assert "2026-11-22" in found["after"]
+    assert len(RULES) + len(RESULT) <= found["characters"] <= len(RULES) + len(RESULT) + 100
+    assert found["tokens_about"] == report["tokens_about"] == round(found["characters"] / CHARACTERS_A_TOKEN)
+
+
+def test_for_people_it_says_what_where_how_dear_and_what_helps(trace, linted):
+    code, out = linted(trace(("s", body(21)), ("s", body(22, *TURN))))
+    assert code == 1
+    words = " ".join(out.replace("│", " ").split())
+    assert "date: a date changed" in words
+    assert "system of message 0" in words
+    assert "date (observe)" in words
+    assert "Today's date: 2026-11-22" in out
+    assert "--rules date=fix" in out
+
+
+def test_the_dearest_comes_first_and_the_same_habit_is_one_line(trace):
+    days = [("s", body(21)), ("s", body(22, *TURN)), ("s", body(23, *TURN, *TURN))]
+    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b")]
+    order = [("o", body(21, *TURN, tools=tools)), ("o", body(21, *TURN, *TURN, tools=tools[::-1]))]
+    report = examined(
+        [read(trace(*days, name="a.jsonl")), read(trace(*order, name="b.jsonl", client="other"))]
+    )
+    found = [(one.client, one.cause.value, one.times) for one in report.findings]
+    assert found == [("agent", "date", 2), ("other", "tool_order", 1)]
+    assert report.findings[0].characters > report.findings[1].characters
+
+
+def test_new_sessions_and_small_changes_are_no_rewriting(trace, linted):
+    other = body(21)
+    other["messages"] = [other["messages"][0], {"role": "user", "content": "Another task."}]
+    late = body(21, *TURN)
+    late["messages"][3]["content"] = RESULT.removesuffix("read\n") + "red\n"
+    code, out = linted("--json", trace(("s", body(21)), ("t", other), ("s", late)))
+    assert code == 0
+    assert json.loads(out)["findings"] == []
+
+
+def test_a_sub_agent_that_reads_the_same_file_is_no_rewriting(trace, linted):
+    tools = [
+        {"type": "function", "function": {"name": name, "description": RULES}} for name in ("read", "edit")
+    ]
+    helper = body(21, tools=tools)
+    helper["messages"][0]["content"] = "You survey a repository."
+    helper["messages"][1]["content"] = "Survey it."
+    code, out = linted("--json", trace(("s", body(21, tools=tools)), ("t", helper)))
+    assert code == 0
+    assert json.loads(out)["sessions"][1]["kinds"] == {"cold": 1}
+
+
+def test_what_parts_two_sessions_is_shown_without_a_rule(trace, linted):
+    other = body(22)
+    other["messages"] = [other["messages"][0], {"role": "user", "content": "Another task."}]
+    code, out = linted("--json", trace(("s", body(21)), ("t", other)))
+    assert code == 1
+    (found,) = json.loads(out)["findings"]
+    assert (found["cause"], found["rule"], found["mode"]) == ("date", None, None)
+
+
+def test_packed_traces_and_other_requests(trace, linted, tmp_path):
+    path = trace(("s", body(21)), ("s", {"prompt": "x"}), ("s", body(22, *TURN)), name="day.jsonl.xz")
+    code, out = linted("--json", path)
+    assert code == 1
+    report = json.loads(out)
+    assert (report["requests"], report["others"]) == (2, 1)
+
+
+def test_a_line_that_cannot_be_read_costs_that_line(trace, linted):
+    path = trace(("s", body(21)), ("s", body(22, *TURN)))
+    path.write_bytes(path.read_bytes() + b"{]\n")
+    code, out = linted("--json", path)
+    assert code == 1
+    (problem,) = json.loads(out)["problems"]
+    assert "day.jsonl:3" in problem
+    assert "left out" in linted(path)[1]
+
+
+def test_a_file_that_is_no_trace_is_wrong_usage(tmp_path, capsys):
+    assert main(["lint", str(tmp_path / "nowhere.jsonl")]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err
+    with pytest.raises(TraceError):
+        read(tmp_path / "nowhere.jsonl")
+
+
+def test_without_a_trace_it_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["lint"])
+    assert stopped.value.code == 2
+
+
+def test_the_help_teaches(capsys):
+    with pytest.raises(SystemExit):
+        main(["lint", "--help"])
+    out = capsys.readouterr().out
+    assert "slotkeeper lint day.jsonl" in out
+    assert "Exit code" in out
+
+
+def test_words_in_brackets_do_not_style_the_output(trace, linted):
+    one, two = body(21), body(22, *TURN)
+    for sent in (one, two):
+        sent["messages"][0]["content"] = "[bold]You[/] " + sent["messages"][0]["content"]
+    assert "[/]" in linted(trace(("[red]s[/]", one), ("[red]s[/]", two)))[1]
+
+
+def test_tokens_are_about():
+    assert about(3600) == 1000

@@ -1,0 +1,58 @@
+"""Whose folders we believe."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from slotkeeper.cli import starting
+from slotkeeper.cli.starting import strangers_in, try_folders
+from slotkeeper.config import UsageError
+from slotkeeper.settings import Settings
+
+
+@pytest.mark.parametrize("name", ["slot_dir", "cold_dir"])
+@pytest.mark.parametrize(
+    ("mode", "who"), [(0o777, "everybody"), (0o1777, "everybody"), (0o2770, "its group")]
+)
+def test_a_folder_that_others_may_write_to_is_refused_with_what_mends_it(tmp_path, name, mode, who):
+    folder = tmp_path / "it's theirs"
+    folder.mkdir()
+    folder.chmod(mode)
+    settings = Settings(**{"slot_dir": tmp_path / "own", name: folder})
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: {who} may write") as refused:
+        try_folders(settings)
+    command = str(refused.value).partition("Mend it: ")[2].partition("; or")[0]
+    subprocess.run(command, shell=True, check=True)  # noqa: S602 - what we tell people to do
+    try_folders(settings)
+
+
+def test_a_volume_of_a_pod_may_be_shared(tmp_path):
+    tmp_path.chmod(0o2777)
+    try_folders(Settings(slot_dir=tmp_path, shared_slot_dir=True))
+
+
+def test_what_we_make_ourselves_is_ours_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        try_folders(Settings(slot_dir=tmp_path / "slots"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "slots").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("us", "owner", "trusted"), [(1, 1, True), (1, 0, True), (1, 2, False), (0, 2, True), (0, 0, True)]
+)
+def test_another_users_folder_is_refused(monkeypatch, tmp_path, us, owner, trusted):
+    class Folder(type(tmp_path)):  # type: ignore[misc]
+        def stat(self, **more):  # type: ignore[no-untyped-def]
+            found = list(super().stat(**more))
+            found[4] = owner
+            return os.stat_result(found)
+
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(starting.os, "geteuid", lambda: us)
+    assert ("another user" in strangers_in(Folder(tmp_path))) is not trusted

@@ -1,0 +1,222 @@
+"""`slotkeeper top`: a screen of what a sidecar holds, at any width, and what happens when it goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import pytest
+from rich.console import Console
+
+from patience import PATIENCE
+from slotkeeper.cli.main import main
+from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
+from slotkeeper.observe.accounts import summary
+from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.figures import Sums
+from unit.looking import CAME, ENGINE, Document, admin, ended, lost, rewritten, state
+
+NOBODY = "http://127.0.0.1:1"
+
+
+def drawn(width: int = 100, trouble: str = "", requests=(), **given) -> str:
+    """The screen as text, without the spaces at the ends of lines."""
+    out = Console(file=io.StringIO(), width=width)
+    seen = ScreenState(state=state(**given), requests=[summary(one) for one in requests], at=CAME)
+    out.print(screen(seen, "127.0.0.1:9090", width, trouble))
+    return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
+
+
+def line(out: str, start: str) -> list[str]:
+    return next(words for text in out.splitlines() if (words := text.split())[:1] == [start])
+
+
+def below(out: str, head: str) -> list[str]:
+    lines = out.splitlines()
+    return lines[next(at for at, text in enumerate(lines) if head in text) + 1].split()
+
+
+def engine(**given) -> Document:
+    return state()["engines"][0] | given
+
+
+# -- what it shows -------------------------------------------------------------------------------------
+
+
+def test_the_measure_of_all_requests_is_at_the_top():
+    out = drawn()
+    assert out.splitlines()[0] == "slotkeeper 1.2.3 at 127.0.0.1:9090, up 2 h"
+    tokens = ["800", "200", "30"]  # reused, computed, idle
+    assert below(out, "waited") == [
+        "1.05",
+        "1.21",
+        "80",
+        "%",
+        "12.5",
+        "s",
+        *tokens,
+        "12",
+        "4",
+        "1",
+        "of",
+        "1",
+    ]
+
+
+def test_nothing_is_divided_by_nothing():
+    out = drawn(totals=Sums().shown(), history=[])
+    assert below(out, "waited")[:3] == ["-", "-", "-"]
+
+
+def test_time_that_was_lost_is_shown_as_such():
+    totals = state()["totals"] | {"saved_seconds": -0.25}
+    assert below(drawn(totals=totals), "waited")[4:6] == ["-250", "ms"]
+
+
+def test_each_slot_says_how_full_it_is_and_whose():
+    out = drawn(190)
+    full = "████············"
+    assert " ".join(line(out, "0")) == (
+        f"0 idle {full} 25 % 2,048 opencode #3: Fix the importer 1 min 2 yes request-00000001"
+    )
+    assert line(out, "1") == ["1", "running", "················", "0", "%", "0", "-", "-", "0", "-", "-"]
+
+
+def test_an_engine_that_is_down_says_so_and_an_unmeasured_one_no_speed():
+    out = drawn(
+        engines=[
+            engine(up=False, health="down", down_seconds=190.0, slots=[], prefill_tokens_per_second=None)
+        ]
+    )
+    assert f"{ENGINE}, b11549, hybrid, down (down)" in out
+    assert f"{ENGINE} does not answer, for 3 min" in out
+    assert "No engine is up" in out
+    assert "0 of 1" in out
+    assert "tokens/s" not in out
+    assert "812 tokens/s" in drawn()
+
+
+def test_an_engine_that_cannot_be_probed_has_slots_of_unknown_size():
+    out = drawn(engines=[engine(context_tokens=0)])
+    assert line(out, "0")[2:4] == ["················", "-"]
+
+
+def test_tiers_stand_against_their_budgets_and_one_that_is_not_there_is_left_out():
+    cold = {"tier": "cold", "snapshots": 0, "bytes": 0, "budget_bytes": 0}
+    out = drawn(tiers=[*state()["tiers"], cold])
+    assert line(out, "hot") == ["hot", "████············", "2", "1.0", "MiB", "of", "4.0", "MiB"]
+    assert "cold" not in out
+    assert "snapshots" not in drawn(tiers=[])
+
+
+def test_draining_is_told():
+    assert drawn(draining=True).splitlines()[0].endswith("up 2 h, draining")
+
+
+def test_the_last_requests_have_their_verdicts():
+    out = drawn(190, requests=[rewritten(2), lost(1)])
+    assert out.splitlines()[-2].endswith("a date changed")
+    assert out.splitlines()[-1].endswith("cache: overwritten")
+    assert "No request has come yet." in drawn()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 132])
+def test_it_fits_and_leaves_out_what_matters_least(width):
+    out = drawn(width, requests=[rewritten(2), lost(1)])
+    assert max(map(len, out.splitlines())) <= width
+    assert line(out, "0")[1] == "idle"
+    assert "2,048" in out
+    heads = " ".join(text for text in out.splitlines() if "tokens" in text or "id" in text.split())
+    assert "…" not in heads
+    assert ("opencode #3" in out) == (width >= 60)
+    assert ("oracle " in out.replace("/oracle", "")) == (width >= 132)
+
+
+# -- the last half hour --------------------------------------------------------------------------------
+
+
+def bucket(ago: float, reused: int, prompt: int = 100) -> Document:
+    return {"at": CAME - ago, "reused": reused, "prompt_tokens": prompt}
+
+
+def rates(*buckets: Document, now: float = CAME, width: int = 80) -> str:
+    return history(buckets, now, width).plain.split("min  ")[1]
+
+
+def test_the_hit_rate_of_each_moment_has_its_place_and_height():
+    shown = rates(bucket(HISTORY - 1, 0), bucket(HISTORY / 2 - 1, 50), bucket(0, 100))
+    assert len(shown) == 60
+    assert {at: cell for at, cell in enumerate(shown) if cell != "·"} == {0: "▁", 30: "▅", 59: "█"}
+
+
+def test_what_shares_a_cell_is_weighed_by_its_tokens():
+    assert rates(bucket(1, 0, 700), bucket(2, 100))[-1] == "▂"
+
+
+def test_a_clock_that_differs_leaves_nothing_out():
+    assert rates(bucket(-500, 100))[-1] == "█"
+    assert rates(bucket(9_999, 100))[0] == "█"
+
+
+def test_buckets_without_tokens_are_no_misses():
+    assert set(rates(bucket(1, 0, 0))) == {"·"}
+
+
+# -- the command ---------------------------------------------------------------------------------------
+
+
+def documents() -> dict[str, Document]:
+    return {"/api/state": state(), "/api/requests": {"requests": [summary(ended())]}}
+
+
+async def test_once_is_plain_text_and_the_end():
+    out = io.StringIO()
+    async with admin(documents()) as said:
+        console = Console(file=out, width=100, force_terminal=True, color_system=None)
+        code = await top(console, admin=said.url, token=None, every=1.0, once=True)
+    assert code == 0
+    assert out.getvalue().startswith("slotkeeper 1.2.3 at 127.0.0.1:")
+    assert "\x1b" not in out.getvalue()
+    assert said.asked[0] == "/api/state"
+
+
+async def test_without_a_terminal_one_screen_follows_the_other_even_while_nobody_answers():
+    """It says so, shows what was last, and goes on when the sidecar is there again."""
+    failures: list[BaseException] = []
+    tasks = Tasks(failures.append)
+    out = io.StringIO()
+    async with admin(documents()) as said:
+        watching = tasks.start(
+            top(Console(file=out, width=100), admin=said.url, token=None, every=0.01, once=False)
+        )
+        await until(out, "up 2 h")
+        kept = said.documents.pop("/api/state")
+        await until(out, "trying again: there is none")
+        said.documents["/api/state"] = kept | {"version": "2.0.0"}
+        await until(out, "slotkeeper 2.0.0")
+        watching.cancel()
+    said_ = out.getvalue()
+    assert "\x1b" not in said_
+    assert failures == []
+    lost_at = said_.index("trying again")
+    assert "2,048" in said_[lost_at : said_.index("slotkeeper 2.0.0")]
+
+
+async def until(out: io.StringIO, text: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while text not in out.getvalue():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("once", [[], ["--once"]])
+def test_a_sidecar_that_was_never_there_is_a_failure(once, capsys):
+    assert main(["top", "--admin", NOBODY, *once]) == 1
+    assert f"slotkeeper top: no sidecar answers at {NOBODY}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pause", ["0", "-1", "nan", "inf", "often"])
+def test_looking_without_a_pause_is_a_usage_error(pause, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["top", f"--every={pause}"])
+    assert left.value.code == 2
+    assert "--every" in capsys.readouterr().err

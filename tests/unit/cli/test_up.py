@@ -1,0 +1,73 @@
+"""What `up` says of the engine that it starts: its command line, and no secret of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.cli.up import _keeps_apart, _without_keys
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.settings import Settings
+
+SECRET = "s3cret-of-somebody"  # noqa: S105
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--api-key", SECRET),
+        (f"--api-key={SECRET}",),
+        ("--api_key", SECRET),
+        ("--api-key", f"{SECRET},another"),
+        ("--api-key-file", f"/keys/{SECRET}"),
+        (f"--api-key-file=/keys/{SECRET}",),
+        ("--hf-token", SECRET),
+        ("-hft", SECRET),
+        (f"-hft={SECRET}",),
+        ("--ssl-key-file", f"/keys/{SECRET}"),
+        ("--model-url", f"https://me:{SECRET}@example.org/m.gguf"),
+        ("--model-url", f"https://example.org/m.gguf?sig={SECRET}"),
+        ("--some-new-flag", "hf_ABCDEFGHIJKLMNOPQRST" + SECRET.replace("-", "_")),
+    ],
+)
+def test_no_secret_of_a_command_line_is_said(words):
+    said = _without_keys(["llama-server", "--port", "8080", *words, "-np", "2"])
+    assert SECRET not in " ".join(said)
+    assert SECRET.replace("-", "_") not in " ".join(said)
+    assert said[:3] == ["llama-server", "--port", "8080"]
+    assert said[-2:] == ["-np", "2"]
+    assert len(said) == 5 + len(words)
+
+
+def test_what_is_no_secret_is_said_as_it_is():
+    words = [
+        "llama-server",
+        "--model",
+        "/models/a=b.gguf",
+        "--cache-type-k",
+        "q8_0",
+        "-c",
+        "4096",
+        "--image-max-tokens",
+        "5",
+    ]
+    assert _without_keys(words) == words
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "apart"),
+    [
+        ("auto", [], False),
+        ("auto", ["--api-key", "one"], False),
+        ("auto", ["--api-key", "one,two"], True),
+        ("auto", ["--api-key-file", "ONE"], False),
+        ("auto", ["--api-key-file", "TWO"], True),
+        ("auto", ["--api-key-file", "/nowhere"], False),
+        ("off", ["--api-key", "one,two"], False),
+        ("key", [], True),
+    ],
+)
+def test_an_engine_with_several_keys_holds_them_apart(tmp_path, mode, words, apart):
+    for name, keys in (("ONE", "a\n\n"), ("TWO", "a\nb\n")):
+        (tmp_path / name).write_text(keys, "utf-8")
+    words = [str(tmp_path / word) if word.isupper() else word for word in words]
+    assert _keeps_apart(Settings(namespaces=mode), EngineFlags.parse(words)) is apart

@@ -1,0 +1,272 @@
+"""`slotkeeper why`: the answer first, then what it rests on; nothing of a client's is taken for markup."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from slotkeeper.cli.listed import COLUMNS
+from slotkeeper.cli.main import main
+from slotkeeper.cli.why import NO_TEXT, why
+from slotkeeper.config import UsageError
+from slotkeeper.conversation.rules.base import Mode
+from slotkeeper.observe.accounts import detail, summary
+from slotkeeper.observe.request_record import Decision, Option
+from slotkeeper.scheduler.types import Reason
+from unit.looking import Document, admin, change, ended, lost, record, rewritten, state
+
+NOBODY = "http://127.0.0.1:1"
+EVIL = "\x1b[2J[red]bold\r\x07\u202e"  # clears a terminal, rings, and turns what follows round
+
+
+@pytest.fixture
+def ask(capsys):
+    """Ask an admin port that says these documents; the exit code and all that was printed."""
+
+    async def run(
+        documents: dict[str, Document], id_: str | None = None, *, width: int = 120, **given
+    ) -> tuple[int, str]:
+        options = {"token": None, "last": 20, "repeated": False, "as_json": False} | given
+        out = io.StringIO()
+        async with admin(documents) as said:
+            code = await why(id_, Console(file=out, width=width), admin=said.url, **options)
+        run.asked = said.asked
+        return code, out.getvalue() + "".join(capsys.readouterr())
+
+    return run
+
+
+def listed(*records) -> dict[str, Document]:
+    return {"/api/requests": {"requests": [summary(one) for one in records]}, "/api/state": state()}
+
+
+def one(found, **more) -> dict[str, Document]:
+    return {f"/api/requests/{found.request_id}": detail(found) | more}
+
+
+def line(out: str, start: str) -> str:
+    return next(text for text in out.splitlines() if text.strip().startswith(start))
+
+
+# -- the list ------------------------------------------------------------------------------------------
+
+
+async def test_every_request_has_a_line_with_its_figures_and_its_verdict(ask):
+    code, out = await ask(listed(rewritten(2), lost(1)), width=180)
+    assert code == 0
+    head, *lines = out.splitlines()
+    assert head.split() == [column.head for column in COLUMNS]
+    named = "opencode #3: Fix the importer"
+    assert [text.split(named)[0].split()[1] for text in lines] == ["00000002", "00000001"]
+    assert [text.split(named)[1].split()[:6] for text in lines] == [
+        ["main_turn", "12,000", "20", "11,980", "11,980", "11,400"],
+        ["main_turn", "12,000", "3,000", "9,000", "1,000", "8,000"],
+    ]
+    assert "a date changed" in lines[0]
+    assert lines[1].split()[-4:] == ["ms", "-", "cache:", "overwritten"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 132])
+async def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(ask, width):
+    _, out = await ask(listed(rewritten(2), lost(1)), width=width)
+    head, *lines = (text.rstrip() for text in out.splitlines())
+    assert all(len(text) <= width for text in (head, *lines))
+    assert len(lines) == 2
+    assert {"id", "computed", "verdict"} <= set(head.split())
+    assert "…" not in head
+    assert "00000002" in lines[0]
+    assert ("conversation" in head) == (width >= 60)
+    assert ("oracle" in head) == (width >= 132)
+
+
+async def test_what_is_under_way_and_what_failed_says_so(ask):
+    _, out = await ask(listed(record(2), ended(1, outcome="client_gone", prompt_tokens=None)))
+    running, gone = out.splitlines()[1:]
+    assert running.rstrip().endswith("running")
+    assert gone.rstrip().endswith("client_gone")
+
+
+async def test_how_many_and_which_is_asked_of_the_sidecar(ask):
+    await ask(listed(rewritten()), last=7, repeated=True)
+    assert ask.asked == ["/api/requests?limit=7&repeated=1"]
+
+
+async def test_programs_get_one_line_for_each_request_as_the_sidecar_says_it(ask):
+    documents = listed(rewritten(2), lost(1))
+    code, out = await ask(documents, as_json=True)
+    assert code == 0
+    assert [json.loads(text) for text in out.splitlines()] == documents["/api/requests"]["requests"]
+
+
+@pytest.mark.parametrize(("requests", "why_"), [(0, "began 2 h ago"), (5, "--why-requests 0")])
+async def test_an_empty_list_says_why(ask, requests, why_):
+    figures = state()["totals"] | {"requests": requests}
+    code, out = await ask({"/api/requests": {"requests": []}, "/api/state": state(totals=figures)})
+    assert code == 0
+    assert why_ in out
+
+
+async def test_an_empty_list_for_a_program_has_no_line(ask):
+    assert await ask(listed(), as_json=True) == (0, "")
+
+
+# -- one request ---------------------------------------------------------------------------------------
+
+
+async def test_the_sentences_come_first_and_then_what_they_rest_on(ask):
+    found = rewritten()
+    document = detail(found)
+    code, out = await ask(one(found), found.request_id, width=200)
+    assert code == 0
+    parts = found.request_id, *document["explanation"], "Time", "Choice", "Where it parts", "Figures"
+    places = [out.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "slot 1 of http://127.0.0.1:8081, ok 200, 1.2 s" in out
+
+
+async def test_each_stage_has_its_milliseconds_and_its_place_in_the_whole(ask):
+    _, out = await ask(one(rewritten()), "request-00000001")
+    assert line(out, "parse").split() == ["parse", "0.0", "1.0", "█"]
+    assert line(out, "plant").split() == ["plant", "250", "500", "█" * 20, "500"]
+    plant, prefill = line(out, "plant"), line(out, "prefill")
+    assert plant.rindex("█") + 1 == prefill.index("█")
+
+
+async def test_the_choice_stands_above_what_it_beat_with_both_prices(ask):
+    _, out = await ask(one(rewritten()), "request-00000001")
+    assert line(out, "taken").split() == ["taken", "1", "prefix", "20", "11,980", "12.0", "s", "plant"]
+    assert line(out, "0  cold").split() == ["0", "cold", "0", "12,345", "12.3", "s"]
+    assert "a state of 11,500 tokens, 20 of them the prompt's first" in out
+
+
+async def test_a_price_that_json_cannot_hold_is_a_dash(ask):
+    never = Option(reason=Reason.COLD, engine="http://b:1", slot=None, reuse=None, price=1.0)
+    document = detail(ended(decision=Decision(chosen=never)))
+    document["choice"]["chosen"]["price_tokens"] = None
+    _, out = await ask({"/api/requests/request-00000001": document}, "request-00000001")
+    assert line(out, "taken").split() == ["taken", "-", "cold", "-", "-", "-"]
+
+
+async def test_engines_are_named_where_there_was_a_choice_of_them(ask):
+    here, there = (
+        Option(reason=Reason.COLD, engine=engine, slot=0, reuse=0, price=1.0)
+        for engine in ("http://a:1", "http://b:1")
+    )
+    _, out = await ask(
+        one(ended(decision=Decision(chosen=here, beaten=(there,), rate=1.0))), "request-00000001"
+    )
+    assert "http://a:1" in line(out, "taken")
+    assert "http://b:1" in out
+
+
+async def test_the_first_token_that_differs_is_shown_with_what_stands_around_it(ask):
+    found = rewritten()
+    document = detail(found)
+    document["parting"]["text"] = {"lead": "Today is\n", "was": "Monday", "now": ""}
+    _, out = await ask({f"/api/requests/{found.request_id}": document}, found.request_id)
+    assert "Token 20 of 12,000, in the system text (message 1): date" in out
+    at = out.index("Today is\\n")
+    assert out[at:].split()[2:6] == ["-", "Monday", "+", "(nothing)"]
+    assert NO_TEXT not in out
+
+
+async def test_without_text_the_setting_that_shows_it_is_named(ask):
+    _, out = await ask(one(rewritten(changes=(change(Mode.FIX, "", ""),))), "request-00000001")
+    assert out.count(NO_TEXT) == 2
+    assert "date changed messages[0].content" in out
+
+
+async def test_what_a_rule_that_observes_would_have_changed_is_told_apart(ask):
+    _, out = await ask(one(rewritten(changes=(change(Mode.OBSERVE, "May", "June"),))), "request-00000001")
+    assert "date would have changed messages[0].content" in out
+    assert "- May\n" in out.replace(" \n", "\n").replace("  ", "")
+
+
+async def test_of_a_request_that_has_just_come_little_is_told(ask):
+    code, out = await ask(one(record()), "request-00000001")
+    assert code == 0
+    assert "It has not ended yet." in out
+    assert not any(title in out for title in ("Time\n", "Choice\n", "Where it parts\n", "Rules\n"))
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+async def test_an_account_is_never_wider_than_the_terminal(ask, width):
+    _, out = await ask(
+        one(rewritten(changes=(change(Mode.FIX, "x" * 90, "y" * 90),))), "request-00000001", width=width
+    )
+    assert max(map(len, out.splitlines())) <= width
+
+
+async def test_a_program_gets_the_document_in_one_line(ask):
+    found = rewritten()
+    code, out = await ask(one(found), found.request_id, as_json=True)
+    assert (code, out.count("\n")) == (0, 1)
+    assert json.loads(out) == detail(found)
+
+
+async def test_what_a_client_wrote_is_shown_and_does_nothing(ask):
+    found = rewritten(named=EVIL, changes=(change(Mode.FIX, EVIL, EVIL),))
+    document = detail(found)
+    document["parting"]["text"] = {"lead": EVIL, "was": EVIL, "now": EVIL}
+    _, out = await ask({"/api/requests/last": document}, "last", width=200)
+    assert out.count(r"\x1b[2J[red]bold\r\x07\u202e") == 6
+    assert not set(EVIL) & set(out) - set("[2J[red]bold")
+
+
+# -- what cannot be told -------------------------------------------------------------------------------
+
+
+async def test_a_request_that_nobody_knows_is_a_failure(ask):
+    assert await ask({}, "nonsense") == (1, "slotkeeper why: there is none\n")
+
+
+async def test_an_id_is_one_part_of_the_path_whatever_it_holds(ask):
+    await ask({}, "../state?x=#y")
+    assert ask.asked == ["/api/requests/..%2Fstate%3Fx%3D%23y"]
+
+
+async def test_a_token_that_is_missing_is_asked_for(capsys):
+    """By a real sidecar."""
+    from slotkeeper.app import running
+    from slotkeeper.settings import Settings
+
+    anywhere = {"upstream": (NOBODY,), "listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
+    async with running(Settings(**anywhere, admin_token="s3cret")) as sidecar:  # noqa: S106
+        url = f"http://{sidecar.addresses[1]}"
+        codes = [
+            await why(None, Console(), admin=url, token=token, last=1, repeated=False, as_json=False)
+            for token in ("wrong", "s3cret")
+        ]
+    assert codes == [1, 0]
+    out, err = capsys.readouterr()
+    assert "--admin-token" in err
+    assert "No request has come yet" in out
+
+
+def test_without_a_sidecar_it_is_a_failure_that_says_what_to_do(capsys):
+    assert main(["why", "--admin", NOBODY]) == 1
+    assert capsys.readouterr().err == (
+        f"slotkeeper why: no sidecar answers at {NOBODY}. Name its admin port by --admin.\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["abc"], ["last", "--repeated"], ["--admin", "localhost:9090"]])
+def test_words_that_make_no_sense_are_a_usage_error(words, capsys):
+    assert main(["why", "--admin", NOBODY, *words]) == 2
+    assert "slotkeeper why: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["0", "501", "many"])
+def test_no_more_are_listed_than_the_sidecar_gives(count, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["why", "--last", count])
+    assert left.value.code == 2
+    assert "--last" in capsys.readouterr().err
+
+
+async def test_a_list_cannot_be_of_one_request():
+    with pytest.raises(UsageError, match="leave the ID out"):
+        await why("last", Console(), admin=NOBODY, token=None, last=1, repeated=True, as_json=False)

@@ -1,0 +1,93 @@
+"""What one request's account writes in its record of what it did itself."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from patience import PATIENCE
+from slotkeeper.api.routes import Api
+from slotkeeper.conversation.naming import Name, Naming
+from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.exchange.account import Account
+from slotkeeper.observe.request_record import RequestStage
+from slotkeeper.scheduler.types import RequestId, Tokens
+from unit.runtime.conftest import driver, link
+from unit.runtime.stubs import fallbacks, settled
+
+__all__ = ["driver", "link"]
+
+BODY = orjson.dumps({"messages": [{"role": "user", "content": "Which bolts are low?"}]})
+
+
+async def account(driver) -> Account:
+    made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation="t")
+    await made.parse(BODY)
+    return made
+
+
+async def test_what_is_known_at_once_is_written_at_once(driver):
+    came = (await account(driver)).record
+    assert (came.request_id, came.route, came.client, came.named) == ("r-1", "chat", "anna", "t")
+    assert came.body_bytes == len(BODY)
+    (parsed,) = came.spans
+    assert (parsed.stage, parsed.begin) == (RequestStage.PARSE, 0.0)
+
+
+async def test_what_is_no_chat_is_called_by_its_program_and_names_its_model(driver):
+    curl = {"User-Agent": "curl/8.5.0"}
+    made = Account(driver, Api.COMPLETION, "r-1", {}, curl, client="anna", conversation=None)
+    await made.parse(orjson.dumps({"prompt": "Once", "model": "gemma"}))
+    assert (str(made.record.name), made.record.model) == ("curl", "gemma")
+
+
+@pytest.mark.parametrize("model", [None, 7, "", "x" * 200, "a\nb", "a\x1b[31m"])
+async def test_a_model_that_cannot_be_shown_is_none(driver, model):
+    made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None)
+    await made.parse(orjson.dumps({"messages": [], "model": model}))
+    assert made.record.model is None
+
+
+async def test_a_name_that_cannot_be_made_costs_a_request_nothing(driver):
+    class Broken(Naming):
+        def coming(self, *_: object, **__: object) -> Name:
+            raise KeyError("n")
+
+    made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None, names=Broken())
+    await made.parse(BODY)
+    assert made.ask is not None
+    assert fallbacks(driver, "explain") == 1
+
+
+@pytest.mark.parametrize("says", [Tokens(range(40)), EngineGoneError("gone")])
+async def test_rendering_is_told_from_when_it_began_and_not_from_when_the_request_came(driver, link, says):
+    """A brief request is rendered only when its answer is over."""
+    link.says = says
+    mine = await account(driver)
+    assert mine.open()
+    began = driver.now()
+    mine.render()
+    mine.render()
+    await mine.rendered.wait()
+    (rendered,) = (span for span in mine.record.spans if span.stage is RequestStage.RENDER)
+    assert rendered.begin >= began - mine.record.at
+    assert rendered.tokens == (40 if isinstance(says, Tokens) else None)
+    mine.gone()
+    await settled()
+
+
+async def test_an_idle_moment_is_not_waited_for_without_end(driver, monkeypatch):
+    monkeypatch.setattr(type(driver.placement), "holds", lambda *_: True)
+    monkeypatch.setattr(type(driver.placement), "serving", True)
+    assert not await driver.idle_moment(RequestId("1:r-1"), within=0.2)
+    monkeypatch.setattr(type(driver.placement), "serving", False)
+    assert await driver.idle_moment(RequestId("1:r-1"), within=PATIENCE)
+
+
+async def test_a_close_tells_how_it_ended_and_how_long_it_took(driver):
+    mine = await account(driver)
+    assert mine.record.outcome == "running"
+    mine.outcome = "client_gone"
+    mine.close()
+    assert (mine.record.outcome, mine.record.status) == ("client_gone", None)
+    assert mine.record.seconds >= mine.record.spans[0].end

@@ -1,0 +1,354 @@
+"""When an engine is asked about a credential, and for how long its word counts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from slotkeeper.api.errors import ClientFault, UpstreamFault
+from slotkeeper.api.routes import Api, classify
+from slotkeeper.engine.client import Health, Pulse
+from slotkeeper.exchange import door as door_module
+from slotkeeper.exchange.door import LASTS, REFUSAL_LASTS, Caller, Door, KeyCheck, Refusal, key_in
+from slotkeeper.exchange.keys import OwnKeys
+from slotkeeper.exchange.upstream import outgoing
+from slotkeeper.scheduler.types import EngineId
+
+ENGINE = EngineId("http://engine")
+CAME = 5.0
+GOOD, BAD = {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}
+
+
+class Answer:
+    """What an engine with one key says to GET /props; it wants none where `key` is None."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.reason, self.headers = (
+            status,
+            "Said",
+            {"Server": "llama.cpp", "Content-Length": "2"},
+        )
+        self.content = self
+        self._pieces = [b"no", b""]
+
+    async def readany(self) -> bytes:
+        return self._pieces.pop(0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class Engine:
+    """Upstream, driver and link in one."""
+
+    def __init__(self, key: str | None = "Bearer good") -> None:
+        self.key, self.status, self.asked, self.clock = key, 0, 0, 1000.0
+        self.engine, self.process, self.health, self.doubtful = ENGINE, "one", Health.OK, False
+        self.up, self.pulse = True, Pulse()
+        self.links = {ENGINE: self}
+        self.let: list[dict[str, str]] = []
+        self.door = self.new_door()
+
+    def new_door(self, **more: Any) -> Door:
+        return Door(self, self, now=lambda: self.clock, **more)  # type: ignore[arg-type]
+
+    outgoing = staticmethod(outgoing)
+
+    async def look(self, base: str, path: str, headers: Any, *, seconds: float) -> Answer:
+        assert (base, path) == (ENGINE, "/props")
+        assert seconds > 0
+        self.asked += 1
+        if self.status < 0:
+            raise UpstreamFault("gone")
+        fits = self.key is None or key_in(headers) in self.key.removeprefix("Bearer ").split(",")
+        return Answer(self.status or (200 if fits else 401))
+
+    async def awake(self, since: float) -> None:
+        assert since == CAME
+
+    async def folder_tried(self) -> None:
+        """It is open at once."""
+
+    @property
+    def expects_one(self) -> bool:
+        return self.status < 0
+
+    def kick(self) -> None:
+        pass
+
+    def let_in(self, auth: dict[str, str]) -> None:
+        self.let.append(auth)
+
+    async def caller(
+        self, headers: dict[str, str], door: Door | None = None, *, later: bool = False
+    ) -> Caller:
+        request = make_mocked_request("POST", "/completion", headers=headers)
+        await (door or self.door).judge(request, since=CAME, later=later)
+        return (door or self.door).caller(request)
+
+    async def judge(self, headers: dict[str, str], *, later: bool = False) -> Any:
+        request = make_mocked_request("POST", "/completion", headers=headers)
+        return await self.door.judge(request, since=CAME, later=later)
+
+
+async def test_an_engine_without_a_key_is_asked_once():
+    engine = Engine(key=None)
+    for headers in ({}, GOOD, BAD) * 20:
+        assert await engine.judge(headers) is KeyCheck.LET_IN
+        engine.clock += LASTS
+    assert engine.asked == 1
+    assert engine.let == []
+
+
+async def test_a_good_key_is_asked_for_once_a_minute():
+    engine = Engine()
+    for _ in range(10):
+        assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    assert engine.asked == 2  # without any, and with this one
+    engine.clock += LASTS
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    assert engine.asked == 3
+
+
+async def test_a_refusal_is_the_engines_own_and_counts_for_seconds():
+    engine = Engine()
+    for _ in range(10):
+        said = await engine.judge(BAD)
+        assert said == Refusal(401, "Said", (("Server", "llama.cpp"),), b"no")
+    assert engine.asked == 2
+    engine.clock += REFUSAL_LASTS
+    engine.key = "Bearer bad"
+    assert await engine.judge(BAD) is KeyCheck.LET_IN
+
+
+async def test_a_key_that_was_taken_back_is_refused_after_a_minute_at_most():
+    engine = Engine()
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    engine.key = "Bearer other"
+    engine.clock += LASTS
+    assert isinstance(await engine.judge(GOOD), Refusal)
+
+
+@pytest.mark.parametrize("key", [None, "Bearer good"])
+async def test_who_was_let_in_by_an_engine_that_is_gone_is_judged_when_it_is_back(key):
+    engine = Engine(key)
+    engine.door = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    assert await engine.judge(GOOD, later=True) is KeyCheck.LET_IN
+    known_as = await engine.caller(GOOD)
+    engine.status, engine.process, engine.health = -1, "", Health.DOWN
+    assert await engine.judge(GOOD, later=True) is KeyCheck.LATER
+    assert await engine.caller(GOOD, later=True) == known_as
+    assert await engine.judge(GOOD) is KeyCheck.UNSURE
+    assert await engine.judge(BAD, later=True) is (KeyCheck.UNSURE if key else KeyCheck.LATER)
+    engine.status, engine.process, engine.key = 0, "two", "Bearer other"
+    assert isinstance(await engine.judge(GOOD, later=True), Refusal)
+
+
+async def test_another_process_is_asked_anew():
+    engine = Engine(key=None)
+    assert await engine.judge(BAD) is KeyCheck.LET_IN
+    engine.process, engine.key = "two", "Bearer good"
+    assert isinstance(await engine.judge(BAD), Refusal)
+
+
+@pytest.mark.parametrize("status", [-1, 500, 503])
+async def test_where_it_cannot_say_only_who_was_let_in_before_still_is(status):
+    engine = Engine()
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    engine.clock += LASTS
+    engine.status = status
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    assert await engine.judge(BAD) is KeyCheck.UNSURE
+
+
+async def test_what_is_remembered_is_bounded_and_holds_no_key(monkeypatch):
+    monkeypatch.setattr(door_module, "MOST_KNOWN", 5)
+    monkeypatch.setattr(door_module, "MOST_REFUSED", 5)
+    engine = Engine()
+    for number in range(50):
+        engine.key = "Bearer good" if number % 2 else "Bearer none"
+        await engine.judge({"Authorization": "Bearer good", "Cookie": str(number)})
+    kept = engine.door._known, engine.door._refused
+    assert [len(one) for one in kept] == [5, 5]
+    assert "good" not in repr(kept)
+
+
+async def test_a_client_whose_key_is_new_may_lend_it_to_us():
+    engine = Engine()
+    await engine.judge(BAD)
+    await engine.judge(GOOD | {"X-Other": "x"})
+    assert engine.let == [GOOD]
+
+
+async def test_several_headers_of_one_name_are_shown_as_they_came():
+    """The engine reads the first; what is remembered of one order says nothing of the other."""
+    engine = Engine()
+    bad, good = ("Authorization", "Bearer bad"), ("Authorization", "Bearer good")
+    assert await engine.judge([good, bad]) is KeyCheck.LET_IN  # type: ignore[arg-type]
+    assert isinstance(await engine.judge([bad, good]), Refusal)  # type: ignore[arg-type]
+
+
+def test_its_words_go_out_as_they_are():
+    refusal = Refusal(401, "Unauthorized", (("Content-Type", "application/json; charset=utf-8"),), b"{}")
+    response = refusal.response("id")
+    assert response.headers.getall("Content-Type") == ["application/json; charset=utf-8"]
+    assert response.headers["X-Request-Id"] == "id"
+    assert (response.status, response.body) == (401, b"{}")
+
+
+async def test_as_long_as_it_has_let_nobody_in_the_engine_judges_each_request_itself():
+    engine = Engine()
+    engine.up = False
+    assert await engine.judge(BAD) is KeyCheck.UNSURE
+    engine.up = True
+    assert isinstance(await engine.judge(BAD), Refusal)
+
+
+# -- whose request it is -------------------------------------------------------------------------------
+
+ONE, OTHER = {"Authorization": "Bearer sesame"}, {"Authorization": "Bearer other"}
+
+
+async def test_a_key_that_was_verified_waits_in_line_for_itself_however_it_is_sent():
+    engine = Engine(key="Bearer sesame,other")
+    one, other = await engine.caller(ONE), await engine.caller(OTHER)
+    assert one.line != other.line
+    assert await engine.caller({"X-Api-Key": "sesame"}) == one
+    assert "sesame" not in repr(one)
+
+
+async def test_where_no_key_is_verified_the_address_waits_in_line():
+    engine = Engine(key=None)
+    callers = [await engine.caller({"Authorization": f"Bearer {number}"}) for number in range(9)]
+    assert len(set(callers)) == 1
+    engine = Engine()
+    engine.up = False  # it cannot say
+    assert (await engine.caller(BAD)).line == callers[0].line
+
+
+async def test_keys_are_held_apart_where_that_is_asked_for():
+    engine = Engine(key="Bearer sesame,other")
+    door = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    one, other = [(await engine.caller(key, door)).namespace for key in (ONE, OTHER)]
+    assert len({one, other, ""}) == 3
+    again = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    assert (await engine.caller(ONE, again)).namespace == one, "a restart changed it"
+    elsewhere = engine.new_door(namespaces=True, secret=lambda: None)
+    assert (await engine.caller(ONE, elsewhere)).namespace not in {one, ""}
+    off = engine.new_door(namespaces=False)
+    assert [(await engine.caller(key, off)).namespace for key in (ONE, OTHER)] == ["", ""]
+
+
+async def test_the_first_request_is_known_by_the_secret_of_the_folder_that_is_opened_meanwhile(monkeypatch):
+    """Else it would find none of its files."""
+    engine, found = Engine(), list[bytes]()
+
+    async def opens() -> None:
+        await asyncio.sleep(0)
+        found.append(b"secret")
+
+    monkeypatch.setattr(engine, "folder_tried", opens)
+    waits = engine.new_door(namespaces=True, secret=lambda: next(iter(found), None))
+    before = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    assert (await engine.caller(GOOD, waits)).namespace == (await engine.caller(GOOD, before)).namespace
+
+
+async def test_a_folder_that_is_opened_later_tells_namespaces_from_then_on():
+    engine, found = Engine(), list[bytes]()
+    door = engine.new_door(namespaces=True, secret=lambda: next(iter(found), None))
+    without = [(await engine.caller(GOOD, door)).namespace for _ in range(2)]
+    assert without[0] == without[1] != ""
+    found.append(b"secret")
+    before = engine.new_door(namespaces=True, secret=lambda: b"secret")
+    assert (await engine.caller(GOOD, door)).namespace == (await engine.caller(GOOD, before)).namespace
+
+
+async def test_the_second_key_that_an_engine_verifies_holds_keys_apart():
+    engine = Engine(key="Bearer sesame,other")
+    door = engine.new_door(namespaces=None)
+    assert [(await engine.caller(key, door)).namespace for key in (ONE, BAD, ONE)] == [""] * 3
+    assert not door.namespaces
+    assert (await engine.caller(OTHER, door)).namespace
+    assert (await engine.caller(ONE, door)).namespace
+    assert door.namespaces
+
+
+async def test_what_nobody_could_verify_has_no_namespace():
+    engine = Engine()
+    door = engine.new_door(namespaces=True)
+    engine.up = False
+    assert (await engine.caller(BAD, door)).namespace == ""
+
+
+# -- a list of our own ---------------------------------------------------------------------------------
+
+
+def listed(folder: Path) -> OwnKeys:
+    path = folder / "keys.toml"
+    path.write_text(
+        '[alice]\nkey = "a-long-key-of-alice"\n[root]\nkey = "a-long-key-of-root"\noperator = true\n'
+    )
+    path.chmod(0o600)
+    return OwnKeys(path)
+
+
+ALICE, ROOT = {"X-Api-Key": "a-long-key-of-alice"}, {"Authorization": "Bearer a-long-key-of-root"}
+
+
+def refused(door: Door, method: str, path: str, headers: dict[str, str]) -> int | None:
+    request = make_mocked_request(method, path, headers=headers)
+    try:
+        door.admit(request, classify(method, path), path)
+    except ClientFault as fault:
+        return fault.status
+    return None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "statuses"),
+    [
+        ("POST", "/v1/chat/completions", [401, 401, None, None]),
+        ("POST", "/tokenize", [401, 401, None, None]),
+        ("GET", "/v1/models", [401, 401, None, None]),
+        ("GET", "/slots", [401, 401, 403, None]),
+        ("POST", "/slots/0?action=save", [401, 401, 403, None]),
+        ("GET", "/", [401, 401, 403, None]),
+        ("GET", "/health", [None] * 4),
+        ("OPTIONS", "/v1/chat/completions", [None] * 4),
+    ],
+)
+async def test_our_own_list_says_who_may_what(tmp_path, method, path, statuses):
+    door = Engine().new_door(keys=listed(tmp_path))
+    assert [refused(door, method, path, key) for key in ({}, BAD, ALICE, ROOT)] == statuses
+
+
+async def test_a_name_is_the_namespace_and_the_place_in_line(tmp_path):
+    engine = Engine(key=None)
+    door = engine.new_door(keys=listed(tmp_path), namespaces=None)
+    callers = []
+    for headers in (ALICE, ROOT):
+        request = make_mocked_request("POST", "/completion", headers=headers)
+        door.admit(request, Api.COMPLETION, "/completion")
+        assert await door.judge(request, since=CAME) is KeyCheck.LET_IN
+        callers.append(door.caller(request))
+        assert door.lent(request) == {}
+    assert [caller.namespace for caller in callers] == ["alice", "root"]
+    assert callers[0].line != callers[1].line
+
+
+async def test_an_engine_that_refuses_our_own_key_is_the_operators_trouble(tmp_path):
+    engine = Engine()
+    door = engine.new_door(keys=listed(tmp_path))
+    request = make_mocked_request("POST", "/completion", headers=ALICE)
+    for up in (True, False):
+        engine.up = up
+        with pytest.raises(UpstreamFault, match="--engine-api-key"):
+            await door.judge(request, since=CAME)
+    assert engine.let == []

@@ -1,0 +1,193 @@
+"""What a waiting client hears, without sockets; with them: tests/chaos/test_waiting_client.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from patience import PATIENCE
+from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault, body, retold, sse
+from slotkeeper.api.routes import Api
+from slotkeeper.api.sse import SseEvent, SseSplitter, comment
+from slotkeeper.exchange.relay import WAITING, Waiting
+from slotkeeper.runtime.tasks import Tasks
+
+SHORT = 0.001
+
+
+class Response:
+    """A client's answer, of which every write is kept until the client is gone."""
+
+    def __init__(self, *, takes: int) -> None:
+        self.takes = takes
+        self.written: list[bytes] = []
+        self.full = asyncio.Event()
+
+    async def write(self, data: bytes) -> None:
+        if len(self.written) == self.takes:
+            raise aiohttp.ClientConnectionResetError
+        self.written.append(data)
+        if len(self.written) == self.takes:
+            self.full.set()
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Tasks]:
+    failed: list[BaseException] = []
+    tasks = Tasks(failed.append)
+    yield tasks
+    await tasks.close()
+    assert not failed
+
+
+async def fewer(tasks: Tasks, left: int) -> None:
+    """Wait until no more than `left` tasks are there."""
+    async with asyncio.timeout(PATIENCE):
+        while len(tasks) > left:
+            await asyncio.sleep(SHORT)
+
+
+def waiting(tasks: Tasks, response: Response) -> Waiting:
+    waits = Waiting(None, "id", tasks, seconds=SHORT, labels=dict)
+    waits.opened = response
+    return waits
+
+
+async def test_a_write_to_a_client_that_has_left_ends_its_request(tasks):
+    gone = Response(takes=2)
+
+    async def request() -> None:
+        waiting(tasks, gone).start()
+        await asyncio.Event().wait()
+
+    task = tasks.start(request())
+    await asyncio.wait({task}, timeout=PATIENCE)
+    assert task.cancelled()
+    assert gone.written == [WAITING, WAITING]
+    assert not len(tasks)
+
+
+async def test_a_request_that_is_being_cancelled_is_left_to_its_cleaning_up(tasks):
+    gone, cleaned = Response(takes=1), asyncio.Event()
+
+    async def request() -> None:
+        waiting(tasks, gone).start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await fewer(tasks, 1)
+            cleaned.set()
+
+    task = tasks.start(request())
+    await gone.full.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert cleaned.is_set()
+
+
+async def test_the_first_bytes_that_go_on_end_the_comments(tasks):
+    response = Response(takes=1000)
+    talk = waiting(tasks, response)
+    talk.start()
+    while not response.written:
+        await asyncio.sleep(SHORT)
+    assert talk.ends_with(b"") == b""
+    assert len(tasks), "nothing went on: it still waits"
+    assert talk.ends_with(b"data: 1\n\n") == b"data: 1\n\n"
+    heard = len(response.written)
+    await fewer(tasks, 0)
+    assert len(response.written) == heard
+
+
+async def test_waiting_again_is_one_wait_that_ends_with_the_answer(tasks):
+    """As for a request whose engine has ended before it said anything, which is sent again."""
+    response = Response(takes=1000)
+    talk = waiting(tasks, response)
+    talk.start()
+    talk.start()
+    while not response.written:
+        await asyncio.sleep(SHORT)
+    talk.ends_with(b"data: 1\n\n")
+    heard = len(response.written)
+    await fewer(tasks, 0)
+    assert len(response.written) == heard, "a comment may stand between two pieces of one event"
+
+
+async def test_our_head_says_what_is_known_and_comments_what_came_later_or_otherwise(tasks):
+    known = {"X-Slotkeeper-Decision": "prefix", "X-Slotkeeper-Slot": "1"}
+    request = make_mocked_request("POST", "/", {"Origin": "http://page.example"})
+    talk = Waiting(request, "id", tasks, seconds=SHORT, labels=lambda: known)
+
+    async def wait() -> None:
+        talk.start()
+        while talk.opened is None:
+            await asyncio.sleep(SHORT)
+        talk.stop()
+
+    await tasks.start(wait())
+    head = talk.opened.headers
+    assert (head["X-Slotkeeper-Decision"], head["X-Slotkeeper-Slot"]) == ("prefix", "1")
+    assert (head["X-Request-Id"], head["Access-Control-Allow-Origin"]) == ("id", "http://page.example")
+    known |= {"X-Slotkeeper-Slot": "0", "X-Slotkeeper-Predicted": "7"}  # another engine has it by now
+    assert await talk.accept(None) is talk.opened
+    (late,) = request._payload_writer.write.call_args.args
+    assert late == b": X-Slotkeeper-Slot: 0\n: X-Slotkeeper-Predicted: 7\n\n"
+
+
+@pytest.mark.parametrize("lines", [["waiting"], ["X-Slotkeeper-Slot: 1", "X-Slotkeeper-Decision: cold"]])
+def test_a_comment_is_no_event_and_spoils_none(lines):
+    splitter = SseSplitter()
+    stream = comment(*lines) + b"event: a\ndata: 1\n\n" + comment(*lines)
+    assert splitter.feed(stream) == [SseEvent("a", b"1")]
+    assert splitter.close() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "expected"),
+    [
+        (
+            400,
+            {"error": {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_ctx": 8}},
+            ClientFault("x", type="exceed_context_size_error"),
+        ),
+        (
+            401,
+            {"type": "error", "error": {"type": "a", "message": "x"}},
+            ClientFault("x", status=401, type="a"),
+        ),
+        (503, {"error": {"message": "Loading model"}}, UpstreamFault("Loading model", status=503)),
+        (500, {"error": {"message": 7}}, UpstreamFault('{"error":{"message":7}}', status=500)),
+        (404, {"error": "File Not Found"}, ClientFault('{"error":"File Not Found"}', status=404)),
+        (404, ["no object"], ClientFault('["no object"]', status=404)),
+    ],
+)
+def test_the_engines_own_words_come_through(status, said, expected):
+    fault = retold(status, orjson.dumps(said))
+    assert repr(fault) == repr(expected)
+    more = orjson.loads(body(fault, Api.CHAT))["error"]
+    assert more.get("n_ctx") == (8 if status == 400 else None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [(b"Bad Gateway", "Bad Gateway"), (b"", "the engine answered 502"), (b"\x1f\x8b\xff", None)],
+)
+def test_what_is_no_json_is_told_if_it_is_text(raw, message):
+    fault = retold(502, raw)
+    assert isinstance(fault, Fault)
+    assert fault.message == (message or "the engine answered 502")
+    assert len(retold(502, b"x" * 10**6).message) == 2000
+
+
+def test_a_retold_error_ends_a_stream_in_each_apis_shape():
+    fault = retold(400, b'{"error":{"code":400,"message":"too long","type":"t","n_ctx":8}}')
+    (event,) = SseSplitter().feed(sse(fault, Api.MESSAGES))
+    assert event.name == "error"
+    assert orjson.loads(event.data)["error"] == {"type": "invalid_request_error", "message": "too long"}
+    (event,) = SseSplitter().feed(sse(fault, Api.CHAT))
+    assert orjson.loads(event.data)["error"]["n_ctx"] == 8

@@ -1,0 +1,246 @@
+"""What the journal writes down while real placements pass it."""
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    ends,
+    erased,
+    erases,
+    filled,
+    goes,
+    knows,
+    plants,
+    proves,
+    reports,
+    restored,
+    restores,
+    saved,
+    saves,
+    sees,
+    snapshot,
+    snapshots_changed,
+    starts,
+    unpinned,
+    unsaved,
+)
+from slotkeeper.observe.request_record import RequestStage
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.events import Loading
+from slotkeeper.scheduler.figures import Loss, Lost
+from slotkeeper.scheduler.structure import Boundary, BoundaryKind
+from slotkeeper.scheduler.types import Reason, Tokens
+from unit.observe.watched import WatchedPlay, stages, without_gaps
+
+HEAD = Tokens(range(10_000, 11_000))
+ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000)]
+A, B = (HEAD + ask for ask in ASKS)
+X = Tokens(range(70_000, 72_000))
+MORE = Tokens(range(100))
+AT_HEAD = Boundary(1000, BoundaryKind.HEAD)
+
+
+@pytest.fixture
+def play() -> WatchedPlay:
+    return WatchedPlay(memory="dense")
+
+
+# -- the way of a request --------------------------------------------------------------------------------
+
+
+def test_a_request_waits_is_decided_sent_computed_and_answered(play):
+    came = play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1", slot=0)
+    came.first_token = play.clock + 0.02 - came.at
+    assert play << starts("r1")
+    assert play.later(1) << ends("r1", 2000, 0, generated=7) >> reports("r1")
+    assert stages(came) == [
+        RequestStage.QUEUE,
+        RequestStage.DECIDE,
+        RequestStage.FORWARD,
+        RequestStage.PREFILL,
+        RequestStage.GENERATE,
+    ]
+    assert without_gaps(came)
+    assert came.spans[-1].tokens == 7
+    assert came.spans[-1].end > 1
+    assert (came.engine, came.slot) == ("e0", 0)
+
+
+def test_what_the_engine_reports_is_written_down(play):
+    first = play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1") << ends("r1", 2000, 0, prefill_seconds=2.0) >> reports("r1")
+    assert (first.predicted, first.oracle, first.usage.planted, first.lost) == (0, 2000, 0, None)
+    again = play.comes("r2", id_slot=1)
+    assert play >> goes("r2", slot=1) << knows("r2", A)
+    assert play << ends("r2", 2000, 0) >> reports("r2")
+    assert (again.predicted, again.oracle, again.lost) == (0, 1, Lost(Loss.UNPLACED, 1999))
+    third = play.comes("r3")
+    assert play << knows("r3", A) >> goes("r3") << ends("r3", 2000, 1999) >> reports("r3")
+    assert third.saved_seconds == pytest.approx(1.999)
+
+
+def test_where_all_came_at_once_the_engines_own_figure_parts_prefill_from_generating(play):
+    came = play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1")
+    assert play.later(4) << starts("r1") << ends("r1", 2000, 0, prefill_seconds=3.0) >> reports("r1")
+    spans = {span.stage: span.end - span.begin for span in came.spans}
+    assert spans[RequestStage.PREFILL] == pytest.approx(3.0)
+    assert 0.9 < spans[RequestStage.GENERATE] < 1.1
+    assert without_gaps(came)
+
+
+def test_a_figure_that_cannot_be_does_not_reach_beyond_the_end(play):
+    came = play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1")
+    assert play << starts("r1") << ends("r1", 2000, 0, prefill_seconds=1e9) >> reports("r1")
+    assert max(span.end for span in came.spans) == pytest.approx(play.clock - came.at)
+    assert without_gaps(came)
+
+
+def test_who_waits_in_line_waited(play):
+    for request, prompt in (("r1", A), ("r2", X)):
+        play.comes(request)
+        assert play << knows(request, prompt) >> goes(request)
+    third = play.comes("r3")
+    assert play << knows("r3", B)
+    assert third.spans == []
+    assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
+    queue = next(span for span in third.spans if span.stage is RequestStage.QUEUE)
+    assert queue.end - queue.begin > 5
+
+
+# -- steps -----------------------------------------------------------------------------------------------
+
+
+def test_a_plant_and_a_save_are_spans_of_their_own():
+    play = WatchedPlay(n_slots=1, eager_thinning=False, **NEW_FILES)
+    came = play.comes("r1")
+    assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
+    assert play.later(1) << filled(1004) >> saves(0, SaveMoment.BOUNDARY)
+    assert play.later(1) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
+    assert play << ends("r1", 2000, 1000) >> reports("r1")
+    taken = [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.PLANT, RequestStage.SAVE]
+    assert stages(came) == [*taken, RequestStage.FORWARD, RequestStage.PREFILL, RequestStage.GENERATE]
+    assert without_gaps(came)
+    spans = {span.stage: span for span in came.spans}
+    assert (spans[RequestStage.PLANT].tokens, spans[RequestStage.PLANT].note) == (1004, "plant")
+    assert (spans[RequestStage.SAVE].tokens, spans[RequestStage.SAVE].note) == (1004, "boundary")
+    assert came.decision.chosen.steps == ("plant", "boundary")
+    assert came.usage.planted == 1004
+
+
+def test_what_lay_in_the_slot_is_parked_and_a_file_restored():
+    play = WatchedPlay(n_slots=1, **NEW_FILES)
+    play.comes("r0")
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
+    assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
+    came = play.comes("r1")
+    assert play << knows("r1", A + X) >> saves(0, SaveMoment.PARK)
+    assert play << saved("x") >> restores(0, "a") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
+    assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.SAVE, RequestStage.RESTORE]
+    assert without_gaps(came)
+    assert (came.spans[-1].tokens, came.spans[-1].note) == (2000, "a")
+    assert came.decision.chosen.steps == ("park", "restore")
+    assert (came.decision.held, came.decision.common) == (2000, 2000)
+
+
+def test_a_file_is_of_the_conversation_that_lay_in_the_slot_or_of_the_first_that_goes_on_from_it():
+    play = WatchedPlay(n_slots=1, **NEW_FILES)
+    lay = play.comes("r0")
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
+    assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
+    came = play.comes("r1")
+    assert play << knows("r1", A + X) >> saves(0, SaveMoment.PARK)
+    assert play.journal.owners.of("x") is None
+    assert play << saved("x") >> restores(0, "a") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
+    assert play.journal.owners.of("x") is lay.name
+    assert play.journal.owners.of("a") is came.name
+
+
+def test_a_running_prefill_knows_when_it_began_and_what_was_planted():
+    play = WatchedPlay(n_slots=1, eager_thinning=False)
+    came = play.comes("r1")
+    assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
+    began = came.work.begun
+    play.journal.planting("r1", 300)
+    play.journal.planting("nobody", 300)
+    assert (came.work.planted, came.work.planting) == (0, 300)
+    assert play.later(2) << filled(1004) >> goes("r1", reason=Reason.COLD)
+    assert (came.work.begun, came.work.planting) == (began, 0)
+    assert came.work.planted == 1004
+    assert list(play.journal.running()) == [came]
+
+
+def test_a_slot_that_must_be_emptied_first():
+    window = {"n_swa": 512, "swa_full": True, "n_slots": 1, "state_version": 2, "files_carry": False}
+    play = WatchedPlay(memory="swa", **NEW_FILES | window)
+    long, other = (Tokens(range(n, n + 5000)) for n in (10_000, 30_000))
+    assert play << snapshots_changed(snapshot("s1", long))
+    play.comes("r1")
+    assert play << knows("r1", long + MORE) >> restores(0, "s1") << restored() >> goes("r1")
+    assert play << ends("r1", 5100, 5000) >> proves("s1", paid=True) >> reports("r1")
+    came = play.comes("r2")
+    assert play << knows("r2", long.cut(0, 4800) + other) >> erases(0)
+    play << erased() >> plants("r2", 0, Purpose.PLANT)
+    erasing = next(span for span in came.spans if span.stage is RequestStage.ERASE)
+    assert (erasing.tokens, erasing.note) == (None, "")
+    assert came.decision.chosen.steps[0] == "erase"
+
+
+def test_after_a_step_that_failed_it_is_decided_again():
+    play = WatchedPlay(n_slots=1, **NEW_FILES)
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
+    came = play.comes("r1")
+    assert play << knows("r1", A + X) >> restores(0, "a")
+    assert came.decision.chosen.reason is Reason.SNAPSHOT
+    assert play.later(2) << restored(Loading.REFUSED) >> goes("r1", reason=Reason.COLD)
+    assert came.decision.chosen.reason is Reason.COLD
+    assert came.decision.chosen.steps == ()
+    again = [RequestStage.QUEUE, RequestStage.DECIDE]
+    assert stages(came) == [*again, RequestStage.RESTORE, *again]
+    assert without_gaps(came)
+
+
+def test_a_save_that_failed_changes_no_decision():
+    play = WatchedPlay(n_slots=1, eager_thinning=False, **NEW_FILES)
+    came = play.comes("r1")
+    assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
+    assert play << filled(1004) >> saves(0, SaveMoment.BOUNDARY) << unsaved() >> goes("r1", slot=0)
+    assert stages(came).count(RequestStage.DECIDE) == 1
+
+
+# -- decisions -------------------------------------------------------------------------------------------
+
+
+def test_a_decision_tells_what_it_chose_and_what_that_beat(play):
+    play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 2000, 0) >> reports("r1")
+    came = play.comes("r2")
+    assert play << knows("r2", B) >> goes("r2", slot=0)
+    decision = came.decision
+    assert (decision.chosen.reason, decision.chosen.slot, decision.chosen.reuse) == (Reason.PREFIX, 0, 1000)
+    assert [option.slot for option in decision.beaten[:2]].count(1)
+    prices = [decision.chosen.price, *(option.price for option in decision.beaten)]
+    assert prices == sorted(prices)
+    assert (decision.held, decision.common) == (2000, 1000)
+    assert decision.rate > 0
+
+
+def test_who_was_placed_by_its_messages_learns_later_what_it_has_in_common(play):
+    mine, next_turn = (b"h", b"u1"), (b"h", b"u1", b"a1", b"u2")
+    play.comes("r1", hash_chain=mine)
+    assert play << knows("r1", A) >> goes("r1") << ends("r1", 2000, 0) >> reports("r1")
+    came = play.comes("r2", hash_chain=next_turn)
+    assert play >> goes("r2", slot=0, reason=Reason.CONTINUES)
+    assert (came.decision.chosen.reason, came.decision.common) == (Reason.CONTINUES, None)
+    assert play << knows("r2", A + X)
+    assert came.decision.common == 2000
+
+
+def test_a_slot_that_was_seen_only_later_is_written_down_with_the_report(play):
+    came = play.comes("r1", bypass=True)
+    assert play >> unpinned("r1", Reason.BYPASS) << sees(1)
+    assert came.slot is None
+    assert play << knows("r1", A) << ends("r1", 2000, 0) >> reports("r1", slot=1)
+    assert (came.slot, came.decision.chosen.reason) == (1, Reason.BYPASS)

@@ -1,0 +1,138 @@
+"""What the journal writes down of requests that break, are sent again, or leave."""
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    arrives,
+    ends,
+    engine_lost,
+    goes,
+    knows,
+    leaves,
+    reports,
+    restored,
+    restores,
+    sees,
+    snapshot,
+    snapshots_changed,
+    starts,
+    unpinned,
+)
+from slotkeeper.observe.request_record import RequestStage
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.table import LINGER
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, Tokens
+from unit.observe.watched import WatchedPlay, stages, without_gaps
+
+A, X = (Tokens(range(n, n + 2000)) for n in (10_000, 70_000))
+
+
+@pytest.fixture
+def play() -> WatchedPlay:
+    return WatchedPlay(memory="dense")
+
+
+# -- when something breaks ---------------------------------------------------------------------------------
+
+
+def test_without_an_engine_it_goes_through_and_is_not_followed_for_ever():
+    play = WatchedPlay()
+    assert play << engine_lost()
+    came = play.comes("r1")
+    assert play >> unpinned("r1", Reason.FAIL_OPEN)
+    assert play << knows("r1", A) << ends("r1", 2000, 0) >> reports("r1", usage__computed=2000)
+    assert came.decision.chosen.reason is Reason.FAIL_OPEN
+    assert stages(came) == [
+        RequestStage.QUEUE,
+        RequestStage.FORWARD,
+        RequestStage.PREFILL,
+        RequestStage.GENERATE,
+    ]
+    assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
+
+
+def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
+    """The scheduler has failed while a file was being restored, and is made anew."""
+    play = WatchedPlay(n_slots=1, **NEW_FILES)
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
+    came = play.comes("r1")
+    assert play << knows("r1", A + X) >> restores(0, "a")
+    through = Forward(request=RequestId("r1"), engine=EngineId("e0"), slot=None, reason=Reason.FAIL_OPEN)
+    play.journal.saw(arrives("r2"), [through], play.clock + 1, play.clock + 1, lambda _: None)
+    assert came.decision.chosen.reason is Reason.FAIL_OPEN
+    assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.RESTORE]
+    play.later(2)
+    play.journal.saw(ends("r1"), [], play.clock, play.clock, lambda _: None)
+    assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
+
+
+@pytest.mark.parametrize("then", ["known", "unknown"])
+def test_one_whose_tokens_come_after_its_answer_is_followed_until_it_is_reported(play, then):
+    came = play.comes("r1", brief=True)
+    assert play >> goes("r1", reason=Reason.BRIEF) << ends("r1", 40, 0)
+    assert came.oracle is None
+    assert play << knows("r1", A.cut(0, 40) if then == "known" else None) >> reports("r1")
+    assert came.oracle == (40 if then == "known" else None)
+    assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
+
+
+# -- who leaves --------------------------------------------------------------------------------------------
+
+
+def test_who_leaves_the_line_has_waited(play):
+    for request, prompt in (("r1", A), ("r2", X)):
+        play.comes(request)
+        assert play << knows(request, prompt) >> goes(request)
+    third = play.comes("r3")
+    assert play.later(3) << leaves("r3")
+    assert stages(third) == [RequestStage.QUEUE]
+    assert third.spans[0].end > 3
+    assert third.decision is None
+
+
+def test_who_leaves_during_a_step_has_waited_for_it():
+    play = WatchedPlay(n_slots=1, **NEW_FILES)
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
+    came = play.comes("r1")
+    assert play << knows("r1", A + X) >> restores(0, "a")
+    assert play.later(3) << leaves("r1")
+    assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.RESTORE]
+    before = list(came.spans)
+    assert play << restored()
+    assert came.spans == before
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_leaves_during_the_prefill_has_no_token(play, begun):
+    came = play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1")
+    if begun:
+        assert play << starts("r1")
+    assert play.later(3) << leaves("r1")
+    waited = max(came.spans, key=lambda span: span.end - span.begin)
+    assert waited.stage is (RequestStage.PREFILL if begun else RequestStage.FORWARD)
+    assert without_gaps(came)
+    assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
+
+
+def test_who_leaves_during_the_answer_had_its_first_tokens(play):
+    came = play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1") << starts("r1")
+    came.first_token = play.clock + 1 - came.at
+    assert play.later(3) << leaves("r1")
+    spans = {span.stage: span.end - span.begin for span in came.spans}
+    assert spans[RequestStage.PREFILL] == pytest.approx(1)
+    assert spans[RequestStage.GENERATE] > 1.9
+
+
+def test_one_that_is_sent_again_goes_on_in_the_same_record(play):
+    came = play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")
+    assert play.later(LINGER) << sees()
+    play.journal.follow(RequestId("again"), came)
+    assert play << arrives("again", id_slot=1) << knows("again", A) >> goes("again", slot=1)
+    assert play << ends("again", 2000, 0) >> reports("again")
+    assert (came.slot, came.oracle) == (1, 2000)
+    assert came.decision.chosen.reason is Reason.CLIENT_CHOSE
+    assert stages(came).count(RequestStage.DECIDE) == 2

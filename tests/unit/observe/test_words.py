@@ -1,0 +1,222 @@
+"""What is said of a request: every value has words, the words are plain, and none is a prompt's."""
+
+import re
+from itertools import product
+
+import pytest
+
+from slotkeeper.conversation.layout import Section
+from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION, Cause
+from slotkeeper.conversation.rules.apply import ShownChange
+from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.observe.accounts import FEW, LOST, PLACES, STEPS, WENT, place, sentences, verdict
+from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.figures import Loss, Lost
+from slotkeeper.scheduler.types import Reason
+from unit.observe.watched import record
+
+PRIVATE = "xyzzy"
+
+
+def option(reason: Reason = Reason.PREFIX, slot: int | None = 1, **more) -> Option:
+    return Option(
+        **{"reason": reason, "engine": "http://e", "slot": slot, "reuse": 900, "price": 100.0, **more}
+    )
+
+
+def divergence(cause: Cause = Cause.DATE, **more) -> PromptDivergence:
+    usual = {
+        "section": Section.SYSTEM,
+        "message": 0,
+        "token": 1000,
+        "tokens": 800,
+        "seconds": 1.25,
+        "rule": CAUSES[cause].rule,
+        "fixed": False,
+    }
+    return PromptDivergence(cause=cause, **usual | more)
+
+
+def answered(**more) -> Record:
+    """Of 2000 prompt tokens 1100 were computed, and 100 of them had to be."""
+    usual = {"outcome": "ok", "prompt_tokens": 2000, "cached": 900, "predicted": 900, "oracle": 100}
+    return record(**usual | more)
+
+
+def said(came: Record, taker: Record | None = None) -> str:
+    """All sentences, each of which must be one."""
+    found = sentences(came, taker)
+    for sentence in found:
+        assert re.fullmatch(r"[A-Z0-9][ -~]*\.", sentence), sentence
+        assert not re.search(r"None|<|>|\{|\}|  |\.\.|\(\)", sentence), sentence
+    assert len(set(found)) == len(found)
+    return " ".join(found)
+
+
+# -- every value has words -------------------------------------------------------------------------------
+
+
+def test_no_value_is_without_words():
+    assert set(PLACES) == set(Section)
+    assert set(WENT) == set(Reason)
+    assert set(LOST) == set(Loss)
+    assert set(CAUSES) == set(Cause)
+    own = {purpose for purpose in Purpose if not purpose.idle}
+    assert set(STEPS) == {*own, SaveMoment.PARK, SaveMoment.BOUNDARY, "restore", "erase"}
+    for words in (PLACES, WENT, LOST, STEPS):
+        assert len(set(words.values())) == len(words)
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("slot", [None, 3])
+def test_every_decision_can_be_told(reason, slot):
+    decision = Decision(chosen=option(reason, slot), beaten=(option(reason, slot, price=150.0),))
+    text = said(answered(decision=decision))
+    assert WENT[reason] in text
+    assert ("slot 3" if slot else "the engine's own choice") in text
+    assert "50 more tokens" in text
+
+
+@pytest.mark.parametrize("loss", Loss)
+@pytest.mark.parametrize("tokens", [1, FEW, FEW + 1, 1000])
+def test_every_loss_can_be_told(loss, tokens):
+    came = answered(lost=Lost(loss, tokens))
+    text = said(came)
+    assert (LOST[loss] in text) is (tokens > FEW)
+    assert verdict(came) == (f"cache: {loss.value}" if tokens > FEW else "nothing twice")
+
+
+@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("section", [*Section, None])
+def test_every_parting_can_be_told(cause, section):
+    for message, fixed, tokens, reply in product((None, 2), (True, False), (0, 800), (True, False)):
+        seen = divergence(cause, section=section, message=message, fixed=fixed, tokens=tokens, reply=reply)
+        came = answered(divergence=seen)
+        assert CAUSES[cause].what in said(came)
+        assert verdict(came) == (f"{place(seen)}: {CAUSES[cause].what}" if tokens else "nothing twice")
+
+
+# -- what is told ----------------------------------------------------------------------------------------
+
+
+def test_what_was_computed_and_what_had_to_be():
+    text = said(answered(planted=128))
+    assert "772 of 2,000 prompt tokens were reused and 1,228 computed, 128 of them by our own" in text
+    assert "a perfect cache would have computed 100." in text
+
+
+def test_a_wrong_prediction_is_told():
+    assert "predicted" not in said(answered())
+    assert "The engine reused 900 tokens; 1,000 were predicted." in said(answered(predicted=1000))
+
+
+def test_where_nothing_was_computed_twice_that_is_all_there_is_to_say():
+    assert "Nothing was computed twice." in said(answered(oracle=1100))
+    assert "Nothing was computed twice." not in said(answered(lost=Lost(Loss.OVERWRITTEN, 1000)))
+
+
+def test_what_is_not_known_is_not_claimed():
+    """Of a prompt without tokens nobody can say what a perfect cache would have had."""
+    came = answered(oracle=None, predicted=None)
+    assert "twice" not in said(came)
+    assert verdict(came) == ""
+
+
+def test_an_answer_without_a_count_says_so():
+    came = answered(prompt_tokens=None, cached=None, oracle=None)
+    assert said(came) == "The engine gave no count of tokens."
+    assert verdict(came) == ""
+
+
+def test_one_that_is_under_way_tells_where_it_went_and_no_more():
+    came = record(decision=Decision(chosen=option()))
+    assert said(came).startswith("It has not ended yet. It went to slot 1 (prefix)")
+    assert said(record()) == "It has not ended yet."
+    assert verdict(came) == ""
+
+
+def test_the_steps_of_both_places_are_named():
+    decision = Decision(
+        chosen=option(Reason.SNAPSHOT, steps=("park", "restore")),
+        beaten=(option(Reason.COLD, steps=("park",)),),
+    )
+    text = said(answered(decision=decision))
+    assert f"It went to slot 1 (snapshot), after {STEPS['park']} and {STEPS['restore']}: " in text
+    assert f"The next best was slot 1 (cold), after {STEPS['park']}, " in text
+
+
+def test_plants_are_counted_and_each_other_step_is_named_once():
+    def after(*steps: str) -> str:
+        return said(answered(decision=Decision(chosen=option(steps=steps))))
+
+    assert "after planting one: " in after("plant")
+    assert "after planting 3 and saving" in after("plant", "boundary", "plant", "boundary", "plant")
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RuleName if rule in {one.rule for one in CAUSES.values()}])
+def test_a_rule_that_would_help_is_named_until_it_does(rule):
+    cause = next(cause for cause in Cause if CAUSES[cause].rule is rule)
+    assert f"--rules {rule.value}=fix" in said(answered(divergence=divergence(cause)))
+    fixed = said(answered(divergence=divergence(cause, fixed=True, tokens=0)))
+    assert f"Rule {rule.value} undid that" in fixed
+    assert "--rules" not in fixed
+
+
+def test_where_no_rule_helps_none_is_named():
+    assert "--rules" not in said(answered(divergence=divergence(Cause.MESSAGE_EDITED)))
+    assert "No rule" in said(answered(divergence=divergence(Cause.TEMPLATE_STRIPS_REASONING, section=None)))
+
+
+@pytest.mark.parametrize("cause", sorted(NEW_SESSION))
+def test_a_new_session_did_nothing_wrong(cause):
+    text = said(answered(divergence=divergence(cause)))
+    assert "It is " in text
+    assert "again" not in text
+
+
+def test_people_count_messages_from_1():
+    assert place(divergence(section=Section.USER, message=0)) == "user message (message 1)"
+    assert place(divergence(section=Section.TOOLS, message=None)) == "tools"
+    assert place(divergence(section=None, message=None)) == "template"
+
+
+@pytest.mark.parametrize("conversation", [None, 7])
+def test_who_took_the_slot_is_named_where_that_lost_something(conversation):
+    taker = record("taker-1", conversation=conversation)
+    text = said(answered(lost=Lost(Loss.OVERWRITTEN, 1000)), taker)
+    assert "taken by request taker-1" in text
+    assert ("conversation 7" in text) is (conversation == 7)
+    assert "taker-1" not in said(answered(lost=Lost(Loss.CHECKPOINT, 1000)), taker)
+    assert "taker-1" not in said(answered(), taker)
+
+
+# -- verdicts --------------------------------------------------------------------------------------------
+
+
+def test_both_kinds_of_repetition_are_named():
+    came = answered(divergence=divergence(), lost=Lost(Loss.RESTARTED, 200))
+    assert verdict(came) == "system text (message 1): a date changed; cache: restarted"
+
+
+def test_what_was_both_counts_once():
+    both = {"divergence": divergence(tokens=900), "lost": Lost(Loss.OVERWRITTEN, 1000)}
+    assert answered(**both).repeated == 1100  # all that was computed
+    assert answered(**both, planted=500).repeated == 1600
+    assert answered(divergence=divergence(tokens=300), lost=Lost(Loss.OVERWRITTEN, 200)).repeated == 500
+
+
+# -- nobody's words --------------------------------------------------------------------------------------
+
+
+def test_no_sentence_has_a_word_of_a_prompt():
+    change = ShownChange(RuleName.DATE, Mode.OBSERVE, "messages[0].content", PRIVATE, PRIVATE)
+    came = answered(
+        changes=(change,),
+        divergence=divergence(was=(70001, 70002), now=(70001, 70003), lead=1),
+        lost=Lost(Loss.OVERWRITTEN, 500),
+        decision=Decision(chosen=option(), beaten=(option(),)),
+    )
+    text = said(came) + verdict(came)
+    assert PRIVATE not in text
+    assert "7000" not in text.replace(",", "")

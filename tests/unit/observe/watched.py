@@ -1,0 +1,68 @@
+"""A playbook whose every event and effect passes a journal, as it does in the driver."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from playbooks.playbook import Outcome, Play, Sees, arrives
+from slotkeeper.observe.journal import Journal
+from slotkeeper.observe.request_record import Record, RequestStage
+from slotkeeper.scheduler.effects import Effect
+from slotkeeper.scheduler.events import Event
+from slotkeeper.scheduler.types import RequestId
+from unit.looking import counted
+
+THOUGHT = 0.001  # seconds that a decision takes
+BESIDE = {
+    RequestStage.PARSE,
+    RequestStage.RENDER,
+}  # who reads and renders may do so while the request stands in line
+
+
+def record(request_id: str = "r1", **more: Any) -> Record:
+    known = {"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0}
+    return Record(**known | counted(**more))
+
+
+class WatchedPlay(Play):
+    def __init__(self, *, journal: Journal | None = None, **more: Any) -> None:
+        self.journal = Journal(100) if journal is None else journal
+        super().__init__(**more)
+        self.placement.on = self._watched(self.placement.on)
+
+    def _watched(self, on: Any) -> Any:
+        def watched(event: Event) -> list[Effect]:
+            effects = on(event)
+            begun = event.at + THOUGHT
+            self.journal.saw(event, effects, begun, begun + THOUGHT, self.placement.pending)
+            return effects
+
+        return watched
+
+    def comes(self, request: str, **more: Any) -> Record:
+        """A request arrives, and its record is followed from then on."""
+        came = record(request, at=self.clock)
+        self.journal.came(came)
+        self.journal.follow(RequestId(request), came)
+        _ = self << arrives(request, **more)
+        return came
+
+    def __lshift__(self, happening: Event | Sees | Outcome) -> WatchedPlay:
+        super().__lshift__(happening)
+        return self
+
+
+def stages(came: Record) -> list[RequestStage]:
+    """In the order of their beginnings."""
+    return [span.stage for span in sorted(came.spans, key=lambda span: (span.begin, span.end))]
+
+
+def without_gaps(came: Record) -> bool:
+    """One thing after the other, from the arrival on, but for what a decision took to begin."""
+    spans = sorted(
+        (span for span in came.spans if span.stage not in BESIDE), key=lambda span: (span.begin, span.end)
+    )
+    assert all(0 <= span.begin <= span.end for span in spans)
+    assert all(one.end <= other.begin + 1e-9 for one, other in pairwise(spans)), spans
+    return all(other.begin - one.end < 0.02 for one, other in pairwise(spans))
