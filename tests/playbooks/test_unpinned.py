@@ -554,3 +554,12 @@ def test_while_others_never_pause_messages_in_a_namespace_wait_until_none_of_the
     rush.happens(arrives("m", pinnable=False, namespace="a"), knows("m", A))
     assert 0 < rush.overtake("m") <= PASSES + SLOTS
     assert "m" in rush.forwarded
+
+
+def test_nothing_is_sent_after_messages_in_a_namespace_until_they_are_seen_to_run():
+    """It could end before they arrive: what it leaves in a slot would then look best to the engine."""
+    play = Play(n_slots=3, **FILES)
+    play << arrives("m", pinnable=False, namespace="a") << knows("m", None)
+    assert play >> unpinned("m", Reason.UNPINNABLE, apart=True)
+    assert play << arrives("two", pinnable=False, copies=2, namespace="b") << knows("two", A)
+    assert play << sees(0) >> unpinned("two", Reason.UNPINNABLE)

@@ -312,7 +312,7 @@ def forward(pending: Pending, now: float) -> Forward:
         pending.slot = None
         if slot is not None and table.owners[slot] == request:
             table.move(slot, SlotState.IDLE, None, now)
-        table.send(request, pending.arrived.copies, now)
+        table.send(request, pending.arrived.copies, now, alone=plan.cleared)
     pending.predict()
     return Forward(
         request=request,

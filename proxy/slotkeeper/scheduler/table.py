@@ -55,6 +55,7 @@ class Sent:
 
     at: float
     slots: int  # as many as it takes at once: n > 1, or several prompts
+    alone: bool = False  # what ran and ended before it got there could leave another namespace's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,8 @@ class EngineTable:
     def open_for_anything(self, now: float) -> bool:
         """Room for one more task without a known slot."""
         room = len(self.idle) > sum(sent.slots for sent in self.unsettled.values())
-        return self.up and room and not self.awaited and self.open_for_bypass(now)
+        alone = any(sent.alone for sent in self.unsettled.values())
+        return self.up and room and not alone and not self.awaited and self.open_for_bypass(now)
 
     def open_for_bypass(self, now: float) -> bool:
         """Not while one that left unseen may be at work: it would be taken for the next one sent."""
@@ -294,9 +296,9 @@ class EngineTable:
         self.changed[slot] = now
         self.patience = 0
 
-    def send(self, request: RequestId, copies: int, now: float) -> None:
+    def send(self, request: RequestId, copies: int, now: float, *, alone: bool = False) -> None:
         """It goes, or went, unpinned: GET /slots must show where it runs."""
-        self.unsettled[request] = Sent(now, min(copies, len(self.states)))
+        self.unsettled[request] = Sent(now, min(copies, len(self.states)), alone)
 
     def is_shared(self, now: float) -> None:
         """Others were seen to use this engine."""
