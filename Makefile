@@ -5,8 +5,9 @@ UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
 # For two cores: half of the time tests wait for engines and timers.
 WORKERS ?= 3
+ROUNDS ?= 5
 
-.PHONY: help demo unit coverage test test-remaining rehearse fuzz soak test-image test-real lint audit bench lock clean
+.PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -33,6 +34,11 @@ test-remaining: $(VENVS)/dev/ready  ## slow tests, which `make test` runs on one
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
 	$(PYTHON) tests/rehearse.py $(ARGS)
+
+search: $(VENVS)/dev/ready  ## properties, with examples that nobody has seen: make search ROUNDS=20
+	for round in $$(seq $(ROUNDS)); do \
+	  $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n $(WORKERS) --hypothesis-profile search -m hypothesis tests/properties tests/unit || exit 1; \
+	done
 
 fuzz: $(VENVS)/dev/ready  ## bodies, paths and framings by the thousand: make fuzz ARGS="--count 100000" (fuzz_bodies.py, fuzz_http.py)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.fuzz_http $(ARGS)

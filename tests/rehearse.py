@@ -87,7 +87,8 @@ def without_optional(folder: Path) -> str:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    # Each in a session of its own, as in another terminal: Linux shares the processor out among sessions.
+    loops = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
