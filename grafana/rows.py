@@ -168,7 +168,7 @@ def slots() -> list[Panel]:
             {"{{state}}": NOW.total("slots", "state")},
             stacked=True,
         ),
-        lines("Requests in line", "Good is 0 most of the time.", {"waiting": NOW.total("queued_requests")}),
+        lines("Queued requests", "Good is 0 most of the time.", {"waiting": NOW.total("queued_requests")}),
         lines(
             "Flags found out",
             "Of engines that others started, by what they did. Good is none once an engine has worked.",

@@ -47,7 +47,7 @@ async def test_who_comes_when_the_line_is_full_is_told_when_to_come_again(fake, 
             if reason == "all":
                 assert (await other.head()).status == 429
             else:
-                await until(lambda: driver.placement.queued == 4, "another client waits in line")
+                await until(lambda: driver.placement.queued == 4, "another client is queued")
         counted = sidecar.metrics.registry.get_sample_value(
             "slotkeeper_crowded_requests_total", {"reason": reason}
         )

@@ -95,7 +95,7 @@ async def test_an_engine_that_is_not_there_is_said_above_all_else(browser: Brows
             await expect(looker.page.locator(".engine p").first).to_contain_text("b11549")
 
 
-async def test_who_waits_in_line_has_a_place(browser: Browser, engine: Restartable):
+async def test_a_queued_request_has_a_place(browser: Browser, engine: Restartable):
     """More conversations than slots, for as long as it takes to see the line."""
     seen = asyncio.Event()
 
@@ -113,15 +113,15 @@ async def test_who_waits_in_line_has_a_place(browser: Browser, engine: Restartab
             crowd.create_task(load(number))
         try:
             found = looker.page.locator("#running li")
-            await expect(found.filter(has_text="in line, place 1")).to_have_count(1)
-            await expect(found.filter(has_text="in line, place 2")).to_have_count(1)
+            await expect(found.filter(has_text="queued, place 1")).to_have_count(1)
+            await expect(found.filter(has_text="queued, place 2")).to_have_count(1)
         finally:
             seen.set()
         await expect(looker.page.get_by_role("region", name="Running now")).not_to_be_visible()
         assert looker.complaints == []
 
 
-async def test_who_waits_in_line_is_in_the_lane_of_its_own_conversation(browser: Browser, busy: Sidecar):
+async def test_a_queued_request_is_in_the_lane_of_its_own_conversation(browser: Browser, busy: Sidecar):
     """Requests that wait as long as this test looks at them: a next turn, and two of new conversations."""
     waits: dict[str, Any] = {"outcome": "running", "status": None, "seconds": None, "decision": None}
     new = waits | {"conversation": None, "about": None}

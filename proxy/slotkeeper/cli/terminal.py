@@ -1,4 +1,4 @@
-"""How commands print: where to, figures as people read them, tables that fit."""
+"""How commands print: where to, figures as people read them, tables that fit, requests one a line."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slotkeeper.observe.request_record import RUNNING, Doing
 from slotkeeper.observe.standard_error import StandardError
 
 PIPED: Final = 160  # columns where no terminal sets a width
@@ -190,3 +191,96 @@ def _chosen(widths: dict[Column, int], width: int) -> list[Column]:
             break
         left.remove(min(spare, key=lambda column: column.keep or 0))
     return left
+
+
+# -- names of conversations (conversation/naming.py makes them), and what a request does now --------------
+
+# Cells of a name, by the columns that there are at least.
+NAMES: Final = ((180, 48), (100, 24), (0, 20))
+
+
+def conversation_name(row: Row, now: float | None = None) -> str:
+    """Its conversation's name; with its age where nothing says what it is about."""
+    name = row.get("name")
+    if not name:
+        return UNKNOWN
+    began = row.get("conversation_began")
+    if row.get("about") or now is None or began is None:
+        return one_line(name)
+    return one_line(f"{name}, {age(began, now)}")
+
+
+def shortened(name: str, width: int) -> str:
+    """For a table of so many columns."""
+    room = next(cells for columns, cells in NAMES if width >= columns)
+    return name if len(name) <= room else name[: room - 1] + "…"
+
+
+def activity(now: Row | None) -> str:
+    """Of `now` as the admin port has it; empty for what has ended."""
+    if now is None:
+        return ""
+    match now["doing"]:
+        case Doing.QUEUED:
+            return f"queued, place {now['place']}" if now["place"] else "waits for an engine"
+        case Doing.PREFILL:
+            return prefill(now)
+        case _:
+            return str(now["doing"])
+
+
+def prefill(now: Row) -> str:
+    if now["percent"] is None:
+        return "prefill"
+    about = "about " if now["estimated"] else ""
+    left = f", {seconds(now['seconds_left'])} left" if now["seconds_left"] is not None else ""
+    return f"prefill {about}{now['percent']} %{left}"
+
+
+# -- requests as a table, one a line ---------------------------------------------------------------------
+
+SUCCEEDED: Final = "ok"  # the outcome that is not shown
+
+
+def requests(rows: Sequence[Row], width: int, now: float) -> Table:
+    """Of summaries as `/api/requests` has them; `now` in seconds since the epoch."""
+    return fitted(
+        COLUMNS, [row | {"shown_name": shortened(conversation_name(row, now), width)} for row in rows], width
+    )
+
+
+def verdict(row: Row) -> str:
+    """The verdict, and how it ended unless it ended well."""
+    if under_way := activity(row.get("now")):
+        return under_way
+    said = row["verdict"] if row["outcome"] == SUCCEEDED else f"{row['outcome']} {row['verdict']}"
+    return one_line(said.strip() or UNKNOWN)
+
+
+def verdict_style(row: Row) -> str:
+    """Of its verdict: whether something went wrong, was computed twice, or is under way."""
+    if row["outcome"] == RUNNING:
+        return "cyan"
+    if row["outcome"] != SUCCEEDED:
+        return "red"
+    return "yellow" if row["cause"] or row["lost"] else ""
+
+
+def repeated_style(row: Row) -> str:
+    return "yellow" if row["repeated"] else ""
+
+
+COLUMNS: Final = (
+    Column("time", lambda row: clock(row["came"]), keep=7),
+    Column("id", lambda row: short(row["id"]), right=False),
+    Column("conversation", lambda row: row["shown_name"], keep=9, right=False),
+    Column("kind", lambda row: row["kind"] or UNKNOWN, keep=3, right=False),
+    Column("prompt", lambda row: tokens(row["prompt_tokens"]), keep=8),
+    Column("reused", lambda row: tokens(row["reused"]), keep=1),
+    Column("computed", lambda row: tokens(row["computed"]), keep=10),
+    Column("oracle", lambda row: tokens(row["oracle"]), keep=4),
+    Column("repeated", lambda row: tokens(row["repeated"]), keep=6, style=repeated_style),
+    Column("first", lambda row: seconds(row["first_token_seconds"]), keep=5),
+    Column("decision", lambda row: row["decision"] or UNKNOWN, keep=2, right=False),
+    Column("verdict", verdict, right=False, style=verdict_style),
+)

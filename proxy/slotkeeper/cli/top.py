@@ -17,19 +17,22 @@ from rich.table import Table
 from rich.text import Text
 
 from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port
-from slotkeeper.cli.listed import called, doing, fitting, requests
 from slotkeeper.cli.terminal import (
     UNKNOWN,
     Column,
     Row,
+    activity,
     bar,
     complain,
+    conversation_name,
     fitted,
     one_line,
     percent,
     ratio,
+    requests,
     seconds,
     short,
+    shortened,
     size,
     span,
     sparkline,
@@ -95,8 +98,8 @@ def alarms(engines: Sequence[Document]) -> Iterator[Text]:
         if engine["up"]:
             continue
         since = engine["down_seconds"]
-        told = STATES.get(engine["health"], f"cannot be probed ({engine['health']}): its log says why")
-        text = f"{engine['engine']} {told}" + (f", for {span(since)}" if since is not None else "")
+        state = STATES.get(engine["health"], f"cannot be probed ({engine['health']}): its log says why")
+        text = f"{engine['engine']} {state}" + (f", for {span(since)}" if since is not None else "")
         yield Text(text, "bold red")
     if engines and not any(engine["up"] for engine in engines):
         yield Text("No engine is up: requests fail until one is.", "bold red")
@@ -127,8 +130,8 @@ def history(buckets: Iterable[Document], now: float, width: int) -> Text:
 
 def slots(engine: Document, width: int) -> Iterator[RenderableType]:
     speed = engine["prefill_tokens_per_second"]
-    told = [engine["build"], engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
-    name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in told if word))
+    facts = [engine["build"], engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
+    name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in facts if word))
     yield name if engine["up"] else name.append(f", down ({engine['health']})", "bold red")
     rows = [slot | {"context_tokens": engine["context_tokens"]} for slot in engine["slots"]]
     if rows:
@@ -137,7 +140,7 @@ def slots(engine: Document, width: int) -> Iterator[RenderableType]:
 
 def _filled(slot: Row, width: int) -> Row:
     drawn = bar(slot["held_tokens"], slot["context_tokens"] or 0, _bar_cells(width))
-    return slot | {"bar": drawn, "called": fitting(called(slot), width)}
+    return slot | {"bar": drawn, "shown_name": shortened(conversation_name(slot), width)}
 
 
 def running(rows: Sequence[Row], width: int, now: float) -> Table:
@@ -146,7 +149,7 @@ def running(rows: Sequence[Row], width: int, now: float) -> Table:
         row
         | {
             "bar": bar(row["now"]["percent"] or 0, 100, _bar_cells(width)) if row["now"]["percent"] else "",
-            "called": fitting(called(row, now), width),
+            "shown_name": shortened(conversation_name(row, now), width),
         }
         for row in rows
     ]
@@ -200,7 +203,7 @@ SLOTS: Final = (
     Column("full", lambda slot: slot["bar"], keep=3, right=False, style="cyan"),
     Column("", lambda slot: percent(slot["held_tokens"], slot["context_tokens"] or 0), keep=7),
     Column("tokens", lambda slot: tokens(slot["held_tokens"])),
-    Column("holds", lambda slot: slot["called"], keep=6, right=False),
+    Column("holds", lambda slot: slot["shown_name"], keep=6, right=False),
     Column("idle", lambda slot: span(slot["idle_seconds"]), keep=5),
     Column("checkpoints", lambda slot: str(len(slot["checkpoints"])), keep=2),
     Column("in a file", lambda slot: "yes" if slot["saved"] else UNKNOWN, keep=1),
@@ -218,12 +221,12 @@ CLIENTS: Final = (
 )
 RUNNING: Final = (
     Column("running", lambda row: short(row["id"]), right=False),
-    Column("conversation", lambda row: row["called"], keep=5, right=False),
+    Column("conversation", lambda row: row["shown_name"], keep=5, right=False),
     Column("model", lambda row: one_line(row["model"] or UNKNOWN), keep=0, right=False),
     Column("slot", lambda row: UNKNOWN if row["slot"] is None else str(row["slot"]), keep=3),
     Column("for", lambda row: seconds(row["seconds"]), keep=2),
     Column("", lambda row: row["bar"], keep=1, right=False, style="cyan"),
-    Column("now", lambda row: doing(row["now"]), right=False),
+    Column("now", lambda row: activity(row["now"]), right=False),
 )
 TIERS: Final = (
     Column("files", lambda tier: tier["tier"], right=False),

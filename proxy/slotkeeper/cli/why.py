@@ -14,22 +14,25 @@ from rich.table import Table
 from rich.text import Text
 
 from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port
-from slotkeeper.cli.listed import called, requests, shade, told
 from slotkeeper.cli.terminal import (
     UNKNOWN,
     Column,
     Row,
     complain,
+    conversation_name,
     fitted,
     lane,
     moment,
     one_line,
+    requests,
     say,
     seconds,
     short,
     size,
     span,
     tokens,
+    verdict,
+    verdict_style,
 )
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.rules.base import Mode
@@ -126,11 +129,11 @@ def account(document: Document, width: int, now: float) -> Group:
 
 
 def headline(document: Document, now: float) -> Text:
-    first = Text.assemble((document["id"], "bold"), "  ", (told(document), shade(document)), "\n")
+    first = Text.assemble((document["id"], "bold"), "  ", (verdict(document), verdict_style(document)), "\n")
     where = f"slot {document['slot']}" if document["slot"] is not None else "no slot known"
     if document["engine"]:
         where += f" of {document['engine']}"
-    name = Text(called(document, now), "bold")
+    name = Text(conversation_name(document, now), "bold")
     named = one_line(document["named"]) if document["named"] else ""
     session = f"session {named}" if named and named != document["about"] else ""
     model = f"model {one_line(document['model'])}" if document["model"] else ""

@@ -67,7 +67,7 @@ Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of what was 
 class Caller:
     """Whose request it is, as far as that was verified."""
 
-    line: ClientId  # with whom it waits in line: a key that was verified, else an address
+    line: ClientId  # whose queue it joins: a key that was verified, else an address
     namespace: str = ""  # whose states and predictions it may use; "" while namespaces are off
     key: Key | None = None  # of --keys-file
 

@@ -125,7 +125,7 @@ class Limits:
     pause: float = 0.25  # seconds without a request until a conversation is saved
     engine_wait: float = 60.0  # seconds for which requests wait for an engine that has ended
     idle_tokens: int = 1_000_000  # that may be computed per hour in idle time
-    waiting: int = 4000  # requests in line
+    waiting: int = 4000  # queued requests
     waiting_of_one: int = 1000  # of one client
 
 

@@ -162,11 +162,11 @@ class Placement:
         return (*self._state.bypassing, *self._state.queue)
 
     def waiting_of(self, client: ClientId) -> int:
-        """How many requests of this client stand in line."""
+        """How many requests of this client are queued."""
         return self._state.queue.of(client)
 
     def no_room_for(self, client: ClientId) -> Crowded | None:
-        """Why another request of this client may not stand in line; None if it may."""
+        """Why another request of this client may not be queued; None if it may."""
         state, limits = self._state, self._state.limits
         if len(state.queue) + len(state.bypassing) >= limits.waiting:
             return Crowded.ALL

@@ -14,7 +14,7 @@ from typing import Final, NewType, Self
 EngineId = NewType("EngineId", str)  # the upstream's base URL, without a trailing slash
 SlotId = NewType("SlotId", int)
 RequestId = NewType("RequestId", str)
-ClientId = NewType("ClientId", str)  # who waits in line: an API key's digest, else an address
+ClientId = NewType("ClientId", str)  # whose queue: an API key's digest, else an address
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,7 +29,7 @@ class Place:
 
 
 class Crowded(StrEnum):
-    """Why a request may not stand in line."""
+    """Why a request may not be queued."""
 
     ALL = "all"  # the queue is as long as it may be
     CLIENT = "client"  # so many of this client's wait already

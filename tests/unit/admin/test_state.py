@@ -105,7 +105,7 @@ async def test_sums_and_history_are_those_of_the_metrics(served):
     assert bucket["at"] % 10 == 0
 
 
-async def test_who_waits_in_line_is_counted(served):
+async def test_queued_requests_are_counted(served):
     for name in "abc":
         admit(served.driver, name, Tokens([ord(name)] * 300))
     assert (await served.get("/api/state"))["queued"] == 1

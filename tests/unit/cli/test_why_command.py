@@ -8,8 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from slotkeeper.cli.listed import COLUMNS
 from slotkeeper.cli.main import main
+from slotkeeper.cli.terminal import COLUMNS
 from slotkeeper.cli.why import NO_TEXT, why
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.rules.base import Mode

@@ -98,7 +98,7 @@ def test_a_figure_that_cannot_be_does_not_reach_beyond_the_end(play):
     assert without_gaps(came)
 
 
-def test_who_waits_in_line_waited(play):
+def test_a_queued_request_waited(play):
     for request, prompt in (("r1", A), ("r2", X)):
         play.comes(request)
         assert play << knows(request, prompt) >> goes(request)

@@ -83,7 +83,7 @@ export function span(time) {
 
 /** What a request that has not ended does: `now` as the API has it. */
 export function doing({ doing: what, place, percent: done, seconds_left: left, estimated }) {
-  if (what === "queued") return place ? `in line, place ${place}` : "waits for an engine";
+  if (what === "queued") return place ? `queued, place ${place}` : "waits for an engine";
   if (what !== "prefill" || done == null) return what;
   return `prefill ${estimated ? "about " : ""}${done} %${left == null ? "" : `, ${seconds(left)} left`}`;
 }

@@ -46,7 +46,7 @@ export function lanes(parent) {
 function rowsOf(requests, now) {
   const rows = new Map();
   for (const request of requests) {
-    const key = request.conversation ?? request.name; // several new ones may wait in line, none with a number
+    const key = request.conversation ?? request.name; // several new ones may be queued, none with a number
     if (!rows.has(key)) rows.set(key, { key, name: conversation(request, now), model: request.model, requests: [] });
     const from = Date.parse(request.came);
     rows.get(key).requests.unshift({ ...request, from, key: `${request.id} ${request.came}` });

@@ -58,7 +58,7 @@ async function lookAtTree({ totals, tiers: kept, engines }) {
 }
 
 function vitals({ version, uptime_seconds: uptime, queued, draining }) {
-  const line = queued ? `${plural(queued, "request")} in line` : "nobody waits in line";
+  const line = queued ? `${plural(queued, "request")} queued` : "no request is queued";
   const facts = [version, `up ${seconds(Math.floor(uptime))}`, line, draining ? "draining" : null];
   return facts.filter(Boolean).join(" · ");
 }
