@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.engine.slotfile import whole
+from slotkeeper.engine.slotfile import ByteSpan, SlotFile
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store.intake import Editor, SavedFile, SlotFileEdit
@@ -85,6 +85,10 @@ def write_slot_file(path: Path, gib: float) -> tuple[Tokens, int]:
         return tokens, file.tell()
 
 
+def _copied(_: object, found: SlotFile) -> SlotFileEdit:
+    return SlotFileEdit(recipe=(ByteSpan(0, found.size),))
+
+
 class Bench:
     """One store, and what was measured of each operation."""
 
@@ -100,7 +104,7 @@ class Bench:
         await self.store.open()
         try:
             await self._keep("keep", None)
-            await self._keep("keep, edited", lambda _, files: SlotFileEdit(recipe=whole(files[0])))
+            await self._keep("keep, edited", _copied)
             store, kept = self.store, self.store.listing()[0]
             size = kept.manifest.size
             await self._note(f"{OFTEN} offers, hashed before", 0, lambda: self._offer_often(kept.id))

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slotkeeper.engine.slotfile import whole
+from recipes import whole
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store.files import INDEX

@@ -15,20 +15,16 @@ from hypothesis import strategies as st
 
 from engine.conftest import Engine
 from patience import PATIENCE
+from recipes import made, other_last_token, whole
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.slotfile import (
     Damage,
-    Recipe,
     SlotFile,
-    apply,
     keep,
     patched,
     read,
     repair_window,
-    size_of,
-    whole,
-    with_last_token,
 )
 from slotkeeper.scheduler.types import Tokens
 
@@ -105,13 +101,6 @@ def understood(data: bytes) -> SlotFile:
     assert isinstance(file, SlotFile), file
     assert file.layout
     return file
-
-
-def made(recipe: Recipe, source: bytes) -> bytes:
-    out = BytesIO()
-    apply(recipe, BytesIO(source), out.write)
-    assert len(out.getvalue()) == size_of(recipe)
-    return out.getvalue()
 
 
 @pytest.mark.parametrize("engine", MODELS, indirect=True)
@@ -279,7 +268,7 @@ def test_another_last_token_brings_the_drafts_back(engine_factory) -> None:
         data = at.save()
         file = understood(data)
         live = at.complete(extended, 100)
-        changed = made(patched(whole(file), with_last_token(file, ids[-1] + 1)), data)
+        changed = made(patched(whole(file), other_last_token(file, ids[-1] + 1)), data)
         assert at.reused(changed, extended) == N - 4
         at.restore(changed)
         assert drafts(at.complete(extended, 100)) == drafts(live)

@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from engine.conftest import serves, wait_until
+from recipes import made
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
-from slotkeeper.engine.slotfile import SlotFile, apply, keep, patched, read, repair_window
+from slotkeeper.engine.slotfile import SlotFile, keep, patched, read, repair_window
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -85,14 +86,13 @@ def test_a_repaired_window_is_extended_as_if_it_had_been_computed(gemma: Gemma) 
     assert repair_window(BytesIO(data), file, WINDOW - 1) is None
     patch = repair_window(BytesIO(data), file, WINDOW)
     assert patch is not None
-    bare, repaired = BytesIO(), BytesIO()  # without the checkpoints, which would be used instead
-    apply(keep(file, ()), [BytesIO(data)], bare.write)
-    apply(patched(keep(file, ()), patch), [BytesIO(data)], repaired.write)
+    bare = made(keep(file, ()), data)  # without the checkpoints, which would be used instead
+    repaired = made(patched(keep(file, ()), patch), data)
 
-    gemma.restore(bare.getvalue())
+    gemma.restore(bare)
     assert gemma.complete(ids[: HELD + 7], 0)["timings"]["cache_n"] == 0
     for more in (1, 7, 60):
-        gemma.restore(repaired.getvalue())
+        gemma.restore(repaired)
         answer = gemma.complete(ids[: HELD + more], 0)
         fresh = gemma.complete(ids[: HELD + more], 1, cache_prompt=False)
         assert (answer["timings"]["cache_n"], fresh["timings"]["cache_n"]) == (HELD, 0)
@@ -100,5 +100,5 @@ def test_a_repaired_window_is_extended_as_if_it_had_been_computed(gemma: Gemma) 
         best = max(theirs, key=theirs.__getitem__)
         assert abs(ours[best] - theirs[best]) < FIGURES
     for prompt in (held, [*held[:-1], 7, 8], [*held[:-300], *ids[2000:2060]]):
-        gemma.restore(repaired.getvalue())
+        gemma.restore(repaired)
         assert gemma.complete(prompt, 0)["timings"]["cache_n"] == 0

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.slotfile import SlotFile, patched, repair_window, whole, with_last_token
+from recipes import other_last_token, whole
+from slotkeeper.engine.slotfile import SlotFile, patched, repair_window
 from slotkeeper.engine.slotfile import keep as keep_records
 from slotkeeper.runtime.saving import Editing
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
@@ -146,7 +147,7 @@ async def test_the_last_token_is_the_headers(hot: Path):
     """The trick with the last token changes what the engine believes, so that is what counts."""
 
     def other_end(_: object, found: SlotFile) -> SlotFileEdit:
-        return SlotFileEdit(recipe=patched(whole(found), with_last_token(found, 7)))
+        return SlotFileEdit(recipe=patched(whole(found), other_last_token(found, 7)))
 
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, edit=other_end)

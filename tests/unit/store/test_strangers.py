@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.slotfile import whole
+from recipes import whole
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store import snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit

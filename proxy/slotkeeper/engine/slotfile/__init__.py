@@ -11,13 +11,10 @@ from slotkeeper.engine.slotfile.recipes import (
     Patch,
     Piece,
     Recipe,
-    apply,
     keep,
     patched,
     repair_window,
     size_of,
-    whole,
-    with_last_token,
 )
 from slotkeeper.engine.slotfile.values import Cache, Damage, SlotFile, SlotFileRecord, Verdict
 
@@ -31,12 +28,9 @@ __all__ = [
     "SlotFile",
     "SlotFileRecord",
     "Verdict",
-    "apply",
     "keep",
     "patched",
     "read",
     "repair_window",
     "size_of",
-    "whole",
-    "with_last_token",
 ]

@@ -6,15 +6,12 @@ A file of 8 GB is written once: its bytes are copied, changed and hashed in one 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import BinaryIO, Final, TypeAlias
 
 from slotkeeper.engine.slotfile import reading
 from slotkeeper.engine.slotfile.values import Cache, SlotFile, SlotFileRecord
-from slotkeeper.scheduler.types import WIDTH
-
-CHUNK: Final = 4 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +26,6 @@ Piece: TypeAlias = bytes | ByteSpan
 Recipe: TypeAlias = tuple[Piece, ...]
 
 
-def whole(file: SlotFile) -> Recipe:
-    return (ByteSpan(0, file.size),)
-
-
 def keep(file: SlotFile, records: Iterable[SlotFileRecord]) -> Recipe:
     """The file with these of its checkpoints only, by their places. Raises ValueError for any other."""
     spans = [_span(file, record) for record in sorted(records, key=lambda record: record.at)]
@@ -45,33 +38,16 @@ def size_of(recipe: Recipe) -> int:
     return sum(piece.length if isinstance(piece, ByteSpan) else len(piece) for piece in recipe)
 
 
-def apply(recipe: Recipe, source: BinaryIO, write: Callable[[bytes], object]) -> None:
-    """Carry a recipe out, in chunks. Raises EOFError if the source became shorter."""
-    for piece in recipe:
-        if isinstance(piece, bytes):
-            write(piece)
-            continue
-        left = piece.length
-        source.seek(piece.offset)
-        while left > 0:
-            chunk = source.read(min(left, CHUNK))
-            if not chunk:
-                raise EOFError(f"the source ends {left} bytes early")
-            write(chunk)
-            left -= len(chunk)
-
-
 def _span(file: SlotFile, record: SlotFileRecord) -> ByteSpan:
     if record not in file.records:
         raise ValueError(f"no such checkpoint in the file: {record}")
     return ByteSpan(record.offset, record.length)
 
 
-# -- changes of four bytes: a restored slot that can be extended, or good drafts again -------------------
+# -- a change of four bytes: a restored sliding window that can be extended ------------------------------
 
 PLAIN_CELL: Final = 12  # bytes: i32 position, u32 1, i32 slot
 WORDS: Final = PLAIN_CELL // 4
-MAX_ID: Final = 1 << 31  # llama_token is an int32
 WINDOWED: Final = 2  # attention memories of a sliding-window model: the whole, then the window
 
 
@@ -96,22 +72,6 @@ def patched(recipe: Recipe, *patches: Patch) -> Recipe:
         behind = ByteSpan(end, span.offset + span.length - end)
         pieces[index : index + 1] = [part for part in (before, patch.data, behind) if size_of((part,))]
     return tuple(pieces)
-
-
-def with_last_token(file: SlotFile, token: int) -> Patch:
-    """Another id for the last token, so that the engine rolls back to the checkpoint before it.
-
-    With the checkpoint it loads the draft model's state, which an exact extension never does (engine.md 2.6):
-    drafts are accepted as before, for 4 tokens that are computed again. Needs a checkpoint to roll back to,
-    else everything is computed again. Raises ValueError where it would do nothing, or harm.
-    The id must be in the vocabulary: the engine refuses another, and clears the slot (engine.md 2.5).
-    """
-    if not any(record.draft and record.at < len(file.tokens) for record in file.records):
-        raise ValueError("no checkpoint with a draft state before the last token")
-    last = len(file.tokens) - 1
-    if not 0 <= token < MAX_ID or token == file.tokens[last]:
-        raise ValueError(f"{token} is no other token than the last one")
-    return Patch(file.ids_at + WIDTH * last, token.to_bytes(WIDTH, "little"))
 
 
 def repair_window(opened: BinaryIO, file: SlotFile, n_swa: int) -> Patch | None:

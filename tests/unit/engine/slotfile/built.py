@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 
-from slotkeeper.engine.slotfile import Damage, Recipe, SlotFile, apply, read
+from slotkeeper.engine.slotfile import Damage, SlotFile, read
 
 WINDOW = 8  # tokens
 IDS = tuple(range(100, 120))
@@ -96,9 +96,3 @@ def whole_file(data: bytes) -> SlotFile:
     found = verdict_on(data)
     assert isinstance(found, SlotFile), found
     return found
-
-
-def made(recipe: Recipe, source: bytes) -> bytes:
-    out = BytesIO()
-    apply(recipe, BytesIO(source), out.write)
-    return out.getvalue()

@@ -7,7 +7,8 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, keep, size_of, whole
+from recipes import whole
+from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, keep, size_of
 from unit.engine.slotfile.built import KINDS, header, slot_file, verdict_on
 
 files = st.sampled_from([slot_file(kind, version) for kind in KINDS for version in (2, 4)])

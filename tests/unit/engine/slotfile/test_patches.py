@@ -7,17 +7,14 @@ from io import BytesIO
 
 import pytest
 
-from slotkeeper.engine.slotfile import Patch, keep, patched, repair_window, whole, with_last_token
-from slotkeeper.scheduler.types import Tokens
+from recipes import made, other_last_token, whole
+from slotkeeper.engine.slotfile import Patch, keep, patched, repair_window
 from unit.engine.slotfile.built import (
     IDS,
     KINDS,
     WINDOW,
-    appendix,
     attention,
     header,
-    made,
-    record,
     slot_file,
     whole_file,
 )
@@ -109,7 +106,7 @@ def test_patches_go_with_any_recipe() -> None:
     file = whole_file(data)
     patch = repair(data)
     assert patch is not None
-    both = patched(keep(file, file.records[1:]), patch, with_last_token(file, 7))
+    both = patched(keep(file, file.records[1:]), patch, other_last_token(file, 7))
     expected = bytearray(slot_file("swa", ids=(*IDS[:-1], 7), cuts=(16,)))
     expected[patch.offset : patch.offset + 4] = struct.pack("<i", N - WINDOW - 1)
     assert made(both, data) == bytes(expected)
@@ -130,31 +127,3 @@ def test_a_patch_at_the_very_beginning_or_end_leaves_no_empty_piece() -> None:
         file.size - 8,
         4,
     ]
-
-
-def test_the_last_token_becomes_another() -> None:
-    data = slot_file("hybrid", cuts=(4, 16))
-    file = whole_file(data)
-    changed = whole_file(made(patched(whole(file), with_last_token(file, 7)), data))
-    assert changed.tokens == Tokens((*IDS[:-1], 7))
-    assert (changed.records, changed.layout) == (file.records, file.layout)
-
-
-@pytest.mark.parametrize("token", [IDS[-1], -1, 1 << 31])
-def test_the_same_or_no_token_is_refused(token: int) -> None:
-    with pytest.raises(ValueError, match="is no other token"):
-        with_last_token(whole_file(slot_file("hybrid", cuts=(4,))), token)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        slot_file("hybrid"),
-        slot_file("hybrid", cuts=(N,)),  # at the very end: a roll-back by one token cannot use it
-        slot_file("hybrid") + appendix([record(4)]),  # without a draft state
-        slot_file("hybrid", ids=()),
-    ],
-)
-def test_without_a_checkpoint_to_roll_back_to_it_would_do_harm(data: bytes) -> None:
-    with pytest.raises(ValueError, match="no checkpoint"):
-        with_last_token(whole_file(data), 7)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from io import BytesIO
-
 import pytest
 
-from slotkeeper.engine.slotfile import ByteSpan, apply, keep, size_of, whole
-from unit.engine.slotfile.built import KINDS, made, slot_file, whole_file
+from recipes import made, whole
+from slotkeeper.engine.slotfile import keep, size_of
+from unit.engine.slotfile.built import KINDS, slot_file, whole_file
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -37,15 +36,3 @@ def test_a_checkpoint_that_is_not_in_its_file_is_refused() -> None:
     file, other = whole_file(slot_file("hybrid", cuts=(4,))), whole_file(slot_file("hybrid", cuts=(8,)))
     with pytest.raises(ValueError, match="no such checkpoint"):
         keep(file, other.records)
-
-
-def test_a_source_that_became_shorter_is_seen() -> None:
-    with pytest.raises(EOFError, match="the source ends 1 bytes early"):
-        apply((ByteSpan(0, 5),), BytesIO(b"1234"), BytesIO().write)
-
-
-def test_a_large_piece_is_copied_in_chunks() -> None:
-    data, written = bytes(range(256)) * (5 << 12), list[bytes]()
-    apply((ByteSpan(1, len(data) - 1),), BytesIO(data), written.append)
-    assert len(written) == 2
-    assert b"".join(written) == data[1:]
