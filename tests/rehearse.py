@@ -5,7 +5,8 @@
     python tests/rehearse.py 2 --bare                      without the optional programs
     PYTEST_ARGS="-k wire" python tests/rehearse.py 1       a part of it
 
-Prints the seeds, the summaries and what failed. Exit code 1 if any run was red: what it left is kept.
+Prints the commit, the seeds, the summaries and what failed. Exit code 1 if any run was red: what that left is
+kept.
 """
 
 # ruff: noqa: S607, T201 - a script
@@ -16,6 +17,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,7 @@ def main() -> int:
     parser.add_argument("--bare", action="store_true", help="optional programs are not on PATH")
     args = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="rehearse-"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the busy loops end too
     red = 0
     with busy(args.busy):
         for number in range(1, args.times + 1):
@@ -58,6 +61,7 @@ def rehearse(folder: Path, *, bare: bool) -> int:
     folder.mkdir()
     clone, output = folder / "slotkeeper", folder / "output.txt"
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)], check=True)
+    print(subprocess.check_output(["git", "log", "-1", "--format=%h %s"], cwd=clone, text=True), end="")
     path = without_optional(folder / "bin") if bare else os.environ["PATH"]
     with output.open("wb") as out:
         wanted = [f"PYTEST_ARGS={words}"] if (words := os.environ.get("PYTEST_ARGS")) else []
