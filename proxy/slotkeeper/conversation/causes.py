@@ -106,7 +106,7 @@ class Explained:
 
 def explain(match: Match, layout: Layout) -> Explained:
     """A new session is held against the latest of the same agent."""
-    before = match.before or match.sibling or match.beside
+    before = match.nearest
     if before is None:
         return Explained(kind_at(layout, match, None))
     old = before.received
@@ -151,15 +151,20 @@ def _rule(cause: Cause, divergence: Divergence, found: Rests | None) -> RuleName
         return CAUSES[cause].rule
     if cause is Cause.WHITESPACE and was.text.rstrip() != now.text.rstrip():
         return None
-    if cause in _VALUES:
-        fact = covering(was.text, now.text, divergence.offset, was.section)
-        return CAUSES[cause].rule if fact and was.section is not Section.TOOLS else None
+    if cause in _VALUES and not _in_known_words(was, now, divergence.offset):
+        return None
     return CAUSES[cause].rule
+
+
+def _in_known_words(was: Piece, now: Piece, offset: int) -> bool:
+    """Whether what differs is a fact in a message, which rules find."""
+    in_message = was.section is not Section.TOOLS
+    return in_message and covering(was.text, now.text, offset, was.section) is not None
 
 
 def of_template(before: Layout) -> Cause:
     """Why prompts part whose texts go on: `before` is the earlier request."""
-    reasons = any(m.reasoning and m.reasoning.text for m in before.messages)
+    reasons = any(message.reasoning_text for message in before.messages)
     return Cause.TEMPLATE_STRIPS_REASONING if reasons else Cause.TEMPLATE_RERENDERS
 
 
@@ -169,16 +174,20 @@ def _between_sessions(old: Layout, new: Layout, divergence: Divergence, kind: Re
     Where most of the piece is the same, it is the same agent, and the piece was edited.
     """
     cause, found = _cause(old, new, divergence, kind), rests(old, new)
-    if found is None or (kind is RequestKind.COMPACTION and cause is Cause.HISTORY_REPLACED):
+    if found is None or cause is Cause.HISTORY_REPLACED:
         return cause
-    piece = found[0][0].text if found[0] else ""
-    mostly_same = divergence.offset * 2 > len(piece)
+    mostly_same = _mostly_same(found, divergence.offset)
     if divergence.section is Section.TOOLS:
         return Cause.OTHER_CONVERSATION if cause in _OTHER_TOOLS else cause
     if divergence.section is Section.SYSTEM:
         return Cause.OTHER_CONVERSATION if cause is Cause.SYSTEM_EDITED and not mostly_same else cause
-    goes_on = any(message.role is Role.ASSISTANT for message in new.messages)
-    return cause if goes_on and mostly_same else Cause.ANOTHER_TASK
+    return cause if new.has_reply and mostly_same else Cause.ANOTHER_TASK
+
+
+def _mostly_same(found: Rests, offset: int) -> bool:
+    """Whether the old piece parts from the new one in its second half."""
+    was = _head(found[0])
+    return offset * 2 > len(was.text if was else "")
 
 
 def _cause(old: Layout, new: Layout, divergence: Divergence, kind: RequestKind) -> Cause:
@@ -203,10 +212,7 @@ def _cause(old: Layout, new: Layout, divergence: Divergence, kind: RequestKind) 
 def _of_tools(old: Layout, new: Layout, found: Rests) -> Cause:
     was, now = ([tool_name(tool) for tool in layout.tools] for layout in (old, new))
     if sorted(was) != sorted(now):
-        gone = bool(set(was) - set(now))
-        if gone and set(now) - set(was):
-            return Cause.TOOL_EDITED
-        return Cause.TOOL_REMOVED if gone else Cause.TOOL_ADDED
+        return _of_other_tools(set(was), set(now))
     if was != now:
         return Cause.TOOL_ORDER
     one, other = next(
@@ -215,6 +221,13 @@ def _of_tools(old: Layout, new: Layout, found: Rests) -> Cause:
     if _unordered(one) == _unordered(other):
         return Cause.KEY_ORDER
     return _of_value(found) or Cause.TOOL_EDITED
+
+
+def _of_other_tools(was: set[str], now: set[str]) -> Cause:
+    removed, added = was - now, now - was
+    if removed and added:
+        return Cause.TOOL_EDITED
+    return Cause.TOOL_REMOVED if removed else Cause.TOOL_ADDED
 
 
 def _unordered(value: Any) -> Any:
@@ -242,11 +255,15 @@ def _of_messages(old: tuple[Message, ...], new: tuple[Message, ...], at: int, fo
         return Cause.MESSAGE_EDITED
     if reasoned := _of_reasoning(was, now):
         return reasoned
-    if any(text.text.startswith(PRUNED) for text in now.texts if text.section is Section.RESULT):
+    if _result_pruned(now):
         return Cause.RESULT_PRUNED
-    if [text.text for text in was.texts] == [text.text for text in now.texts]:
+    if was.has_texts_of(now):
         return _of_calls(was, now)
     return _of_value(found) or _otherwise(was, now)
+
+
+def _result_pruned(message: Message) -> bool:
+    return any(text.text.startswith(PRUNED) for text in message.texts if text.section is Section.RESULT)
 
 
 def _came_or_went(old: tuple[Message, ...], new: tuple[Message, ...]) -> Cause | None:
@@ -277,12 +294,12 @@ def _silent(message: Message) -> bool:
 
 
 def _only_reasons(message: Message) -> bool:
-    reasons = bool(message.reasoning and message.reasoning.text)
-    return message.role is Role.ASSISTANT and reasons and not message.said.strip() and not message.calls
+    silent = not message.said.strip() and not message.calls
+    return message.role is Role.ASSISTANT and bool(message.reasoning_text) and silent
 
 
 def _of_reasoning(was: Message, now: Message) -> Cause | None:
-    before, after = (m.reasoning.text if m.reasoning else "" for m in (was, now))
+    before, after = was.reasoning_text, now.reasoning_text
     if before == after:
         return None
     if before.strip() == after.strip():

@@ -93,16 +93,14 @@ def parted(old: Layout, new: Layout) -> Divergence | None:
     if found is None:
         return _ids(old, new) or _options(old, new)
     was, now = found
-    same = bool(was and now) and was[0].section is now[0].section
-    offset = common_start(was[0].text, now[0].text) if same else 0
-    place = _earlier(was, now)
+    place, offset = _earlier(was, now), _common_offset(was, now)
     return Divergence(
         section=place.section,
         message=None if place.message is None else first_difference(old, new),
         path=now[0].path if now else NOWHERE,
         offset=offset,
-        before=_excerpt(was[0].text, offset) if same or (was and was[0] is place) else "",
-        after=_excerpt(now[0].text, offset) if same or (now and now[0] is place) else "",
+        before=_excerpt(was, place.section, offset),
+        after=_excerpt(now, place.section, offset),
         lost=found_again(_texts_of(was, offset), _texts_of(now, offset)),
     )
 
@@ -137,8 +135,8 @@ def same_text(old: Message, new: Message) -> bool:
     """Whether nothing differs that every template shows. How a text is cut into parts is not looked at."""
     return old is new or (
         old.role is new.role
-        and (_texts(old) == _texts(new) or old.said == new.said)
-        and _reasoned(old) == _reasoned(new)
+        and (old.has_texts_of(new) or old.said == new.said)
+        and old.reasoning_text == new.reasoning_text
         and _calls(old) == _calls(new)
         and old.media == new.media
     )
@@ -215,7 +213,7 @@ def _ids(old: Layout, new: Layout) -> Divergence | None:
 
 
 def _all_ids(message: Message) -> list[str]:
-    return [call.id for call in message.calls] + [answer.text for answer in message.answers]
+    return [call.id for call in message.calls] + message.answered_ids
 
 
 def _named(message: Message) -> list[Piece]:
@@ -260,22 +258,24 @@ def _earlier(was: list[Piece], now: list[Piece]) -> Piece:
     return was[0] if _ORDER.index(was[0].section) < _ORDER.index(now[0].section) else now[0]
 
 
+def _common_offset(was: list[Piece], now: list[Piece]) -> int:
+    """How many characters the first pieces have in common; none, where they are of two sections."""
+    if not was or not now or was[0].section is not now[0].section:
+        return 0
+    return common_start(was[0].text, now[0].text)
+
+
 def _texts_of(pieces: list[Piece], offset: int = 0) -> list[str]:
     texts = [piece.text for piece in pieces]
     return [texts[0][offset:], *texts[1:]] if texts else []
 
 
-def _excerpt(text: str, offset: int) -> str:
+def _excerpt(pieces: list[Piece], section: Section, offset: int) -> str:
+    """Around the offset in the first piece; empty where that is of another section."""
+    if not pieces or pieces[0].section is not section:
+        return ""
     start = max(0, offset - LEAD_IN)
-    return text[start : start + EXCERPT]
-
-
-def _texts(message: Message) -> list[str]:
-    return [text.text for text in message.texts]
-
-
-def _reasoned(message: Message) -> str:
-    return message.reasoning.text if message.reasoning else ""
+    return pieces[0].text[start : start + EXCERPT]
 
 
 def _calls(message: Message) -> list[str]:

@@ -146,11 +146,15 @@ class _Phrases:
                 return None
             value, end = text[match.end() : closed[0]], closed[1]
         elif form.until:
-            ends = (self._find(word, end - 1) for word in form.until)
-            inner, end = end, min((at for at in ends if at >= 0), default=len(text))
+            inner, end = end, self._until(end)
             value = text[inner:end]
         kind = FactKind.CLOCK if groups.get("time") else form.kind
         return FoundFact(kind, start, _end(kind, text, start, end), value.strip(), groups.get("label") or "")
+
+    def _until(self, start: int) -> int:
+        """Where the first of the words stands that end it; else the text's end."""
+        ends = (self._find(word, start - 1) for word in self._form.until)
+        return min((at for at in ends if at >= 0), default=len(self._text))
 
     def _closed(self, start: int, groups: dict[str, Any]) -> tuple[int, int] | None:
         """Where the end of a fact that began before `start` begins and ends; None where it has none."""
@@ -257,7 +261,7 @@ def _alike(one: Message, other: Message) -> bool:
     return (
         one.role is other.role
         and one.media == other.media
-        and [text.text for text in one.texts] == [text.text for text in other.texts]
+        and one.has_texts_of(other)
         and _as_sent(one.calls) == _as_sent(other.calls)
     )
 

@@ -79,6 +79,19 @@ class Message:
         """All of its texts, joined by line ends."""
         return "\n".join(text.text for text in self.texts)
 
+    @property
+    def reasoning_text(self) -> str:
+        return self.reasoning.text if self.reasoning else ""
+
+    @property
+    def answered_ids(self) -> list[str]:
+        """The ids of the calls whose results it carries."""
+        return [answer.text for answer in self.answers]
+
+    def has_texts_of(self, other: Message) -> bool:
+        """Whether its texts are the same, one by one."""
+        return [text.text for text in self.texts] == [text.text for text in other.texts]
+
     def pieces(self) -> Iterator[Text]:
         """Everything in it that is a string, reasoning first, as templates put it."""
         if self.reasoning and self.reasoning.text:
@@ -99,6 +112,10 @@ class Layout:
     def lead(self) -> int:
         """How many of the first messages are system text."""
         return next((n for n, m in enumerate(self.messages) if m.role is not Role.SYSTEM), len(self.messages))
+
+    @property
+    def has_reply(self) -> bool:
+        return any(message.role is Role.ASSISTANT for message in self.messages)
 
     @property
     def newest_user(self) -> int | None:
@@ -152,6 +169,11 @@ class Who:
     client: str  # a digest of the API key, else of the address, and of the program
     name: str | None = None  # what the client calls the conversation
 
+    def may_continue(self, other: Who) -> bool:
+        """Whether its requests may go on from those of the other: the same client, and not two names."""
+        one_name = not (self.name and other.name) or self.name == other.name
+        return self.client == other.client and one_name
+
 
 @dataclass(slots=True, eq=False)
 class Conversation:
@@ -199,6 +221,11 @@ class Match:
     beside: Conversation | None = None  # the latest of this client that has tools
     same_agent: bool = True  # whether `before` is of the same agent: see `likeness.same_agent`
     keys: Keys | None = field(default=None, compare=False)  # of the request
+
+    @property
+    def nearest(self) -> Conversation | None:
+        """The one that it is compared with: where none goes on, the latest of the same agent, or client."""
+        return self.before or self.sibling or self.beside
 
     @property
     def remembered(self) -> Conversation | None:

@@ -148,21 +148,24 @@ def tools_key(who: Who) -> bytes:
 
 def likeness(conversation: Conversation, who: Who, layout: Layout) -> Likeness | None:
     """None where the request does not go on from this conversation."""
-    known = conversation.who.name
-    if who.client != conversation.who.client or (known and who.name and known != who.name):
+    if not who.may_continue(conversation.who):
         return None
     old = conversation.received
     count = common(old, layout)
     whole = count == len(old.messages) - old.lead
-    appended = (
-        whole and first_difference(old, layout) is None and json_text(old.tools) == json_text(layout.tools)
-    )
-    found = Likeness(conversation, count, appended)
     if conversation.aside and not whole:
         return None  # nothing goes on from a title or a suggestion but its own next request
-    if known and known == who.name:
-        return found if count >= max(1, opening(layout)) or _replaced(old, layout) else None
-    return found if _by_content(found, layout, whole=whole) else None
+    found = Likeness(conversation, count, whole and _extends(old, layout))
+    if who.name and who.name == conversation.who.name:
+        goes_on = count >= max(1, opening(layout)) or _replaced(old, layout)
+    else:
+        goes_on = _by_content(found, layout, whole=whole)
+    return found if goes_on else None
+
+
+def _extends(old: Layout, new: Layout) -> bool:
+    """Whether all of the old one stands in the new one as it was."""
+    return first_difference(old, new) is None and json_text(old.tools) == json_text(new.tools)
 
 
 def _by_content(found: Likeness, layout: Layout, *, whole: bool) -> bool:
@@ -183,8 +186,7 @@ def _replaced(old: Layout, new: Layout) -> bool:
     """Whether a conversation of this name has another history now: a summary stands where it stood."""
     if any(user_says(message, SUMMARIZED) for message in new.messages[new.lead :]):
         return True
-    replied = any(message.role is Role.ASSISTANT for message in new.messages)
-    return replied and _same_system(old, new) and bool(old.lead or old.tools)
+    return new.has_reply and _same_system(old, new) and bool(old.lead or old.tools)
 
 
 def _same_system(old: Layout, new: Layout) -> bool:

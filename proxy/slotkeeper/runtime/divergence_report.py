@@ -11,7 +11,6 @@ from slotkeeper.conversation.divergence import length, parted
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Message, Role, Section
 from slotkeeper.conversation.reasons import CAUSES, Cause
 from slotkeeper.conversation.rules.apply import Outcome
-from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.request_record import Decision, PromptDivergence
 from slotkeeper.scheduler.types import Tokens
@@ -40,7 +39,7 @@ def _why(before: Conversation, message: Message, *, asked: bool) -> tuple[Sectio
     """Templates leave reasoning in place until a user speaks (`asked`)."""
     if message.calls and not asked:
         return Section.CALL, Cause.CALL_RERENDERED
-    if message.reasoning and message.reasoning.text:
+    if message.reasoning_text:
         return Section.REASONING, Cause.TEMPLATE_STRIPS_REASONING
     said = next(reversed(before.replies.values()), None)
     if said and said.get("reasoning_content"):
@@ -83,10 +82,8 @@ class Cost:
 
 def judge(match: Match, layout: Layout, sent: Outcome) -> DivergenceReport:
     """Of a request that came as `layout` and went out as `sent`."""
-    fixed = [done.rule for done in sent.done if done.mode is Mode.FIX] if sent.edits else []
-    ours = by_our_rule(match, layout, sent.layout, fixed)
-    explained, before = ours or explain(match, layout), match.before or match.sibling or match.beside
-    divergence = explained.divergence
+    explained = by_our_rule(match, layout, sent.layout, sent.fixed) or explain(match, layout)
+    divergence, before = explained.divergence, match.nearest
     return DivergenceReport(
         explained=explained,
         template=of_template(before.received) if before else None,

@@ -138,7 +138,7 @@ class Rewriting:
         line, sent = taken.conversation, taken.sent
         if line is not None and changed != bool(before):
             self.conversations.resent(
-                line, taken.received, sent=sent.layout, notes=sent.notes, told=sent.told, rules=_fixed(sent)
+                line, taken.received, sent=sent.layout, notes=sent.notes, told=sent.told, rules=sent.fixed
             )
 
     def settle(self, taken: Taken) -> DivergenceReport | None:
@@ -195,13 +195,8 @@ class Rewriting:
                 notes=sent.notes,
                 told=sent.told,
                 now=taken.now,
-                rules=_fixed(sent) if taken.changed else (),
+                rules=sent.fixed if taken.changed else (),
             )
-
-
-def _fixed(sent: Outcome) -> tuple[str, ...]:
-    """The rules by which what goes out is another than what came."""
-    return tuple(done.rule for done in sent.done if done.mode is Mode.FIX) if sent.edits else ()
 
 
 # -- what may be done beside the loop: it reads, and makes new things --------------------------------

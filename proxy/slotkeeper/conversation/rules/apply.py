@@ -81,6 +81,11 @@ class Outcome:
     edits: tuple[Edit, ...] = ()  # all that were made, notes among them
 
     @property
+    def fixed(self) -> tuple[RuleName, ...]:
+        """The rules by which what goes out is another than what came."""
+        return tuple(done.rule for done in self.done if done.mode is Mode.FIX) if self.edits else ()
+
+    @property
     def moved(self) -> int:
         """What other requests may share with the client's own form only, in bytes."""
         return sum(edit.moved for edit in self.edits)
@@ -105,16 +110,14 @@ def canonical(
         mode = modes[rule.name]
         if mode is Mode.OFF:
             continue
-        found = tuple(rule.changes(Scene(layout, before, match.common, kin)))
-        if not found:
+        found = _found(rule, mode, Scene(layout, before, match.common, kin))
+        if found is None:
             continue
-        edits = tuple(change for change in found if isinstance(change, Edit))
-        taken = tuple(change for change in found if isinstance(change, Fact))
-        done.append(Done(rule.name, mode, edits, taken))
+        done.append(found)
         if mode is Mode.FIX:
-            doc, layout = _after(doc, layout, edits, lay_out)
-            made += edits
-            facts += taken
+            doc, layout = _after(doc, layout, found.edits, lay_out)
+            made += found.edits
+            facts += found.facts
     noted, notes = note_edits(layout, before, match.common, facts)
     told |= {fact.place: fact.text for fact in facts}
     return Outcome(
@@ -125,6 +128,14 @@ def canonical(
         told=told,
         edits=(*made, *noted),
     )
+
+
+def _found(rule: Rule, mode: Mode, scene: Scene) -> Done | None:
+    """None where the request is canonical already."""
+    changes = tuple(rule.changes(scene))
+    edits = tuple(change for change in changes if isinstance(change, Edit))
+    facts = tuple(change for change in changes if isinstance(change, Fact))
+    return Done(rule.name, mode, edits, facts) if changes else None
 
 
 def _after(doc: Doc, layout: Layout, edits: Sequence[Edit], lay_out: LayOut) -> tuple[Doc, Layout]:

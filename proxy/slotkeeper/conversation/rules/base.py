@@ -238,7 +238,7 @@ def sampled(before: Conversation, messages: Sequence[Message], at: int) -> Doc |
     for message in messages[at : at + ITEMS]:
         if message.role is not Role.ASSISTANT:
             return None
-        known = next((before.replies[call.id] for call in message.calls if call.id in before.replies), None)
+        known = _calling(before, message)
         if known and (not said or _says(known, said)):
             return known
         if message.calls or said:
@@ -248,6 +248,11 @@ def sampled(before: Conversation, messages: Sequence[Message], at: int) -> Doc |
         if found:
             return found
     return None
+
+
+def _calling(before: Conversation, message: Message) -> Doc | None:
+    """The reply that made one of its calls."""
+    return next((before.replies[call.id] for call in message.calls if call.id in before.replies), None)
 
 
 def _saying(before: Conversation, said: str) -> Doc | None:

@@ -7,7 +7,7 @@ the prompt has to be read again anyway, and the new values may as well stand in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,7 +61,7 @@ def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
     """Messages that are not as they were sent, and those about which something else was told since."""
     told = {which.partition(".")[0] for which in scene.before.told} if scene.before else set[str]()
     for where, message, first in pairs(scene):
-        if where in told or not (message is first or _as_sent(message.texts, first.texts)):
+        if where in told or not (message is first or message.has_texts_of(first)):
             yield where, message, first
 
 
@@ -83,14 +83,6 @@ def pairs(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
     for at, (message, first) in enumerate(paired(scene)):
         if message.role is not Role.ASSISTANT:
             yield str(at), message, first
-
-
-def _as_sent(texts: Sequence[Text], first: Sequence[Text]) -> bool:
-    return len(texts) == len(first) and all(map(_same, texts, first))
-
-
-def _same(one: Text, other: Text) -> bool:
-    return one.text == other.text
 
 
 def keyed(text: Text) -> dict[Key, TextSpan]:
@@ -312,19 +304,26 @@ def _as_first_sent(scene: Scene, where: str, message: Message, first: Message) -
 def _back(scene: Scene, drift: Drift) -> Iterator[Edit | Fact]:
     """One text with its reminders of then. Other facts in it are other rules' (`Moving`)."""
     now, first = keyed(drift.now), keyed(drift.first)
-    theirs = [key for key in now if key in first and key[0] is not FactKind.REMINDER]
-    mine = [key for key in now if key not in theirs]
-    went = [key for key in first if key not in now]
-    if any(key[0] not in _COMES_AND_GOES for key in (*mine, *went)):
+    theirs = _of_other_rules(now, first)
+    mine = {key: span for key, span in now.items() if key not in theirs}
+    went = first.keys() - now.keys()
+    if any(kind not in _COMES_AND_GOES for kind, _, _ in (*mine, *went)) or not _tellable(mine.values()):
         return
-    if not all(base.tellable(now[key].inner) for key in mine):
-        return
-    for key in mine:
+    for key, span in mine.items():
         stands = first[key].inner if key in first else None
-        yield from _told(scene, named(drift.where, key), now[key], stands)
+        yield from _told(scene, named(drift.where, key), span, stands)
     text = _text_of_then(drift, now, first, theirs)
     if text != drift.now.text:
         yield Edit(drift.now.path, drift.now.text, text)
+
+
+def _of_other_rules(now: Mapping[Key, TextSpan], first: Mapping[Key, TextSpan]) -> list[Key]:
+    """The facts in both texts that are no reminders."""
+    return [key for key in now if key in first and key[0] is not FactKind.REMINDER]
+
+
+def _tellable(spans: Iterable[TextSpan]) -> bool:
+    return all(base.tellable(span.inner) for span in spans)
 
 
 def _text_of_then(
@@ -341,9 +340,7 @@ def _whole(scene: Scene, where: str, message: Message, first: Message) -> Iterat
     now, then = _spans(message), _spans(first)
     if message.content is None or first.content is None or not (now or then):
         return
-    if message.calls or [text.text for text in message.answers] != [text.text for text in first.answers]:
-        return
-    if not all(base.tellable(span.inner) for span in now.values()):
+    if message.calls or message.answered_ids != first.answered_ids or not _tellable(now.values()):
         return
     yield Edit((*message.path, "content"), message.content, first.content)
     for which, span in now.items():

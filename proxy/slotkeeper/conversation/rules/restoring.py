@@ -108,16 +108,14 @@ class Reasoning:
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
         before, messages = scene.before, scene.now.messages
-        if before is None or not any(message.reasoning and message.reasoning.text for message in messages):
+        if before is None or not any(message.reasoning_text for message in messages):
             return
         for message, first in paired(scene):
             if first.reasoning:
                 yield from _thought(message, first.reasoning.text)
         for at in new(scene):
             if messages[at].reasoning and messages[at].role is Role.ASSISTANT:
-                reply = sampled(before, messages, at) or {}
-                if reply.get("tool_calls"):  # known by its words only, it may have answered something else
-                    yield from _thought(messages[at], reply.get("reasoning_content"))
+                yield from _thought(messages[at], _sampled_reasoning(before, messages, at))
 
 
 def without_stamp(system: str, written: str = "f" * _STAMP_LENGTH) -> str:
@@ -158,6 +156,12 @@ def _as_sampled(message: Message, reply: Doc) -> Iterator[Edit]:
     if len(message.texts) == 1:
         yield from _end(message.texts[0], reply.get("content"))
     yield from _end(message.reasoning, reply.get("reasoning_content"))
+
+
+def _sampled_reasoning(before: Conversation, messages: Sequence[Message], at: int) -> Any:
+    """None where the reply is known by its words only: it may have answered something else."""
+    reply = sampled(before, messages, at) or {}
+    return reply.get("reasoning_content") if reply.get("tool_calls") else None
 
 
 def _end(text: Text | None, first: Any) -> Iterator[Edit]:
