@@ -122,15 +122,7 @@ class AnswerBuilder:
     def figures(self) -> Figures:
         """What the engine said of tokens and time, each from where it says it best."""
         timings = self._timings
-        computed, cached = integer(timings.get("prompt_n")), integer(timings.get("cache_n"))
-        cached = self._cached if cached is None else cached
-        prompt = self._prompt
-        if prompt is None and computed is not None and cached is not None:
-            prompt = computed + cached
-        if computed is None and prompt is not None and cached is not None:
-            computed = prompt - cached
-        if cached is None and prompt is not None and computed is not None:
-            cached = prompt - computed
+        prompt, computed, cached = self._prompt_counts()
         predicted = integer(timings.get("predicted_n"))
         return Figures(
             prompt_tokens=prompt,
@@ -143,6 +135,20 @@ class AnswerBuilder:
             draft=integer(timings.get("draft_n")),
             draft_accepted=integer(timings.get("draft_n_accepted")),
         )
+
+    def _prompt_counts(self) -> tuple[int | None, int | None, int | None]:
+        """Tokens of the prompt, computed, and cached: two of them tell the third."""
+        prompt, computed = self._prompt, integer(self._timings.get("prompt_n"))
+        cached = integer(self._timings.get("cache_n"))
+        cached = self._cached if cached is None else cached
+        match prompt, computed, cached:
+            case None, int(), int():
+                prompt = computed + cached
+            case int(), None, int():
+                computed = prompt - cached
+            case int(), int(), None:
+                cached = prompt - computed
+        return prompt, computed, cached
 
     def _append(self, pieces: list[str], piece: Any) -> None:
         if not isinstance(piece, str) or not piece:

@@ -90,6 +90,11 @@ class Habit:
     def wrapping(self, message: Doc) -> tuple[str, str] | None:
         return self.wrap if words(message).strip() else self.wrap_alone
 
+    def tells_nothing(self, reply: Doc) -> bool:
+        """Whether it does not say, not even in two versions, how this reply comes back."""
+        moved = bool(text(reply, "reasoning_content")) and self.way(reply) is ReasoningForm.INLINE
+        return self.puzzling or (moved and self.wrapping(reply) is None)
+
     def having(self, message: Doc, way: ReasoningForm) -> Habit:
         """The same habit, with another way for such messages."""
         return replace(self, calling=way) if message.get("tool_calls") else replace(self, answering=way)
@@ -103,9 +108,9 @@ def returnable(reply: Doc) -> bool:
 
 def guesses(habit: Habit, reply: Doc, messages: Sequence[Doc]) -> tuple[Habit, ...]:
     """The habit if all that matters here of it is known, else the two that differ most, or none."""
-    way, thought, calls = habit.way(reply), text(reply, "reasoning_content"), rows(reply.get("tool_calls"))
-    if habit.puzzling or (thought and way is ReasoningForm.INLINE and habit.wrapping(reply) is None):
+    if habit.tells_nothing(reply):
         return ()
+    way, thought, calls = habit.way(reply), text(reply, "reasoning_content"), rows(reply.get("tool_calls"))
     content = _extremes(habit.content, lambda trim: trim.of(words(reply)))
     thoughtful = _extremes(habit.thought, lambda trim: trim.of(thought))
     written = _extremes(habit.arguments, lambda style: [style.of(call) for call in calls])

@@ -224,7 +224,6 @@ class ResponsesReading:
 
 # -- the chat body that llama-server makes of it, for rendering ------------------------------------------
 
-_ASKING: Final = frozenset({"user", "system", "developer"})
 _SAID: Final = frozenset({"output_text", "input_text"})
 
 
@@ -262,23 +261,21 @@ def _tools(tools: Any) -> list[Doc]:
 
 def _add(messages: list[Doc], item: Any) -> None:
     """Append `item`, or join it to the assistant message that it belongs to."""
-    if not isinstance(item, dict):
-        raise NotOurs("input item")
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
-    kind, content = item.get("type"), item.get("content")
-    if isinstance(content, str | list) and text(item, "role") in _ASKING:
-        messages.append(_input_message(item))
-    elif item.get("role") == "assistant" and kind == "message":
-        _add_output(messages, item, last)
-    elif kind == "function_call":
-        _add_call(messages, item, last)
-    elif kind == "function_call_output" and isinstance(item.get("call_id"), str):
-        output = _output(item.get("output"))
-        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
-    elif kind == "reasoning" and isinstance(item.get("summary"), list):
-        _add_reasoning(messages, item, last)
-    else:
-        raise NotOurs("input item")
+    match item:
+        case {"role": "user" | "system" | "developer", "content": str() | list()}:
+            messages.append(_input_message(item))
+        case {"role": "assistant", "type": "message"}:
+            _add_output(messages, item, last)
+        case {"type": "function_call"}:
+            _add_call(messages, item, last)
+        case {"type": "function_call_output", "call_id": str(call_id)}:
+            output = _output(item.get("output"))
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        case {"type": "reasoning", "summary": list()}:
+            _add_reasoning(messages, item, last)
+        case _:
+            raise NotOurs("input item")
 
 
 def _input_message(item: Doc) -> Doc:
