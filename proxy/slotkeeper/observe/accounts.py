@@ -158,6 +158,10 @@ def _parted(divergence: PromptDivergence | None) -> Iterator[str]:
     if divergence.cause is Cause.OUR_RULE:
         what += f" ({divergence.rule.value})" if divergence.rule else ""
     yield f"It diverges from the request before it at {where}: {what} (cause {divergence.cause.value})."
+    yield from _cost(divergence)
+
+
+def _cost(divergence: PromptDivergence) -> Iterator[str]:
     if divergence.fixed and divergence.tokens <= FEW:
         yield f"Rule {divergence.rule.value if divergence.rule else '?'} undid that: it cost nothing."
     elif divergence.tokens > FEW:
@@ -180,8 +184,7 @@ def _weighed(record: Record) -> Iterator[str]:
     weighed = record.weighed
     if weighed is None:
         return
-    names = dict.fromkeys(c.rule.value for c in record.changes if c.rule and c.mode is Mode.FIX)
-    rules = f"Rule{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "Our rules"
+    rules = _fixing_rules(record)
     if weighed.own is None or weighed.changed is None:
         form = "in this form" if weighed.taken else "unchanged"
         prices = f"only {form} does it continue a slot"
@@ -193,6 +196,12 @@ def _weighed(record: Record) -> Iterator[str]:
         yield f"{rules} changed it: {prices}."
     else:
         yield f"{rules} would have changed it, but that is not cheaper: {prices}."
+
+
+def _fixing_rules(record: Record) -> str:
+    """The beginning of a sentence about them."""
+    names = dict.fromkeys(c.rule.value for c in record.changes if c.rule and c.mode is Mode.FIX)
+    return f"Rule{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "Our rules"
 
 
 def _lost(record: Record, taker: Record | None) -> Iterator[str]:

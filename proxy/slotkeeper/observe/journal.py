@@ -252,21 +252,27 @@ def _event(live: _Live, event: Event) -> None:
             record.decision = replace(record.decision, common=live.base.tokens.lcp(prompt))
         case Started():
             live.head = event.at
-        case Planted() | Saved() | Restored() | Erased() if live.step is not None:
-            effort, begun = live.step
-            stage, tokens, note = told(effort)
-            computed = event.computed if isinstance(event, Planted) else tokens
-            record.add(stage, begun, event.at, tokens=computed, note=note)
-            live.step, live.since = None, event.at
-            if isinstance(event, Planted) and record.work:
-                record.work.planted += event.computed or 0
-                record.work.planting = 0
+        case Planted() | Saved() | Restored() | Erased():
+            _step_ended(live, event)
         case Finished():
             _answered(live, event)
         case Gone():
             _left(live, event.at)
         case _:
             pass
+
+
+def _step_ended(live: _Live, event: Planted | Saved | Restored | Erased) -> None:
+    if live.step is None:
+        return
+    effort, begun = live.step
+    stage, tokens, note = told(effort)
+    computed = event.computed if isinstance(event, Planted) else tokens
+    live.record.add(stage, begun, event.at, tokens=computed, note=note)
+    live.step, live.since = None, event.at
+    if isinstance(event, Planted) and live.record.work:
+        live.record.work.planted += event.computed or 0
+        live.record.work.planting = 0
 
 
 def _left(live: _Live, at: float) -> None:
@@ -329,14 +335,18 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
             live.since, live.sent = now, True
             record.work = record.work or Work(begun=now)
         case Report():
-            record.slot = effect.slot if effect.slot is not None else record.slot
-            record.usage, record.lost = effect.usage, effect.lost
-            if record.prompt_tokens is None and effect.usage:  # broken off: as far as the engine was
-                record.prompt_tokens = effect.usage.prompt
-            record.predicted, record.oracle = effect.predicted, effect.oracle
-            record.reused_seconds, record.step_seconds = effect.reused_seconds, effect.step_seconds
+            _reported(record, effect)
         case _:
             pass
+
+
+def _reported(record: Record, report: Report) -> None:
+    record.slot = report.slot if report.slot is not None else record.slot
+    record.usage, record.lost = report.usage, report.lost
+    if record.prompt_tokens is None and report.usage:  # broken off: as far as the engine was
+        record.prompt_tokens = report.usage.prompt
+    record.predicted, record.oracle = report.predicted, report.oracle
+    record.reused_seconds, record.step_seconds = report.reused_seconds, report.step_seconds
 
 
 # -- the decision ------------------------------------------------------------------------------------
