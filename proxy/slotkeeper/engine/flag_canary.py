@@ -93,26 +93,38 @@ class _Canary:
             return traits
         parted = [*long[:PARTS], *others[: 2 * STEP - PARTS]]
         if not traits.cuttable:
-            first = await self._send(long[:STEP])
-            if first is None or first.cached or first.cuts is None:
+            tried = await self._checkpoints_tried(traits, long, parted, words)
+            if tried is None:
                 return traits
-            if STEP - TAIL in first.cuts:
-                for end in range(2 * STEP, len(long) + 1, STEP):
-                    if not await self._follows(long[:end]):
-                        return traits
-                if (back := await self._send(parted)) is None:
-                    return traits
-                traits = _about_checkpoints(traits, back.cached)
-                if checkpoints_last(traits) and traits.checkpoint_cap > FEW:
-                    traits = await self._cap(traits, words)
-            elif traits.memory is not Memory.UNKNOWN:  # else it may be dense
-                traits = traits.learned(Known.CANARY, checkpoint_cap=0)
+            traits = tried
         return await self._ram_cache(traits, parted, others)
 
-    async def _follows(self, ids: list[int]) -> bool:
-        """Whether a longer prompt found the one before it."""
-        found = await self._send(ids)
-        return found is not None and found.cached >= len(ids) - 2 * STEP + SHARED
+    async def _checkpoints_tried(
+        self, traits: EngineTraits, long: list[int], parted: list[int], words: list[int]
+    ) -> EngineTraits | None:
+        """Do (1) to (3). None: nothing more can be concluded."""
+        first = await self._send(long[:STEP])  # (1)
+        if first is None or first.cached or first.cuts is None:
+            return None
+        if STEP - TAIL not in first.cuts:
+            may_be_dense = traits.memory is Memory.UNKNOWN
+            return traits if may_be_dense else traits.learned(Known.CANARY, checkpoint_cap=0)
+        if not await self._each_follows(long):
+            return None
+        back = await self._send(parted)  # (2)
+        if back is None:
+            return None
+        traits = _about_checkpoints(traits, back.cached)
+        lasting = checkpoints_last(traits) and traits.checkpoint_cap > FEW
+        return await self._cap(traits, words) if lasting else traits  # (3)
+
+    async def _each_follows(self, long: list[int]) -> bool:
+        """Whether each longer prompt finds the one before it."""
+        for end in range(2 * STEP, len(long) + 1, STEP):
+            found = await self._send(long[:end])
+            if found is None or found.cached < end - 2 * STEP + SHARED:
+                return False
+        return True
 
     async def _cap(self, traits: EngineTraits, words: list[int]) -> EngineTraits:
         """Whether the engine keeps as many checkpoints as we advise, or no more than we believed."""

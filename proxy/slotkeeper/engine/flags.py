@@ -255,13 +255,13 @@ def flags_behind(base: str, props: Mapping[str, Any], proc: Path = PROC) -> Engi
     where = urlsplit(base)
     if not local(where.hostname or ""):
         return None
+    port = where.port or PORT
     try:
-        sockets = set(listening(where.port or PORT, proc))
-        found = [flags for process in owners(sockets, proc) if (flags := flags_of(process))]
+        found = [flags_of(process) for process in owners(set(listening(port, proc)), proc)]
     except OSError:
         return None
-    fitting = [flags for flags in found if fits(flags, where.port or PORT, props)]
-    return fitting[0] if fitting and all(flags == fitting[0] for flags in fitting) else None
+    fitting = {flags for flags in found if flags and fits(flags, port, props)}
+    return fitting.pop() if len(fitting) == 1 else None
 
 
 def local(host: str) -> bool:

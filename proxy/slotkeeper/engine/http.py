@@ -166,8 +166,7 @@ class EngineHttp:
         body: Mapping[str, Any] | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         data = orjson.dumps(body) if body is not None else None
-        own = {} if any(name in AUTH for name in headers or ()) else self._own
-        headers, url = {**own, **(headers or {})}, self.base + path
+        headers, url = self._with_credential(headers or {}), self.base + path
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             stream = BytesIO(data) if data is not None else None  # aiohttp warns of bytes above 1 MiB
@@ -191,6 +190,10 @@ class EngineHttp:
             raise EngineSilentError(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineGoneError(f"{url}: {error!r}") from error
+
+    def _with_credential(self, headers: Headers) -> Headers:
+        """Our own key, unless they hold a credential."""
+        return headers if any(name in AUTH for name in headers) else {**self._own, **headers}
 
     @asynccontextmanager
     async def _connected(self, kind: CallKind) -> AsyncIterator[tuple[aiohttp.ClientSession, bool]]:
