@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import tiktoken
@@ -346,23 +346,25 @@ def byte_alphabet() -> list[str]:
 
 def _ranks(vocabulary: GgufVocabulary, ids: Mapping[str, int]) -> tuple[dict[bytes, int], list[int]]:
     """Pieces by rank (bytes first, then merge order, which need not be id order), and rank -> id."""
-    alphabet = byte_alphabet()
-    byte_of = {symbol: byte for byte, symbol in enumerate(alphabet)}
-    pieces = list(alphabet)
-    for merge in vocabulary.merges:
-        left, blank, right = merge.partition(" ")
-        if not (left and blank and right):
-            raise UnsupportedError(f"merge {merge!r}")
-        pieces.append(left + right)
-    if vocabulary.pre in WHOLE_WORDS:
-        pieces.extend(token for token in vocabulary.tokens if byte_of.keys() >= set(token))
+    byte_of = {symbol: byte for byte, symbol in enumerate(byte_alphabet())}
     # dict.fromkeys: two merges may make the same piece; the earlier one counts
-    pieces = list(dict.fromkeys(pieces))
+    pieces = list(dict.fromkeys([*byte_of, *_merged(vocabulary, byte_of.keys())]))
     try:
         ranks = {bytes(byte_of[symbol] for symbol in piece): rank for rank, piece in enumerate(pieces)}
         return ranks, [ids[piece] for piece in pieces]
     except KeyError as error:
         raise UnsupportedError(f"merges make {error.args[0]!r}, which is no token") from error
+
+
+def _merged(vocabulary: GgufVocabulary, alphabet: KeysView[str]) -> Iterator[str]:
+    """What merges make, in their order; behind that the whole words, where a model has such."""
+    for merge in vocabulary.merges:
+        left, blank, right = merge.partition(" ")
+        if not (left and blank and right):
+            raise UnsupportedError(f"merge {merge!r}")
+        yield left + right
+    if vocabulary.pre in WHOLE_WORDS:
+        yield from (token for token in vocabulary.tokens if alphabet >= set(token))
 
 
 def _specials(vocabulary: GgufVocabulary) -> dict[str, int]:
