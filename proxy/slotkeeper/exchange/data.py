@@ -208,12 +208,15 @@ class DataPort:
             return web.Response(status=499)  # the client is gone
         except Exception:
             log.exception("exchange_failed", request_id=known_as)
-            self._gate.metrics.fallback("exchange")
-            if request.writer.output_size:  # a second head would land in the middle of a body
-                abort(request)
-                return web.Response(status=499)
-            ours = OurFault("slotkeeper failed; its log says why")
-            return self._failed(api, ours, known_as)
+            return self._broken(request, api, known_as)
+
+    def _broken(self, request: web.Request, api: Api, known_as: str) -> web.StreamResponse:
+        """By us, we do not know how."""
+        self._gate.metrics.fallback("exchange")
+        if request.writer.output_size:  # a second head would land in the middle of a body
+            abort(request)
+            return web.Response(status=499)
+        return self._failed(api, OurFault("slotkeeper failed; its log says why"), known_as)
 
     def _refused(self, api: Api, refusal: Refusal, known_as: str) -> web.StreamResponse:
         log.info("request_refused", request_id=known_as, status=refusal.status, error="by the engine")
