@@ -12,7 +12,7 @@ recorded one, so what the model says now plays no part, and the oracle counts pr
 from __future__ import annotations
 
 import lzma
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -176,9 +176,14 @@ async def replay(
     console.print(comparison(samples))
     for note in notes(samples):
         console.print(note, highlight=False)
-    failed = any(sample.failure for found in samples.values() for sample in found)
-    faulty = any(impossible(found) for found in samples.values())
-    return int(failed or faulty or any(trace.problems for trace in loaded))
+    return int(_faulty(loaded, samples.values()))
+
+
+def _faulty(traces: Sequence[Trace], samples: Collection[Sequence[Sample]]) -> bool:
+    """Whether a line could not be read, a request failed, or the figures cannot be."""
+    unread = any(trace.problems for trace in traces)
+    failed = any(sample.failure for found in samples for sample in found)
+    return unread or failed or any(map(impossible, samples))
 
 
 def generates(entry: Entry) -> bool:

@@ -183,11 +183,6 @@ class Target:
                     spoke = time.perf_counter() - started
         took = time.perf_counter() - started
         answer, body = reader.close(), b"".join(chunks)
-        failure = None
-        if response.status_code >= 400:
-            failure = f"{response.status_code}: {message_in(body)}"
-        elif answer.error or not answer.complete:
-            failure = answer.error or "the answer broke off"
         first = spoke if streamed else _before_generating(took, answer)
         kept = _kept(body, streamed=streamed, generated=answer.figures.generated or 0)
         planted = _said(PLANTED, response, body)
@@ -197,7 +192,7 @@ class Target:
             kept=kept,
             planted=int(planted) if planted and planted.isdigit() else None,
             rewritten=_said(REWRITTEN, response, body) is not None,
-            failure=failure,
+            failure=_failure(response.status_code, answer, body),
         )
 
     async def _prompt(self, api: Api, data: bytes) -> Tokens | None:
@@ -237,6 +232,12 @@ def _divided(timed: _Timed, before: int | None, after: int | None) -> tuple[Usag
         return usage, None
     besides = after - before - (usage.work if usage else 0)
     return usage, besides if besides >= 0 else None
+
+
+def _failure(status: int, answer: Answer, body: bytes) -> str | None:
+    if status >= 400:
+        return f"{status}: {message_in(body)}"
+    return answer.error or (None if answer.complete else "the answer broke off")
 
 
 def _said(name: str, response: httpx.Response, body: bytes) -> str | None:

@@ -36,14 +36,11 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
     """
     unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []
-    usable = slot_dir if not any(finding.severity is Severity.FAIL for finding in unfit) else None
+    usable = slot_dir if not _fails(unfit) else None
     async with EngineClient(upstream, api_key=api_key) as client:
         health = await client.health()
         if health not in {Health.OK, Health.SLEEPING}:
-            do = "Name llama-server's own port by --upstream."
-            if not health.wrong:
-                do = "Start llama-server there, or give another --upstream."
-            console.print(f"[red]{upstream} {SAID[health]}.[/] {do}")
+            console.print(_not_up(upstream, health))
             return 1
         try:
             seen = await probe(client)
@@ -54,8 +51,7 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
             console.print(f"[red]{escape(str(error))}[/]")
             return 1
         except EngineError as error:
-            hint = " Give its key with --engine-api-key." if error.status == 401 else ""
-            console.print(f"[red]{upstream} refused: {escape(str(error))}.[/]{hint}")
+            console.print(_refusal(upstream, error))
             return 1
     if reading is None:
         console.print("The engine sleeps; looking closer would wake it. Run doctor again when it is awake.")
@@ -65,7 +61,23 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
     findings = _examined(reading, seen, unfit if slot_dir else None)
     console.print(_traits(reading, client.computed))
     console.print(_findings(findings))
-    return int(any(finding.severity is Severity.FAIL for finding in findings))
+    return int(_fails(findings))
+
+
+def _fails(findings: list[Finding]) -> bool:
+    return any(finding.severity is Severity.FAIL for finding in findings)
+
+
+def _not_up(upstream: str, health: Health) -> str:
+    do = "Start llama-server there, or give another --upstream."
+    if health.wrong:
+        do = "Name llama-server's own port by --upstream."
+    return f"[red]{upstream} {SAID[health]}.[/] {do}"
+
+
+def _refusal(upstream: str, error: EngineError) -> str:
+    hint = " Give its key with --engine-api-key." if error.status == 401 else ""
+    return f"[red]{upstream} refused: {escape(str(error))}.[/]{hint}"
 
 
 def about_folder(folder: Path) -> Iterator[Finding]:

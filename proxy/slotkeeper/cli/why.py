@@ -239,10 +239,14 @@ def changes(found: list[Document]) -> Iterator[RenderableType]:
         did = "changed" if fixed else "would have changed"
         rule = change["rule"] or "a note, told again,"
         yield Text.assemble((rule, "bold"), f" {did} {one_line(change['path'])}")
-        if change["before"] or change["after"]:
+        if _has_text(change):
             yield from _two(change["before"], change["after"])
-    if found and not any(change["before"] or change["after"] for change in found):
+    if found and not any(map(_has_text, found)):
         yield Text(NO_TEXT, "dim")
+
+
+def _has_text(change: Document) -> bool:
+    return bool(change["before"] or change["after"])
 
 
 def _two(before: str, after: str) -> Iterator[Text]:
