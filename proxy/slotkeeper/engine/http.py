@@ -192,8 +192,9 @@ class EngineHttp:
             raise EngineGoneError(f"{url}: {error!r}") from error
 
     def _with_credential(self, headers: Headers) -> Headers:
-        """Our own key, unless they hold a credential."""
-        return headers if any(name in AUTH for name in headers) else {**self._own, **headers}
+        """With our own key, unless they hold one."""
+        own = {} if any(name in AUTH for name in headers) else self._own
+        return {**own, **headers}
 
     @asynccontextmanager
     async def _connected(self, kind: CallKind) -> AsyncIterator[tuple[aiohttp.ClientSession, bool]]:
