@@ -257,6 +257,8 @@ def _of_messages(old: tuple[Message, ...], new: tuple[Message, ...], at: int, fo
         return reasoned
     if _result_pruned(now):
         return Cause.RESULT_PRUNED
+    if was.media != now.media:
+        return Cause.MESSAGE_EDITED
     if was.has_texts_of(now):
         return _of_calls(was, now)
     return _of_value(found) or _otherwise(was, now)

@@ -115,6 +115,9 @@ def message_pieces(message: Message, at: int) -> Iterator[Piece]:
     for text in message.pieces():
         if text.text:
             yield Piece(text.section, at, text.path, text.text)
+    section = message.texts[0].section if message.texts else Section.USER
+    for digest in message.media:
+        yield Piece(section, at, message.path, f"<image or audio {digest.hex()}>")
     for call in message.calls:
         yield Piece(Section.CALL, at, call.arguments_path, called(call.name, call.arguments))
 

@@ -371,3 +371,21 @@ def test_a_common_start_of_long_texts():
         65_535,
         99_999,
     ]
+
+
+def image(data, text=None):
+    """A message with an image, and a question to it."""
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    return {"role": "user", "content": [shown, *([{"type": "text", "text": text}] if text else [])]}
+
+
+@pytest.mark.parametrize("question", [None, "What is this?"])
+@pytest.mark.parametrize(
+    ("rest", "cause"),
+    [((), Cause.ANOTHER_TASK), ((reply("A cat."), user("Sure?")), Cause.MESSAGE_EDITED)],
+)
+def test_another_image_in_the_same_words_is_another_message(question, rest, cause):
+    old, new = (chat(system(), image(data, question), *rest) for data in ("AAAA", "BBBB"))
+    divergence = parted(old, new)
+    assert (divergence.section, divergence.message) == (Section.USER, 1)
+    assert explained(old, new).cause is cause
