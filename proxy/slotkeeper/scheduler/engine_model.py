@@ -123,6 +123,16 @@ class EngineTraits:
         """Whether the flags that decide about checkpoints were not read: evidence may correct them."""
         return self.known("checkpoint_cap") is not Known.FLAGS
 
+    @property
+    def checkpoints_in_doubt(self) -> bool:
+        """Whether it needs checkpoints, and evidence may correct how many it keeps, and for how long."""
+        return self.guessed and not self.cuttable
+
+    @property
+    def files_carry_drafts(self) -> bool:
+        """Whether a file's checkpoints bring a draft model's state back."""
+        return self.speculative and bool(self.files_carry)
+
     def learned(self, how: Known, **values: Any) -> Self:
         """The traits with these flags known. What was read from the command line stays."""
         open_to = {
@@ -233,14 +243,16 @@ def after_prefill(
     while at < end:
         stop = _batch_end(kept, at, end, user_starts, traits)
         near_end = stop > end - traits.n_ubatch
-        spaced = not kept or at == last_user or near_end or at > kept[-1].at + traits.checkpoint_min_step
-        if at > 0 and (at in starts or near_end) and spaced:
-            _make_room(kept, task, traits)
-            if not traits.eager_thinning:  # newer builds replace the one at the same place
-                kept = [c for c in kept if c.at != at]
-            kept.append(Checkpoint(at, task, max(first, at - window_cells(traits))))
+        wanted = near_end or at == last_user or _far_enough(kept, at, traits)
+        if at > 0 and (at in starts or near_end) and wanted:
+            _add(kept, Checkpoint(at, task, max(first, at - window_cells(traits))), traits)
         at = stop
     return tuple(kept)
+
+
+def _far_enough(kept: Sequence[Checkpoint], at: int, traits: EngineTraits) -> bool:
+    """Whether a checkpoint there would keep the least distance from the last one."""
+    return not kept or at > kept[-1].at + traits.checkpoint_min_step
 
 
 def _batch_end(
@@ -255,9 +267,16 @@ def _batch_end(
     for start in user_starts[following:]:
         if start >= stop:
             break
-        if start == user_starts[-1] or not kept or start > kept[-1].at + traits.checkpoint_min_step:
+        if start == user_starts[-1] or _far_enough(kept, start, traits):
             return start
     return stop
+
+
+def _add(kept: list[Checkpoint], new: Checkpoint, traits: EngineTraits) -> None:
+    _make_room(kept, new.task, traits)
+    if not traits.eager_thinning:  # newer builds replace the one at the same place
+        kept[:] = [c for c in kept if c.at != new.at]
+    kept.append(new)
 
 
 def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.scheduler.engine_model import MOST, TAIL, EngineTraits, Known, Memory
+from slotkeeper.scheduler.engine_model import MOST, TAIL, Checkpoint, EngineTraits, Known, Memory
 from slotkeeper.scheduler.slot_contents import SlotContents
 
 SIZES: Final = 32  # what batch sizes are multiples of; else two slots had to share a batch
@@ -59,13 +59,13 @@ class Doubts:
     ) -> EngineTraits:
         """What an answer tells for which a slot had to go back to a checkpoint.
 
-        `held` is what the slot held, `predicted` and `cached` are tokens that were to be reused, and were.
+        `contents` is what the slot held, `predicted` and `cached` tokens that were to be reused, and were.
         """
-        if not traits.guessed or traits.cuttable or predicted == contents.total:
+        if not traits.checkpoints_in_doubt or predicted == contents.total:
             return traits
         if cached > predicted:
-            return _kept(traits) if cached in _reusable([c.at for c in contents.possible], traits) else traits
-        listed = _reusable([c.at for c in contents.checkpoints], traits)
+            return _kept(traits) if cached in _reusable(contents.possible, traits) else traits
+        listed = _reusable(contents.checkpoints, traits)
         if predicted not in listed:
             return traits
         behind = len(listed) - listed.index(predicted)
@@ -74,15 +74,11 @@ class Doubts:
             return traits
         if behind <= max(1, self.used) or (cached and cached not in listed):
             return traits  # something else than a list that is too short
-        self.missed += 1
-        if self.missed < STRIKES:
-            return traits
-        self.missed = 0
-        return traits.learned(Known.MISSED, checkpoint_cap=max(1, self.used, behind - 1))
+        return self._count_missed(traits, behind - 1)
 
     def by_file(self, traits: EngineTraits, contents: SlotContents, listed: Sequence[int]) -> EngineTraits:
         """What the list of checkpoints in a file tells that the engine wrote just now."""
-        if not traits.guessed or traits.cuttable:
+        if not traits.checkpoints_in_doubt:
             return traits
         self.used = max(self.used, len(listed))
         if len(listed) > traits.checkpoint_cap:
@@ -90,11 +86,15 @@ class Doubts:
         mine = {c.at for c in contents.checkpoints}
         if len(mine) <= len(listed) or not mine.issuperset(listed):
             return traits
+        return self._count_missed(traits)
+
+    def _count_missed(self, traits: EngineTraits, cap: int = 0) -> EngineTraits:
+        """A checkpoint was gone, which a list of `cap` would explain, or the longest one that was used."""
         self.missed += 1
         if self.missed < STRIKES:
             return traits
         self.missed = 0
-        return traits.learned(Known.MISSED, checkpoint_cap=max(1, self.used))
+        return traits.learned(Known.MISSED, checkpoint_cap=max(1, self.used, cap))
 
 
 def _kept(traits: EngineTraits) -> EngineTraits:
@@ -112,7 +112,7 @@ def _doubled(cap: int, least: int = 1) -> int:
     return min(cap, MOST)
 
 
-def _reusable(places: Sequence[int], traits: EngineTraits) -> list[int]:
+def _reusable(checkpoints: Sequence[Checkpoint], traits: EngineTraits) -> list[int]:
     """Tokens that are reused where the engine goes back to these checkpoints."""
     lost = 1 if traits.memory is Memory.SWA else 0
-    return [at - lost for at in places]
+    return [checkpoint.at - lost for checkpoint in checkpoints]

@@ -96,7 +96,7 @@ def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, 
 
 def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
     """After a step that went well; None when all is saved and the slot is at its end again."""
-    contents, home, traits = chore.contents, chore.home, chore.table.traits
+    contents, home = chore.contents, chore.home
     if contents is None or home is None:
         return None
     if contents.total == home.total and home.opaque:  # the file has told the ids that we did not know
@@ -105,13 +105,18 @@ def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
         return Keep(SaveMoment.PAUSE)
     if chore.leaves:
         return None
-    if isinstance(chore.step, Keep) and contents is home and (mark := _mark(contents, traits)):
-        return mark
-    if isinstance(chore.step, Keep) and (
-        cut := _next_cut(contents, home, chore.table, catalog, rested=rested)
-    ):
-        return cut
+    saved = isinstance(chore.step, Keep)
+    if saved and (step := _next_file(contents, home, chore.table, catalog, rested=rested)):
+        return step
     return restore_step(chore, catalog)
+
+
+def _next_file(
+    contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool
+) -> Step | None:
+    """After a save: to where another file is to be made; None where there are enough."""
+    mark = _mark(contents, table.traits) if contents is home else None
+    return mark or _next_cut(contents, home, table, catalog, rested=rested)
 
 
 def restore_step(chore: Chore, catalog: Catalog) -> Step | None:
@@ -132,9 +137,10 @@ def _next_cut(
         return None
     if not (rested or contents.total < home.total or _opens(cuts[-1], home, traits, catalog)):
         return None
-    worth_it = (cut for cut in cuts if _worth_it(cut, contents, home, table, catalog, cuts=cuts))
-    cut = next(worth_it, None)
-    return None if cut is None else Prefill(home.tokens.cut(0, cut), Purpose.CUT)
+    for cut in cuts:
+        if _worth_it(cut, contents, home, table, catalog, cuts=cuts):
+            return Prefill(home.tokens.cut(0, cut), Purpose.CUT)
+    return None
 
 
 def _opens(cut: int, home: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
@@ -192,7 +198,7 @@ def _near(cut: int, contents: SlotContents, home: SlotContents, traits: EngineTr
 
 def _mark(contents: SlotContents, traits: EngineTraits) -> Step | None:
     """Foreign tokens behind the end, so that a file made then carries the draft state there."""
-    if not (traits.speculative and traits.files_carry) or contents.opaque:
+    if not traits.files_carry_drafts or contents.opaque:
         return None
     if any(c.at == contents.total for c in contents.checkpoints) or len(contents.tokens) < WORTH_A_FILE:
         return None
@@ -208,11 +214,11 @@ def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog
     if not traits.files_only_extend:
         return
     starts = user_starts(contents.tokens, traits)
+    kept = {c.at for c in contents.checkpoints}
     # Where the next turn is known to extend all of it, no prompt needs the end of the last one.
-    last = 0 if contents.sure else max((c.at for c in contents.checkpoints), default=0)
+    last = 0 if contents.sure else max(kept, default=0)
     end = len(contents.tokens) - (NEW if contents.sure else 0)
     asked = max((at for at in starts if at < end), default=0)
-    kept = {c.at for c in contents.checkpoints}
     places = sorted({*kept.intersection({*starts, last}), asked}, reverse=True)
     for at in places[:BOUNDARIES]:
         if WORTH_A_FILE <= at < end and at - catalog.covered(contents.tokens.cut(0, at + 1), traits) >= NEW:
@@ -256,11 +262,7 @@ def needs_warming(table: EngineTable) -> bool:
 
 def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None:
     """The end of the latest conversation that no slot holds; of those that one holds none is asked again."""
-    fresh = [
-        s
-        for s in catalog
-        if s.fingerprint == table.traits.fingerprint and now - s.used < RECENT and s.id not in table.warmed
-    ]
+    fresh = [snapshot for snapshot in catalog if _may_warm(snapshot, table, now)]
     contents = [h.tokens for h in table.shadow.slots if h]
     if len(table.warmed) > len(catalog):  # files that are gone
         table.warmed.intersection_update([s.id for s in catalog])
@@ -269,6 +271,12 @@ def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None
             return _whole(snapshot, fresh)
         table.warmed.add(snapshot.id)
     return None
+
+
+def _may_warm(snapshot: Snapshot, table: EngineTable, now: float) -> bool:
+    """Whether an empty slot may be warmed with this file: it fits, is recent, and was not looked at yet."""
+    fits = snapshot.fingerprint == table.traits.fingerprint
+    return fits and now - snapshot.used < RECENT and snapshot.id not in table.warmed
 
 
 def _whole(latest: Snapshot, fresh: Sequence[Snapshot]) -> Snapshot:

@@ -235,7 +235,7 @@ class EngineShadow:
         self, base: SlotContents | None, *, reuse: int, end: int, user_starts: Sequence[int]
     ) -> tuple[Checkpoint, ...]:
         """The same in an engine that throws none away; nothing where its flags are known."""
-        if not self.traits.guessed or self.traits.cuttable:
+        if not self.traits.checkpoints_in_doubt:
             return ()
         return after_prefill(
             base.possible if base else (),
@@ -289,21 +289,23 @@ class EngineShadow:
         common = contents.tokens.lcp(prompt) if contents else 0
         if prompt.space and self._mixes(contents, prompt, common):
             return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=True)
-        saves = parks(contents, self.traits, common, len(prompt)) or (evict and self.traits.ram_cache)
-        base, source = contents, Source.SLOT
-        if saves and (entry := better(contents, ram, prompt)):
-            base, source = entry, Source.RAM
+        saves = self._saves(contents, common, len(prompt), evict=evict)
+        entry = better(contents, ram, prompt) if saves else None
+        base = entry or contents
         n_past = reuse(base, prompt, self.traits)
-        if n_past == 0:
-            source = Source.NOTHING if source is Source.SLOT else source
+        own = Source.SLOT if n_past else Source.NOTHING
         return ReusePlan(
             slot=slot,
             reuse=n_past,
-            source=source,
+            source=Source.RAM if entry else own,
             base=base,
             parked=saves and contents is not None,
             unsafe=unsafe(base, prompt, self.traits),
         )
+
+    def _saves(self, contents: SlotContents | None, common: int, length: int, *, evict: bool) -> bool:
+        """Whether the engine turns to its RAM cache: it saves the slot there, and looks for better."""
+        return parks(contents, self.traits, common, length) or (evict and self.traits.ram_cache)
 
     def _mixes(self, contents: SlotContents | None, prompt: Tokens, common: int) -> bool:
         """Whether the engine might use another namespace's state: the slot's, or one of its RAM cache.

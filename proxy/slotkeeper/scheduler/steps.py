@@ -13,7 +13,7 @@ from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot
 from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
-from slotkeeper.scheduler.types import EMPTY, Place, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.types import Place, RequestId, SlotId, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Wipe:
 
 Step = Prefill | Keep | Load | Wipe
 
+EMPTY_SLOT: Final = SlotContents()
+
 
 def marked(tokens: Tokens) -> Tokens:
     """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
@@ -77,17 +79,15 @@ def effect(
         case Prefill(tokens, purpose):
             return Plant(request=owner, place=place, tokens=tokens, purpose=purpose)
         case Keep(moment):
-            contents = table.shadow.slots[slot]
-            tokens = contents.tokens if contents else EMPTY
-            checkpoints = contents.checkpoints if contents else ()
+            contents = table.shadow.slots[slot] or EMPTY_SLOT
             return Save(
                 request=owner,
                 place=place,
                 moment=moment,
-                tokens=tokens,
-                size=table.rates.size_of(contents.total if contents else 0),
-                cuts=tuple(branch.at for branch in tree.branches(tokens)),
-                stale=tuple(checkpoint.at for checkpoint in checkpoints if checkpoint.stale),
+                tokens=contents.tokens,
+                size=table.rates.size_of(contents.total),
+                cuts=tuple(branch.at for branch in tree.branches(contents.tokens)),
+                stale=tuple(checkpoint.at for checkpoint in contents.checkpoints if checkpoint.stale),
             )
         case Load(snapshot):
             return Restore(request=owner, place=place, snapshot=snapshot)

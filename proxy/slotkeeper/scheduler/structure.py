@@ -11,7 +11,7 @@ follows it in the message: where they stand there, a token ends before them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -73,9 +73,7 @@ def boundaries(prompt: Tokens, markers: Markers, rendered: Iterable[Boundary] = 
             kinds[boundary.at] = boundary.kind
     replies = _starts(prompt, markers.reply)
     turn = _turn(prompt, markers, replies, last=max(kinds, default=-1))
-    head = next((at for at, kind in kinds.items() if kind is BoundaryKind.HEAD), None)
-    if head is None and markers.user and not markers.lead_inside:
-        head = min((at for at in (*kinds, *replies) if at != turn), default=None)
+    head = _head(kinds, markers, (at for at in (*kinds, *replies) if at != turn))
     if head is not None:
         kinds = {at: kind for at, kind in kinds.items() if at > head} | {head: BoundaryKind.HEAD}
     if turn is not None:
@@ -96,6 +94,14 @@ def _last(starts: Sequence[int], at: int) -> int:
     """The last of them that is not behind `at`, -1 if none is."""
     index = bisect_right(starts, at)
     return starts[index - 1] if index else -1
+
+
+def _head(kinds: Mapping[int, BoundaryKind], markers: Markers, openers: Iterable[int]) -> int | None:
+    """Where the first message begins: as it was handed in, else at the first of all openers."""
+    for at, kind in kinds.items():
+        if kind is BoundaryKind.HEAD:
+            return at
+    return min(openers, default=None) if markers.user and not markers.lead_inside else None
 
 
 def _turn(prompt: Tokens, markers: Markers, replies: Sequence[int], last: int) -> int | None:
