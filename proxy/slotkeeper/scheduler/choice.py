@@ -26,7 +26,7 @@ from slotkeeper.scheduler.slot_contents import (
     shared_messages,
     succeeds,
 )
-from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe
+from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe, foreign_token
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, SlotId, Tokens
 
@@ -138,6 +138,11 @@ class Plan:
     cleared: bool = False  # it goes unpinned, and no other namespace's state can look as good to the engine
 
     @property
+    def source(self) -> Source | None:
+        """Where what it reuses comes from; None where that is not known."""
+        return self.reuse_plan.source if self.reuse_plan else None
+
+    @property
     def clearing(self) -> bool:
         """Whether it depends on no other namespace's state looking as good to the engine."""
         return self.clears or self.cleared
@@ -185,11 +190,15 @@ def _goes_on(contents: SlotContents, hash_chain: Sequence[bytes], traits: Engine
         return contents.floor == 0  # T9
     if len(hash_chain) == len(contents.hash_chain):  # asked again: cut at the end of the last prompt
         return bool(contents.checkpoints) and not contents.sure
-    # Where checkpoints are thinned out, or a file brought none, another file may have more; so it may where
-    # much was given up for a turn that was expected and is not what comes.
-    others = traits.snapshots and (contents.from_file or not checkpoints_last(traits))
+    # A file may also have more where much was given up for a turn that was expected and is not what comes.
     risked = traits.n_ubatch if traits.snapshots else traits.n_batch
-    return bool(contents.checkpoints) and not others and contents.given_up <= risked
+    surpassed = _file_may_have_more(contents, traits)
+    return bool(contents.checkpoints) and not surpassed and contents.given_up <= risked
+
+
+def _file_may_have_more(contents: SlotContents, traits: EngineTraits) -> bool:
+    """Than a slot where checkpoints are thinned out, or to which a file brought none."""
+    return traits.snapshots and (contents.from_file or not checkpoints_last(traits))
 
 
 def cheapest(
@@ -222,25 +231,22 @@ def blind(
     tables: Iterable[EngineTable], *, pinnable: bool, now: float, catalog: Catalog, space: str = ""
 ) -> Plan | None:
     """The slot that loses least, for a prompt whose tokens are unknown."""
-    plans = []
+    plans: list[Plan] = []
     for table in tables:
         ready = table.open_for_pins(now) if pinnable else table.open_for_anything(now)
         for slot in table.idle if ready else ():
-            contents = table.shadow.slots[slot]
-            price = blind_price(table, contents, catalog, now)
-            reuse_plan = table.shadow.plan_reuse_apart(slot, space) if space and pinnable else None
-            plans.append(
-                Plan(
-                    table=table,
-                    slot=slot if pinnable else None,
-                    pinned=pinnable,
-                    reason=Reason.UNRENDERED,
-                    price=price,
-                    reuse_plan=reuse_plan,
-                    steps=(Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else (),
-                )
-            )
+            price = blind_price(table, table.shadow.slots[slot], catalog, now)
+            plan = Plan(table=table, pinned=False, reason=Reason.UNRENDERED, price=price)
+            plans.append(_pinned_blind(plan, slot, space, now) if pinnable else plan)
     return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
+
+
+def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
+    """The same, pinned to this slot; in a namespace what another one has left there is erased before."""
+    table = plan.table
+    reuse_plan = table.shadow.plan_reuse_apart(slot, space) if space else None
+    steps = (Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()
+    return replace(plan, slot=slot, pinned=True, reuse_plan=reuse_plan, steps=steps)
 
 
 def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
@@ -300,7 +306,7 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
         touched, own = shadow.look_touched(slot, prompt, idle), shadow.slots[slot]
         back = own is not None and touched.base is not None and contains(own, touched.base)
         if touched.source is Source.RAM and not touched.unsafe and not back:
-            steps = (Prefill(_foreign_token(prompt), Purpose.TOUCH),)
+            steps = (Prefill(foreign_token(prompt), Purpose.TOUCH),)
             yield _plan(table, touched, TOUCH_PRICE + price_of(table, touched, want), steps=steps)
 
 
@@ -346,18 +352,9 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
     for plan in _pinned(table, want):
         if plan.wait:
             yield plan
-        elif (
-            plan.pinned and plan.reuse_plan and len(prompt) > STEER_TAIL and (plan.apart or not prompt.space)
-        ):
-            yield _plan(
-                table,
-                plan.reuse_plan,
-                STEER_PRICE + plan.price,
-                reason=Reason.STEERED,
-                pinned=False,
-                steps=(*plan.steps, steer(prompt)),
-                wait=wait,
-            )
+        elif plan.pinned and len(prompt) > STEER_TAIL and (plan.apart or not prompt.space):
+            price, steps = STEER_PRICE + plan.price, (*plan.steps, steer(prompt))
+            yield replace(plan, price=price, reason=Reason.STEERED, pinned=False, steps=steps, wait=wait)
 
 
 def steer(prompt: Tokens) -> Prefill:
@@ -391,9 +388,3 @@ def _plan(
         price=price,
         wait=wait,
     )
-
-
-def _foreign_token(prompt: Tokens) -> Tokens:
-    """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
-    first = prompt[0]
-    return Tokens([next((token for token in prompt if token != first), first)])

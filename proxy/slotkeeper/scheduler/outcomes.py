@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.scheduler import chores, retention
+from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.effects import Effect, Poison, Poisoned
 from slotkeeper.scheduler.events import (
     Acted,
@@ -53,10 +54,13 @@ def impossible(pending: Pending, tree: PromptTree, *, prompt_tokens: int, cached
     anywhere = max(own, tree.longest(prompt), _most(prompt, (*table.shadow.slots, *table.shadow.ram)))
     if cached > anywhere + table.unknown + SLIP:
         return Poison.UNHEARD, anywhere
-    may_load = parks(base, table.traits, base.tokens.lcp(prompt) if base else 0, len(prompt))
-    if not plan.pinned or may_load or (base is not None and base.rough):
-        return None
-    return Poison.FOREIGN, own
+    return (Poison.FOREIGN, own) if _only_in_its_slot(plan, base, prompt) else None
+
+
+def _only_in_its_slot(plan: Plan, base: SlotContents | None, prompt: Tokens) -> bool:
+    """Whether nothing but what we know to be in the slot can have been reused."""
+    may_load = parks(base, plan.table.traits, base.tokens.lcp(prompt) if base else 0, len(prompt))
+    return plan.pinned and not may_load and not (base is not None and base.rough)
 
 
 def _most(prompt: Tokens, states: Iterable[SlotContents | None]) -> int:
@@ -164,9 +168,8 @@ def _release(
     if pending.arrived.adapted:
         contents = table.shadow.slots[slot] = replace(contents, adapted=True)
     table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
-    if table.traits.speculative:  # it may hold more than was said (engine.md 3)
-        table.look_again = True
-    if not table.proven and any(table.shadow.slots[s] for s in table.idle if s != slot):
+    holds_more = table.traits.speculative  # than was said, perhaps (engine.md 3)
+    if holds_more or table.may_have_wiped_beside(slot):
         table.look_again = True
 
 
@@ -228,23 +231,27 @@ def _poisoned(
 
 
 def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
+    """What the answer tells of the engine: its speed, what a file was worth, and what we got wrong."""
+    plan, cached = pending.plan, event.cached
+    if cached is None or plan is None:
+        return
+    plan.table.rates.prefilled((event.prompt_tokens or 0) - cached, event.prefill_seconds)
+    if plan.source is Source.SNAPSHOT:
+        yield from retention.proved(state, plan, cached=cached, now=event.at)
+    if pending.predicted is not None:
+        _compare(plan, pending.base, predicted=pending.predicted, cached=cached)
+
+
+def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: int) -> None:
     """Compare with what we predicted; a large difference means that the shadow is wrong."""
-    if event.cached is None or pending.plan is None:
-        return
-    table, reuse_plan = pending.plan.table, pending.plan.reuse_plan
-    table.rates.prefilled((event.prompt_tokens or 0) - event.cached, event.prefill_seconds)
-    if reuse_plan and reuse_plan.source is Source.SNAPSHOT:
-        yield from retention.proved(state, pending.plan, cached=event.cached, now=event.at)
-    if pending.predicted is None:
-        return
-    if pending.plan.pinned and pending.base and reuse_plan and reuse_plan.source is Source.SLOT:
-        base, predicted = pending.base, pending.predicted
-        table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=event.cached))
-    if reuse_plan and reuse_plan.source is Source.RAM:
-        table.ram_loaded(hit=event.cached * 2 >= pending.predicted)
-        if event.cached < pending.predicted - SURPRISE:  # it took another entry
+    table = plan.table
+    if plan.pinned and base and plan.source is Source.SLOT:
+        table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
+    if plan.source is Source.RAM:
+        table.ram_loaded(hit=cached * 2 >= predicted)
+        if cached < predicted - SURPRISE:  # it took another entry
             table.shadow.forget_ram()
-    if abs(pending.predicted - event.cached) > SURPRISE:
+    if abs(predicted - cached) > SURPRISE:
         table.look_again = True
 
 
@@ -261,18 +268,22 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
         if event.request in line:
             line.remove(event.request)
     if owned := state.slot_of(pending):
-        table, slot = owned
-        if pending.stage is Stage.RUNNING:
-            table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
-            table.shadow.slots[slot] = _broken_off(pending, table)
-        elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
-            table.shadow.slots[slot] = _on_its_way(table, slot, pending.step)
-        # A resumable stream goes on without its client (engine.md 7): not ours to wait for.
-        table.leave(slot, event.at, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
+        _leave(pending, *owned, event.at)
     elif pending.plan and event.request in pending.plan.table.unsettled:
         sent = pending.plan.table.unsettled.pop(event.request)
         left = Orphan(event.request, None, event.at + LINGER, sent.slots, sent.at)
         pending.plan.table.orphans.append(left)
+
+
+def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> None:
+    """Its client has left: the slot is not ours any more, and holds what the engine has computed by then."""
+    if pending.stage is Stage.RUNNING:
+        table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
+        table.shadow.slots[slot] = _broken_off(pending, table)
+    elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
+        table.shadow.slots[slot] = _on_its_way(table, slot, pending.step)
+    # A resumable stream goes on without its client (engine.md 7): not ours to wait for.
+    table.leave(slot, now, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
 
 
 def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> SlotContents | None:
@@ -286,22 +297,12 @@ def _broken_off(pending: Pending, table: EngineTable) -> SlotContents | None:
     """What the slot will hold when released: the engine's count will say how much of the prompt."""
     if pending.prompt is None:
         return None
-    base = pending.base
-    checkpoints = table.shadow.checkpoints_after(
-        base,
-        reuse=pending.predicted or 0,
-        end=len(pending.prompt),
-        user_starts=user_starts(pending.prompt, table.traits),
-    )
+    base, kept, end = pending.base, pending.predicted or 0, len(pending.prompt)
+    starts = user_starts(pending.prompt, table.traits)
     return SlotContents(
         tokens=pending.prompt,
-        checkpoints=checkpoints,
-        possible=table.shadow.possible_after(
-            base,
-            reuse=pending.predicted or 0,
-            end=len(pending.prompt),
-            user_starts=user_starts(pending.prompt, table.traits),
-        ),
+        checkpoints=table.shadow.checkpoints_after(base, reuse=kept, end=end, user_starts=starts),
+        possible=table.shadow.possible_after(base, reuse=kept, end=end, user_starts=starts),
         hash_chain=pending.arrived.hash_chain,
         turns=base.turns if base else 1,
         used=pending.arrived.at,

@@ -100,22 +100,31 @@ class Cut:
 
 
 def places(structure: Structure, length: int) -> Iterator[CutPlace]:
-    head = structure.head
-    for branch in structure.branches:
-        seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
-        inside = branch.at <= head
-        yield CutPlace(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
-    if head and not WORTH_A_FILE <= structure.known < head:
-        yield CutPlace(head, NEW_HEAD, shared=True)
-    stretch = max(STRETCH, head // STRETCHES)
-    for at in range(stretch, head, stretch):
-        if at > structure.known:
-            yield CutPlace(at, SOMEWHERE, shared=False)
-    for boundary in structure.boundaries:
+    """Where prompts may part from one of this length. Numbers as above."""
+    yield from _parted_before(structure)  # 1
+    yield from _in_head(structure.head, structure.known)  # 2, 3
+    for boundary in structure.boundaries:  # 4, 5
         if boundary.kind is BoundaryKind.USER and boundary.at < length:
             yield CutPlace(boundary.at, EDIT, shared=False)
         elif boundary.kind in GUESSED:
             yield CutPlace(boundary.at, GUESSED[boundary.kind], shared=False, guessed=True)
+
+
+def _parted_before(structure: Structure) -> Iterator[CutPlace]:
+    for branch in structure.branches:
+        seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
+        inside = branch.at <= structure.head
+        yield CutPlace(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
+
+
+def _in_head(head: int, known: int) -> Iterator[CutPlace]:
+    """Its end, where nothing of it was known, and even distances in what is new of it."""
+    if head and not WORTH_A_FILE <= known < head:
+        yield CutPlace(head, NEW_HEAD, shared=True)
+    stretch = max(STRETCH, head // STRETCHES)
+    for at in range(stretch, head, stretch):
+        if at > known:
+            yield CutPlace(at, SOMEWHERE, shared=False)
 
 
 def steps(
@@ -141,8 +150,8 @@ def steps(
     alone = _alone(reuse_plan, len(prompt), table.traits, user_starts)
     checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     thinned_to = _first_start(alone, user_starts, table.traits)
-    files = _files(found, prompt, thinned_to, table, catalog) if table.may_save(now) else set()
-    files = {at for at in files if writes.spend(table.rates.size_of(at), now)}
+    worthy = _files(found, prompt, thinned_to, table, catalog, now=now)
+    files = {at for at in worthy if writes.spend(table.rates.size_of(at), now)}
     displaced = _displaced(alone, checkpoints, files, reuse_plan, table.traits)
     cuts = _cuts({*checkpoints, *displaced}, files)
     return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
@@ -182,23 +191,33 @@ def _displaced(
 ) -> set[int]:
     """Checkpoints of the request's own that plants would cost it, for they lie before the last plant's end.
 
-    It would be worse than without us if the next prompt parts behind one. So they are planted as well. An
-    engine that thins its list keeps only the first one, and a plant leaves another before it, if it can.
+    It would be worse than without us if the next prompt parts behind one. So they are planted as well.
     """
-    ends = sorted({*(at + TAIL for at in checkpoints), *files})
+    ends, begin = sorted({*(at + TAIL for at in checkpoints), *files}), reuse_plan.reuse
     if not ends:
         return set()
-    left, begin = set(checkpoints), reuse_plan.reuse
-    for end in ends:
-        left |= {at for at in (end - TAIL - traits.n_ubatch, end - TAIL) if at > begin}
-        begin = end
-    own = alone
-    if not checkpoints_last(traits):
-        own = [at for at in alone[:1] if at - traits.n_ubatch <= reuse_plan.reuse]
-    lost = {at for at in own if reuse_plan.reuse < at < ends[-1]}
+    left = {*checkpoints, *_left_by_plants(begin, ends, traits)}
+    lost = {at for at in _lasting(alone, begin, traits) if begin < at < ends[-1]}
     missed = {at for at in lost if not any(0 <= at - other <= LEAST for other in left)}
     room = traits.checkpoint_cap - len(alone) - 1
     return missed if TAKEN * (len(ends) + len(missed)) <= room else set()
+
+
+def _left_by_plants(begin: int, ends: Sequence[int], traits: EngineTraits) -> Iterator[int]:
+    """Where the engine makes checkpoints when it prefills from `begin` to each of these ends in turn."""
+    for end in ends:
+        yield from (at for at in (end - TAIL - traits.n_ubatch, end - TAIL) if at > begin)
+        begin = end
+
+
+def _lasting(alone: Sequence[int], begin: int, traits: EngineTraits) -> Sequence[int]:
+    """Checkpoints of the request's own that would outlive the next task.
+
+    An engine that thins its list keeps only the first one, and a plant leaves another before it, if it can.
+    """
+    if checkpoints_last(traits):
+        return alone
+    return [at for at in alone[:1] if at - traits.n_ubatch <= begin]
 
 
 def _checkpoints(
@@ -240,7 +259,13 @@ def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: Engin
 
 
 def _files(
-    found: Collection[CutPlace], prompt: Tokens, thinned_to: int, table: EngineTable, catalog: Catalog
+    found: Collection[CutPlace],
+    prompt: Tokens,
+    thinned_to: int,
+    table: EngineTable,
+    catalog: Catalog,
+    *,
+    now: float,
 ) -> set[int]:
     """The shared beginning that is most worth a file, if no file has it.
 
@@ -249,6 +274,8 @@ def _files(
 
     An engine that thins would then keep a checkpoint before that as its only one.
     """
+    if not table.may_save(now):
+        return set()
     traits = table.traits
     best, most, chance = set[int](), 0.0, 0.0
     for place in sorted(found, key=lambda p: p.at, reverse=True):

@@ -152,35 +152,40 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     if not isinstance(step, Prefill):
         raise AssertionError("a plant answers a prefill")  # noqa: TRY004
     tokens, shadow = step.tokens, table.shadow
-    others = [s for s in table.idle if s != slot]
     if event.computed is None:  # the engine may still be at work on it
         shadow.slots[slot] = (
             shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
         )
         table.leave(slot, event.at)
         return False
+    end, cached = len(tokens), len(tokens) - event.computed
     table.rates.prefilled(event.computed, event.seconds)
-    end = len(tokens)
-    table.learn(by_batches(table.traits, cached=end - event.computed, end=end, cuts=event.cuts))
+    table.learn(by_batches(table.traits, cached=cached, end=end, cuts=event.cuts))
     if step.purpose is Purpose.TOUCH:
-        shadow.touch(slot, others)
-        return True
+        shadow.touch(slot, table.idle_beside(slot))
+    else:
+        _prefilled(table, slot, step, event, cached)
+    return True
+
+
+def _prefilled(table: EngineTable, slot: SlotId, step: Prefill, event: Planted, cached: int) -> None:
+    """The slot holds what was planted; of that the engine had `cached` tokens."""
+    tokens, shadow = step.tokens, table.shadow
     before, reuse_plan = shadow.slots[slot], shadow.plan_reuse(slot, tokens)
-    shadow.launch(reuse_plan, others)
-    if reuse_plan.source is Source.RAM and len(tokens) - event.computed < reuse_plan.reuse - SURPRISE:
+    shadow.launch(reuse_plan, table.idle_beside(slot))
+    if reuse_plan.source is Source.RAM and cached < reuse_plan.reuse - SURPRISE:
         shadow.forget_ram()  # it took another entry
     shadow.finish(
         slot,
         prompt=tokens,
         prompt_tokens=len(tokens),
-        cached=len(tokens) - event.computed,
+        cached=cached,
         generated=0,
         user_starts=(),  # a raw prompt has no messages (engine.md 1.6)
         hash_chain=before.hash_chain if before and step.purpose in SAME else (),
         request=event.request,
         now=before.used if before and step.purpose.idle else event.at,
     )
-    return True
 
 
 def filed(state: State, event: Filed) -> Iterator[Effect]:

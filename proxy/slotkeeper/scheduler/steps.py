@@ -53,6 +53,12 @@ Step = Prefill | Keep | Load | Wipe
 EMPTY_SLOT: Final = SlotContents()
 
 
+def foreign_token(prompt: Tokens) -> Tokens:
+    """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
+    first = prompt[0]
+    return Tokens([next((token for token in prompt if token != first), first)])
+
+
 def marked(tokens: Tokens) -> Tokens:
     """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
 

@@ -280,6 +280,14 @@ class EngineTable:
             return 0.0
         return 0.25 if SlotState.FOREIGN in self.states else None
 
+    def idle_beside(self, slot: SlotId) -> list[SlotId]:
+        """The other free slots."""
+        return [other for other in self.idle if other != slot]
+
+    def may_have_wiped_beside(self, slot: SlotId) -> bool:
+        """Whether a task there may have emptied other free slots: none was seen to keep its content (T6)."""
+        return not self.proven and any(self.shadow.slots[other] for other in self.idle_beside(slot))
+
     # -- changes -----------------------------------------------------------------------------------
 
     def move(self, slot: SlotId, state: SlotState, owner: RequestId | None, now: float) -> None:
