@@ -62,18 +62,28 @@ def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | No
     due_at = inf
     for slot, contents in _unsettled(state, table):
         known = contents.following is not None and not state.closing
-        ahead = known and table.quiet and not state.waiting
+        ahead = known and _at_rest(state, table)
         due = _due_at(state, table, contents, ahead=ahead, now=now)
         if due > now:
             due_at = min(due, due_at)
         elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:
             if ahead or not known:
                 table.settled[slot] = contents
-        elif state.closing or (table.open_for_pins(now) and not state.waiting):
+        elif _may_begin(state, table, now):
             return chore, due_at
         elif table.shared_until > now:  # others use it: it must be looked at just before
             due_at = min(_look_before(table, now), due_at)
     return None, due_at
+
+
+def _at_rest(state: State, table: EngineTable) -> bool:
+    """Whether nothing of ours is at work there, and no request waits."""
+    return table.quiet and not state.waiting
+
+
+def _may_begin(state: State, table: EngineTable, now: float) -> bool:
+    """Whether a free slot may be taken for idle work: no request wants it, or none is served any more."""
+    return state.closing or (table.open_for_pins(now) and not state.waiting)
 
 
 def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: bool, now: float) -> float:
@@ -109,7 +119,7 @@ def _make_way(state: State) -> Iterator[Effect]:
     """Stop what computes ahead, where a client would otherwise wait for more than one batch of it."""
     for chore in state.chores.values():
         needed = state.waiting or chore.table.serving
-        long = chore.ahead and chore.step == chore.goal and chore.computes > chore.table.traits.n_batch
+        long = chore.computes_ahead and chore.computes > chore.table.traits.n_batch
         if needed and long and not chore.stopped:
             chore.stopped = True
             yield Stop(request=chore.id)
@@ -119,14 +129,8 @@ def _chore(
     state: State, table: EngineTable, slot: SlotId, contents: SlotContents, *, ahead: bool, now: float
 ) -> Chore | None:
     """What is due in a slot: to go ahead of the next turn if the budget allows it, then to save."""
-    if ahead and (way := prefetch_plan(contents, table, state.catalog)):
-        file, goal, computes = way
-        given_up = contents.total - contents.tokens.lcp(goal.tokens)
-        if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
-            # Others need the engine, and who has the slot next is not sure: only a reply is put right.
-            table.put_off.add(slot)
-        elif state.idle.wait(computes, now) == 0:
-            return Chore(_name(state, now), table, slot, file or goal, contents, goal, computes)
+    if ahead and (chore := _chore_ahead(state, table, slot, contents, now)):
+        return chore
     if table.rates.size_of(contents.total) > state.limits.hot_bytes:  # it has no room
         return None
     if table.crowded(now) and not state.closing and (back := way_back(contents, table, state.catalog)):
@@ -135,25 +139,46 @@ def _chore(
     return Chore(_name(state, now), table, slot, saving, contents) if saving else None
 
 
+def _chore_ahead(
+    state: State, table: EngineTable, slot: SlotId, contents: SlotContents, now: float
+) -> Chore | None:
+    if not (way := prefetch_plan(contents, table, state.catalog)):
+        return None
+    file, goal, computes = way
+    given_up = contents.total - contents.tokens.lcp(goal.tokens)
+    if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
+        # Others need the engine, and who has the slot next is not sure: only a reply is put right.
+        table.put_off.add(slot)
+        return None
+    if state.idle.wait(computes, now) > 0:
+        return None
+    return Chore(_name(state, now), table, slot, file or goal, contents, goal, computes)
+
+
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """A step of it has ended."""
-    ended_ahead = chore.ahead and (not ok or chore.step == chore.goal)  # what follows is decided again
-    if isinstance(chore.step, Wipe) or ended_ahead:
-        if ended_ahead and ok:
-            chore.arrived()
+    if ok and chore.computes_ahead:
+        chore.arrived()
+    if _decided_again(chore, ok=ok):
         _end(state, chore, now)
         return
     if ok:
         yield from _step_done(state, chore)
     rested = _rested(state, chore, now)
     step = _next(state, chore, ok=ok, rested=rested, now=now)
-    if step is None and (rested or not ok or not chore.table.traits.files_only_extend):
-        _note_settled(chore)  # also if it failed: not again until something is new
+    if step is None:
+        _note_settled(chore, ok=ok, rested=rested)
     if step is None or state.waiting:
         _end(state, chore, now)
         return
     chore.step = step
     yield _bound(state, chore, now)
+
+
+def _decided_again(chore: Chore, *, ok: bool) -> bool:
+    """Whether the chore ends with this step, and what follows is decided again."""
+    ended_ahead = chore.computes_ahead or (chore.ahead and not ok)
+    return ended_ahead or isinstance(chore.step, Wipe)
 
 
 def _rested(state: State, chore: Chore, now: float) -> bool:
@@ -168,8 +193,10 @@ def _step_done(state: State, chore: Chore) -> Iterator[Effect]:
         chore.left_back()
 
 
-def _note_settled(chore: Chore) -> None:
-    if chore.contents and chore.contents.following is None:
+def _note_settled(chore: Chore, *, ok: bool, rested: bool) -> None:
+    """Leave it alone until something is new, also if a step failed; unless a longer rest allows cuts."""
+    cuts_follow = ok and not rested and chore.table.traits.files_only_extend
+    if not cuts_follow and chore.contents and chore.contents.following is None:
         chore.table.settled[chore.slot] = chore.contents
 
 
@@ -189,12 +216,12 @@ def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> 
 
 def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
     """Drop the file that told us what the slot holds, now that there is one that brings drafts back too."""
-    table, contents = chore.table, chore.contents
-    if contents is None or not (table.traits.speculative and table.traits.files_carry):
+    contents, traits = chore.contents, chore.table.traits
+    if contents is None or not traits.files_carry_drafts:
         return
-    cuts = {checkpoint.at for checkpoint in contents.checkpoints if checkpoint.at >= contents.total - TAIL}
-    for snapshot in [s for s in state.catalog if len(s.tokens) in cuts and len(s.tokens) < contents.total]:
-        same_kind = snapshot.fingerprint == table.traits.fingerprint
+    cuts = {c.at for c in contents.checkpoints if contents.total - TAIL <= c.at < contents.total}
+    for snapshot in [s for s in state.catalog if len(s.tokens) in cuts]:
+        same_kind = snapshot.fingerprint == traits.fingerprint
         if same_kind and contents.tokens.begins_with(snapshot.tokens):
             yield from drop(state, snapshot)
 
@@ -227,7 +254,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
         paused = contents.used + _pause(state, table, contents, now)
     else:
         paused = _rest(state, table, contents)
-    if not table.quiet or state.waiting:
+    if not _at_rest(state, table):
         paused = contents.used + LONGEST
     paid = now + state.writes.wait(table.rates.size_of(contents.total), now)
     return max(paused, paid, table.no_save_until)
@@ -276,11 +303,9 @@ def _pay(state: State, chore: Chore, now: float) -> bool:
 
 
 def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
-    """Begin to warm an empty slot, where that is needed; in a crowd others would have it at once."""
+    """Begin to warm an empty slot, where that is needed."""
     empty = [slot for slot in table.idle if table.shadow.slots[slot] is None]
-    if not empty or state.closing or state.waiting or not table.may_save(now):
-        return
-    if not (needs_warming(table) and table.open_for_pins(now)) or table.crowded(now):
+    if not empty or not _may_warm(state, table, now):
         return
     if (end := coldest(table, state.catalog, now)) is None:
         return
@@ -288,6 +313,12 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
     if step := warming_step(end, state.catalog, table):
         goal = Prefill(end.tokens, Purpose.DRAFT)
         yield _begin(state, Chore(_name(state, now), table, empty[0], step, None, goal), now)
+
+
+def _may_warm(state: State, table: EngineTable, now: float) -> bool:
+    """Whether an empty slot may be warmed: not in a crowd, where others would have it at once."""
+    wanted = needs_warming(table) and not (state.closing or state.waiting or table.crowded(now))
+    return wanted and table.may_save(now) and table.open_for_pins(now)
 
 
 def _name(state: State, now: float) -> RequestId:

@@ -262,7 +262,7 @@ def needs_warming(table: EngineTable) -> bool:
 
 def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None:
     """The end of the latest conversation that no slot holds; of those that one holds none is asked again."""
-    fresh = [snapshot for snapshot in catalog if _may_warm(snapshot, table, now)]
+    fresh = [snapshot for snapshot in catalog if _fit_to_warm(snapshot, table, now)]
     contents = [h.tokens for h in table.shadow.slots if h]
     if len(table.warmed) > len(catalog):  # files that are gone
         table.warmed.intersection_update([s.id for s in catalog])
@@ -273,7 +273,7 @@ def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None
     return None
 
 
-def _may_warm(snapshot: Snapshot, table: EngineTable, now: float) -> bool:
+def _fit_to_warm(snapshot: Snapshot, table: EngineTable, now: float) -> bool:
     """Whether an empty slot may be warmed with this file: it fits, is recent, and was not looked at yet."""
     fits = snapshot.fingerprint == table.traits.fingerprint
     return fits and now - snapshot.used < RECENT and snapshot.id not in table.warmed

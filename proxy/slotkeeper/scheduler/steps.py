@@ -50,8 +50,6 @@ class Wipe:
 
 Step = Prefill | Keep | Load | Wipe
 
-EMPTY_SLOT: Final = SlotContents()
-
 
 def foreign_token(prompt: Tokens) -> Tokens:
     """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
@@ -85,7 +83,7 @@ def effect(
         case Prefill(tokens, purpose):
             return Plant(request=owner, place=place, tokens=tokens, purpose=purpose)
         case Keep(moment):
-            contents = table.shadow.slots[slot] or EMPTY_SLOT
+            contents = table.shadow.slots[slot] or SlotContents()
             return Save(
                 request=owner,
                 place=place,
@@ -127,6 +125,11 @@ class Chore:
     def ahead(self) -> bool:
         """Whether it is on its way to what the next turn will begin with."""
         return self.goal is not None and self.goal.purpose is Purpose.NEXT
+
+    @property
+    def computes_ahead(self) -> bool:
+        """Whether that is what it computes now."""
+        return self.ahead and self.step == self.goal
 
     @property
     def owns(self) -> bool:
