@@ -10,10 +10,9 @@ from slotkeeper.scheduler import chores, en_route
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Forward, Observe
 from slotkeeper.scheduler.events import Arrived, Rendered
-from slotkeeper.scheduler.pending import Form, Pending, Scene, Stage, Weighed, changed_by_messages, computed
-from slotkeeper.scheduler.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slot_contents import SlotContents, reuse
-from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.pending import Form, Pending, Stage, Weighed, changed_by_messages, computed
+from slotkeeper.scheduler.slot_contents import reuse
+from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId
@@ -68,7 +67,7 @@ def _takes(state: State, pending: Pending, form: Form) -> None:
 
 def _priced_late(pending: Pending, event: Rendered) -> Form:
     """The form that went out, or is about to. Both are priced at the state that its slot held."""
-    plan, taken = pending.plan, pending.weighed is not None and pending.weighed.taken
+    plan, taken = pending.plan, pending.goes_changed
     base = pending.base or (plan.table.shadow.slots[plan.slot] if plan and plan.slot is not None else None)
     if plan is not None:
         own, changed = (
@@ -101,28 +100,33 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 def _serve(state: State, now: float) -> Iterator[Effect]:
     """Give slots to queued requests, in their order, as far as there are any."""
-    left_waiting = 0
-    scene: Scene | None = None  # it is drawn where it is compared: most requests are the only one
+    left_waiting, scene = 0, CurrentScene(state, now)
     for request in _served_next(state):
         pending, begun = state.requests[request], False
-        if pending.waits_in is None or pending.waits_in != (scene := scene or state.scene(now)):
+        if not scene.keeps_waiting(pending):
             if left_waiting == LOOKAHEAD:
                 break
             plan = _decide(state, pending, now)
             if plan and not plan.wait:
                 begun = True
-                plan = en_route.planted(state, pending, plan, now)
-                state.queue.served(request)
-                yield _begin(state, pending, plan, now)
-                plan.table.awaited |= plan.clearing and _overtaken(state, pending)
+                yield _serve_as_planned(state, pending, plan, now)
             else:
-                pending.waits_in = scene or state.scene(now)
+                pending.waits_in = scene.drawn()
                 pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
                 left_waiting += pending.rendered
         if begun or _hold(pending):
-            scene = None
+            scene.changed()
             if not _any_free(state):
                 break
+
+
+def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
+    """It leaves the queue. If many had overtaken it, nothing begins there while slots are cleared for it."""
+    plan = en_route.planted(state, pending, plan, now)
+    state.queue.served(pending.arrived.request)
+    first = _begin(state, pending, plan, now)
+    plan.table.awaited |= plan.clearing and _overtaken(state, pending)
+    return first
 
 
 def _served_next(state: State) -> Sequence[RequestId]:
@@ -155,7 +159,13 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
         return state.up
     if room and (pinned or not request.namespace):
         return ()
-    ours = [table for table in state.up if table.own >= min(request.copies, len(table.states))]
+    return _holds_in_turn(state, pending)
+
+
+def _holds_in_turn(state: State, pending: Pending) -> Sequence[EngineTable]:
+    """Engines on which others' tasks must end for it, once enough requests have overtaken it."""
+    copies = pending.arrived.copies
+    ours = [table for table in state.up if table.own >= min(copies, len(table.states))]
     return ours if ours and _overtaken(state, pending) else ()
 
 
@@ -212,15 +222,15 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
 def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     """Where what slots and files hold is of most use: 3 to 6 of `placement`. None: it waits (7)."""
     request, space = pending.arrived, pending.arrived.namespace
-    sure = [table for table in state.up if not (space and table.shadow.may_load)]
-    if request.pinnable and (plan := continuing(sure, request.hash_chain, now)):
-        return plan  # 3
-    if request.pinnable and request.brief:
-        plan = blind(state.up, pinnable=True, now=now, catalog=state.catalog, space=space)
-        return _named(plan, Reason.BRIEF)  # 4
+    if request.pinnable:
+        sure = [table for table in state.up if not (space and table.shadow.may_load)]
+        if plan := continuing(sure, request.hash_chain, now):
+            return plan  # 3
+        if request.brief:
+            return _losing_least(state, request, Reason.BRIEF, now)  # 4
     if not pending.rendered:
         return None
-    if pending.prompt is not None and len(pending.prompt) > 0:
+    if pending.prompt:
         plan = cheapest(  # 5
             state.up,
             pending.prompt,
@@ -232,8 +242,14 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
         )
         return en_route.behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
-    plan = blind(state.up, pinnable=request.pinnable, now=now, catalog=state.catalog, space=space)
-    return _named(plan, reason)  # 6
+    return _losing_least(state, request, reason, now)  # 6
+
+
+def _losing_least(state: State, request: Arrived, reason: Reason, now: float) -> Plan | None:
+    """Where least is lost, whatever slots hold of it."""
+    pinnable, space = request.pinnable, request.namespace
+    plan = blind(state.up, pinnable=pinnable, now=now, catalog=state.catalog, space=space)
+    return _named(plan, reason)
 
 
 def _named(plan: Plan | None, reason: Reason) -> Plan | None:
@@ -261,7 +277,7 @@ def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     state.begun += 1
     pending.plan = plan
     pending.steps_left = len(plan.steps)
-    found = _found(plan)
+    found = plan.found
     pending.ahead_from = state.ahead.begins(found.tokens) if found else None
     if plan.slot is not None and not pending.arrived.action:
         plan.table.crowd(plan.slot, pending.arrived.hash_chain, now)
@@ -272,13 +288,6 @@ def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     pending.stage = Stage.PREPARING
     pending.slot = plan.slot
     return next_step(state, pending, now)
-
-
-def _found(plan: Plan) -> SlotContents | None:
-    """The state that it goes on from, as earlier work had left it."""
-    if plan.reuse_plan:
-        return plan.reuse_plan.base
-    return plan.table.shadow.slots[plan.slot] if plan.slot is not None else None
 
 
 def next_step(state: State, pending: Pending, now: float) -> Effect:
@@ -295,15 +304,9 @@ def forward(pending: Pending, now: float) -> Forward:
     plan, request = pending.plan, pending.arrived.request
     if plan is None:
         raise AssertionError("only a planned request is forwarded")
-    table = plan.table
-    slot = plan.slot
+    table, slot = plan.table, plan.slot
     if slot is not None and not pending.arrived.action:  # which begins no task: no other slot is copied
-        others = [s for s in table.idle if s != slot]
-        reuse_plan = _plan_reuse_now(table, slot, pending)
-        table.shadow.launch(reuse_plan, others)
-        pending.base = reuse_plan.base
-        if plan.reason is Reason.BRIEF:
-            pending.predicted = reuse_plan.reuse  # its tokens will come too late to say better
+        _launch(pending, plan, slot)
     pending.stage = Stage.RUNNING
     if plan.pinned and slot is not None:
         pending.slot = slot
@@ -319,22 +322,18 @@ def forward(pending: Pending, now: float) -> Forward:
         engine=table.engine,
         slot=slot if plan.pinned else None,
         reason=plan.reason,
-        changed=_is_changed(pending),
+        changed=pending.goes_changed,
         apart=plan.apart,
     )
 
 
-def _plan_reuse_now(table: EngineTable, slot: SlotId, pending: Pending) -> ReusePlan:
-    """What the plan saw, or, once a step has changed the slot, what is there now."""
-    plan = pending.plan
-    if plan and plan.reuse_plan and not plan.steps:
-        return plan.reuse_plan
-    if pending.prompt is not None:
-        return table.shadow.plan_reuse(slot, pending.prompt)
-    if plan and plan.reason in {Reason.BRIEF, Reason.UNRENDERED}:
-        return table.shadow.plan_reuse_blind(slot)
-    contents = table.shadow.slots[slot]
-    return ReusePlan(slot=slot, reuse=0, source=Source.SLOT, base=contents, parked=False)
+def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
+    """Its task begins there, as far as we know."""
+    reuse_plan = pending.reuse_now(plan, slot)
+    plan.table.shadow.launch(reuse_plan, plan.table.idle_beside(slot))
+    pending.base = reuse_plan.base
+    if plan.reason is Reason.BRIEF:
+        pending.predicted = reuse_plan.reuse  # its tokens will come too late to say better
 
 
 def _bypass(state: State, now: float) -> Iterator[Effect]:
@@ -365,17 +364,12 @@ def _unplanned(
         pending.plan = Plan(table=table, reason=reason, pinned=False)
         table.send(request, pending.arrived.copies, now)
     engine = table.engine if table else state.engines[0]
-    changed = _is_changed(pending)
-    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=changed)
-
-
-def _is_changed(pending: Pending) -> bool:
-    return pending.weighed is not None and pending.weighed.taken
+    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=pending.goes_changed)
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:
     """Steered requests whose prompts are in place, once no pin is on its way; no other begins before."""
-    closed = [p.plan.table for p in en_route.clearing(state) if p.plan and _overtaken(state, p)]
+    closed = [table for pending, table in en_route.clearing(state) if _overtaken(state, pending)]
     for request in tuple(state.steered):
         pending = state.requests[request]
         owned = state.slot_of(pending)

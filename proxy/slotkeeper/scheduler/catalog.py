@@ -95,20 +95,20 @@ class PrefixOrder:
 
 
 def cuts(state: AnyState, traits: EngineTraits) -> tuple[int, ...]:
-    """Where a state can be used, in tokens, ascending. A dense one can also be used anywhere before.
-
-    The checkpoints of a slot count only where a file would carry them: another request may take the slot
-    at any time.
-    """
-    total = len(state.tokens)
-    before: tuple[int, ...] = ()
-    if keeps_checkpoints(traits) and traits.files_carry is not False:
-        shift = 1 if traits.memory is Memory.SWA else 0  # the window's last token is computed again
-        found = (c if isinstance(c, int) else c.at for c in state.checkpoints[-traits.checkpoint_cap :])
-        before = tuple(sorted({at - shift for at in found if shift < at <= total}))
+    """Where a state can be used, in tokens, ascending. A dense one can also be used anywhere before."""
+    total, before = len(state.tokens), _at_checkpoints(state, traits)
     if _usable_at_end(state, traits) and (not before or before[-1] < total):
         return (*before, total)
     return before
+
+
+def _at_checkpoints(state: AnyState, traits: EngineTraits) -> tuple[int, ...]:
+    """Where its checkpoints are. A slot may be taken at any time: its own count if a file would have them."""
+    if not keeps_checkpoints(traits) or traits.files_carry is False:
+        return ()
+    shift = 1 if traits.memory is Memory.SWA else 0  # the window's last token is computed again
+    found = (c if isinstance(c, int) else c.at for c in state.checkpoints[-traits.checkpoint_cap :])
+    return tuple(sorted({at - shift for at in found if shift < at <= len(state.tokens)}))
 
 
 def _usable_at_end(state: AnyState, traits: EngineTraits) -> bool:

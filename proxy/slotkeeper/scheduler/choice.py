@@ -143,6 +143,13 @@ class Plan:
         return self.reuse_plan.source if self.reuse_plan else None
 
     @property
+    def found(self) -> SlotContents | None:
+        """The state that it goes on from, as earlier work had left it."""
+        if self.reuse_plan:
+            return self.reuse_plan.base
+        return self.table.shadow.slots[self.slot] if self.slot is not None else None
+
+    @property
     def clearing(self) -> bool:
         """Whether it depends on no other namespace's state looking as good to the engine."""
         return self.clears or self.cleared
@@ -190,15 +197,11 @@ def _goes_on(contents: SlotContents, hash_chain: Sequence[bytes], traits: Engine
         return contents.floor == 0  # T9
     if len(hash_chain) == len(contents.hash_chain):  # asked again: cut at the end of the last prompt
         return bool(contents.checkpoints) and not contents.sure
-    # A file may also have more where much was given up for a turn that was expected and is not what comes.
+    # Where checkpoints are thinned out, or a file brought none, another file may have more; so it may where
+    # much was given up for a turn that was expected and is not what comes.
+    others = traits.snapshots and (contents.from_file or not checkpoints_last(traits))
     risked = traits.n_ubatch if traits.snapshots else traits.n_batch
-    surpassed = _file_may_have_more(contents, traits)
-    return bool(contents.checkpoints) and not surpassed and contents.given_up <= risked
-
-
-def _file_may_have_more(contents: SlotContents, traits: EngineTraits) -> bool:
-    """Than a slot where checkpoints are thinned out, or to which a file brought none."""
-    return traits.snapshots and (contents.from_file or not checkpoints_last(traits))
+    return bool(contents.checkpoints) and not others and contents.given_up <= risked
 
 
 def cheapest(

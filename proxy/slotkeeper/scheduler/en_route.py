@@ -150,20 +150,30 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
     """Where a request goes whose slot the engine chooses itself. None: it waits."""
     if not pending.rendered:
         return None
-    able = [table for table in state.up if table.may_wipe(now) and (_known(table, pending) or _bare(table))]
+    able = [table for table in state.up if _can_be_cleared(table, pending, now)]
     if not able:  # it is refused where it would go out
-        plan = blind(state.up, pinnable=False, now=now, catalog=state.catalog)
-        return replace(plan, reason=Reason.UNPINNABLE) if plan else None
+        return _unpinned(state, state.up, now)
     free, clear = _free_of_rivals(state, pending, able, now)
     if not free:
         return clear
-    if pending.prompt is None or not all(_known(table, pending) for table in free):
-        plan = blind(free, pinnable=False, now=now, catalog=state.catalog)
-        return replace(plan, reason=Reason.UNPINNABLE, cleared=True) if plan else None
-    chain = pending.arrived.hash_chain
-    plan = cheapest(free, pending.prompt, hash_chain=chain, pinnable=False, now=now, catalog=state.catalog)
-    plan = behind(state, pending, plan)
+    prompt, chain = pending.prompt, pending.arrived.hash_chain
+    if prompt is None or not all(_known(table, pending) for table in free):
+        plan = _unpinned(state, free, now)
+    else:
+        plan = cheapest(free, prompt, hash_chain=chain, pinnable=False, now=now, catalog=state.catalog)
+        plan = behind(state, pending, plan)
     return replace(plan, cleared=True) if plan else None
+
+
+def _unpinned(state: State, tables: Sequence[EngineTable], now: float) -> Plan | None:
+    """The engine chooses, and nothing is put in place before."""
+    plan = blind(tables, pinnable=False, now=now, catalog=state.catalog)
+    return replace(plan, reason=Reason.UNPINNABLE) if plan else None
+
+
+def _can_be_cleared(table: EngineTable, pending: Pending, now: float) -> bool:
+    """Whether erasing slots there can keep other namespaces' states from it: a RAM cache is not erased."""
+    return table.may_wipe(now) and (_known(table, pending) or not table.shadow.may_load)
 
 
 def _free_of_rivals(
@@ -181,35 +191,37 @@ def _free_of_rivals(
     return free, clear
 
 
-def clearing(state: State) -> Iterator[Pending]:
-    """Requests that are being steered: whatever begins meanwhile may have to be erased, or waited for."""
+def clearing(state: State) -> Iterator[tuple[Pending, EngineTable]]:
+    """What is being steered, and where: whatever begins meanwhile may have to be erased, or waited for."""
     for owner in (owner for table in state.up for owner in table.owners if owner):
         pending = state.requests.get(owner)
         if pending and pending.stage is Stage.PREPARING and pending.plan and pending.plan.clearing:
-            yield pending
+            yield pending, pending.plan.table
 
 
 def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence[SlotId], Sequence[SlotId]]:
     """Slots of other namespaces that the engine might choose for it: free ones, and those still at work."""
-    space = pending.arrived.namespace
-    if not space:
+    if not pending.arrived.namespace:
         return (), ()
-    prompt = pending.prompt if _known(table, pending) else None
     idle, busy = list[SlotId](), list[SlotId]()
     for slot, what in enumerate(table.states):
-        owner, contents = table.owners[slot], table.shadow.slots[slot]
-        other = state.requests.get(owner) if owner else None
-        if other is pending:
-            continue
-        if other is not None:
-            if other.arrived.namespace != space and _alike(other.prompt, 1, prompt):
-                busy.append(SlotId(slot))
-        elif contents is None:
-            if what is not SlotState.IDLE:  # unknown what runs there
-                busy.append(SlotId(slot))
-        elif contents.tokens.space != space and _alike(contents.tokens, contents.opaque, prompt):
+        if _is_rival(state, table, SlotId(slot), pending):
             (idle if what is SlotState.IDLE else busy).append(SlotId(slot))
     return idle, busy
+
+
+def _is_rival(state: State, table: EngineTable, slot: SlotId, pending: Pending) -> bool:
+    """Whether what is there is another namespace's, or may be, and may look as good to the engine."""
+    owner, contents = table.owners[slot], table.shadow.slots[slot]
+    other = state.requests.get(owner) if owner else None
+    if other is pending:
+        return False
+    space, prompt = pending.arrived.namespace, pending.prompt if _known(table, pending) else None
+    if other is not None:
+        return other.arrived.namespace != space and _alike(other.prompt, 1, prompt)
+    if contents is None:
+        return table.states[slot] is not SlotState.IDLE  # unknown what runs there
+    return contents.tokens.space != space and _alike(contents.tokens, contents.opaque, prompt)
 
 
 def _alike(tokens: Tokens | None, opaque: int, prompt: Tokens | None) -> bool:
@@ -224,8 +236,3 @@ def _known(table: EngineTable, pending: Pending) -> bool:
     """Whether its prompt can be put where the engine will find it."""
     length = len(pending.prompt) if pending.prompt is not None and not pending.plain else 0
     return length > STEER_TAIL and (length - STEER_TAIL) / length > table.traits.similarity > 0
-
-
-def _bare(table: EngineTable) -> bool:
-    """Whether an engine whose slots are empty has nothing left: no RAM cache."""
-    return not table.shadow.may_load

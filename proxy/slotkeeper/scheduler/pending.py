@@ -19,6 +19,7 @@ from slotkeeper.scheduler.events import Arrived, Finished, Gone
 from slotkeeper.scheduler.figures import Answered, Lost, Usage, lost, oracle, usage_of
 from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
 from slotkeeper.scheduler.prompt_tree import PromptTree
+from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messages
 from slotkeeper.scheduler.steps import Load, Step
 from slotkeeper.scheduler.structure import Boundary
@@ -138,6 +139,22 @@ class Pending:
         if self.plan is None or not self.steps_left:
             raise AssertionError("only a planned request takes steps")
         return self.plan.steps[-self.steps_left]
+
+    @property
+    def goes_changed(self) -> bool:
+        """Whether it was decided that it goes as rules would have it."""
+        return self.weighed is not None and self.weighed.taken
+
+    def reuse_now(self, plan: Plan, slot: SlotId) -> ReusePlan:
+        """What the plan saw, or, once a step has changed the slot, what is there now."""
+        shadow = plan.table.shadow
+        if plan.reuse_plan and not plan.steps:
+            return plan.reuse_plan
+        if self.prompt is not None:
+            return shadow.plan_reuse(slot, self.prompt)
+        if plan.reason in {Reason.BRIEF, Reason.UNRENDERED}:
+            return shadow.plan_reuse_blind(slot)
+        return ReusePlan(slot=slot, reuse=0, source=Source.SLOT, base=shadow.slots[slot], parked=False)
 
     def predict(self) -> None:
         """Say what `cached` will be, once both the prompt and the slot's content are known.

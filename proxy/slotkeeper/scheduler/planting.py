@@ -101,20 +101,16 @@ class Cut:
 
 def places(structure: Structure, length: int) -> Iterator[CutPlace]:
     """Where prompts may part from one of this length. Numbers as above."""
-    yield from _parted_before(structure)  # 1
+    for branch in structure.branches:  # 1
+        seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
+        inside = branch.at <= structure.head
+        yield CutPlace(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
     yield from _in_head(structure.head, structure.known)  # 2, 3
     for boundary in structure.boundaries:  # 4, 5
         if boundary.kind is BoundaryKind.USER and boundary.at < length:
             yield CutPlace(boundary.at, EDIT, shared=False)
         elif boundary.kind in GUESSED:
             yield CutPlace(boundary.at, GUESSED[boundary.kind], shared=False, guessed=True)
-
-
-def _parted_before(structure: Structure) -> Iterator[CutPlace]:
-    for branch in structure.branches:
-        seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
-        inside = branch.at <= structure.head
-        yield CutPlace(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
 
 
 def _in_head(head: int, known: int) -> Iterator[CutPlace]:
@@ -150,8 +146,8 @@ def steps(
     alone = _alone(reuse_plan, len(prompt), table.traits, user_starts)
     checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     thinned_to = _first_start(alone, user_starts, table.traits)
-    worthy = _files(found, prompt, thinned_to, table, catalog, now=now)
-    files = {at for at in worthy if writes.spend(table.rates.size_of(at), now)}
+    files = _files(found, prompt, thinned_to, table, catalog) if table.may_save(now) else set()
+    files = {at for at in files if writes.spend(table.rates.size_of(at), now)}
     displaced = _displaced(alone, checkpoints, files, reuse_plan, table.traits)
     cuts = _cuts({*checkpoints, *displaced}, files)
     return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
@@ -259,13 +255,7 @@ def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: Engin
 
 
 def _files(
-    found: Collection[CutPlace],
-    prompt: Tokens,
-    thinned_to: int,
-    table: EngineTable,
-    catalog: Catalog,
-    *,
-    now: float,
+    found: Collection[CutPlace], prompt: Tokens, thinned_to: int, table: EngineTable, catalog: Catalog
 ) -> set[int]:
     """The shared beginning that is most worth a file, if no file has it.
 
@@ -274,8 +264,6 @@ def _files(
 
     An engine that thins would then keep a checkpoint before that as its only one.
     """
-    if not table.may_save(now):
-        return set()
     traits = table.traits
     best, most, chance = set[int](), 0.0, 0.0
     for place in sorted(found, key=lambda p: p.at, reverse=True):

@@ -227,14 +227,7 @@ class PromptTree:
 
     def hash_chain(self, most: int) -> list[Twig]:
         """The edges passed most recently, parents before their children; about `most` of them."""
-        wanted: set[_Node] = set()
-        for leaf in reversed(self._leaves):
-            if len(wanted) >= most:
-                break
-            node: _Node | None = leaf
-            while node is not None and node.parent is not None and node not in wanted:
-                wanted.add(node)
-                node = node.parent
+        wanted = self._recent(most)
         found, ahead = [], [(root, 0) for root in (self._root, *self._roots.values())]
         while ahead:
             parent, begin = ahead.pop()
@@ -246,6 +239,18 @@ class PromptTree:
                     ahead.append((node, end))
         return found
 
+    def _recent(self, most: int) -> set[_Node]:
+        """The latest leaves, with all that leads to them."""
+        recent: set[_Node] = set()
+        for leaf in reversed(self._leaves):
+            if len(recent) >= most:
+                break
+            node: _Node | None = leaf
+            while node is not None and node.parent is not None and node not in recent:
+                recent.add(node)
+                node = node.parent
+        return recent
+
     def twig(self, sequence: Tokens) -> int | None:
         """The `Twig.id` of the edge in which a sequence ends, or parts from all that is known."""
         path = self._path(sequence)
@@ -253,10 +258,7 @@ class PromptTree:
 
     def add(self, sequence: Tokens, now: float = 0.0) -> None:
         """Remember a sequence that an engine holds or held."""
-        if sequence.space and sequence.space not in self._roots:
-            self._roots = {space: root for space, root in self._roots.items() if root.children}
-            self._roots[sequence.space] = _Node(Edge(EMPTY), None, 0.0)
-        node, end = self._root_of(sequence) or self._root, 0
+        node, end = self._root_of(sequence) or self._new_root(sequence.space), 0
         for step, begin, common in self._path(sequence):
             node, end = step, begin + common
             if node.edge.parts(common, len(sequence) - end):
@@ -292,6 +294,12 @@ class PromptTree:
     def _root_of(self, sequence: Tokens) -> _Node | None:
         """Namespaces have a tree each, and all of them one budget."""
         return self._roots.get(sequence.space) if sequence.space else self._root
+
+    def _new_root(self, space: str) -> _Node:
+        """A tree for a namespace; those with nothing in them go."""
+        self._roots = {space: root for space, root in self._roots.items() if root.children}
+        root = self._roots[space] = _Node(Edge(EMPTY), None, 0.0)
+        return root
 
     def _split(self, node: _Node, above: Tokens) -> _Node:
         """Part a node's edge after these ids; returns the node that ends there."""

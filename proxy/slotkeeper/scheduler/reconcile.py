@@ -11,7 +11,7 @@ from typing import Final
 
 from slotkeeper.scheduler.events import Observed, SlotView
 from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.table import EngineTable, Orphan, SlotState
+from slotkeeper.scheduler.table import EngineTable, Orphan, Sent, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
 
 DRAFTED: Final = 64  # tokens of one draft at most: what was accepted behind a reply's end stays in the slot
@@ -83,12 +83,18 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
 
 def _all_among(busy: int, table: EngineTable, seen: Observed, left: Sequence[Orphan]) -> bool:
     """Whether all of our unpinned requests must be in so many busy slots. `left`: those whose client left."""
-    full = _full(seen)
-    late = [o for o in table.orphans if o.since > seen.asked or (full and o.total is None)]
+    late = [orphan for orphan in table.orphans if _not_shown(orphan, seen)]
     unseen = any(sent > seen.asked for sent in _sent_at(table, left))
-    ended = any(orphan.total is not None for orphan in late)
-    ours = [sent.slots for sent in table.unsettled.values()] + [orphan.slots for orphan in late]
-    return not unseen and not ended and busy >= (sum(ours) if full or len(ours) > 1 else len(ours))
+    if unseen or any(orphan.total is not None for orphan in late):
+        return False
+    ours: list[Sent | Orphan] = [*table.unsettled.values(), *late]
+    by_any_task = len(ours) <= 1 and not _full(seen)
+    return busy >= (len(ours) if by_any_task else sum(one.slots for one in ours))
+
+
+def _not_shown(orphan: Orphan, seen: Observed) -> bool:
+    """Whether this look says nothing of it: asked for before, or its tasks may be in the engine's queue."""
+    return orphan.since > seen.asked or (orphan.total is None and _full(seen))
 
 
 def _thought_idle(table: EngineTable, seen: Observed, *, busy: bool) -> list[SlotView]:
@@ -140,21 +146,18 @@ def _as_counted(table: EngineTable, contents: SlotContents, count: int, now: flo
 
 def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
     """Find the slots of requests that ended before they were seen: by what they left there."""
-    full = _full(seen)
-    due = [o for o in table.orphans if o.since <= seen.asked and not (full and o.total is None)]
+    due = [orphan for orphan in table.orphans if not _not_shown(orphan, seen)]
     if not due:
         return
     free = _thought_idle(table, seen, busy=False)
-    unseen = False
     for orphan in due:
         table.orphans.remove(orphan)
         newest = max(_fitting(free, orphan.total), key=_age, default=None)
         if newest:
             settled[orphan.request] = newest.slot
             free.remove(newest)
-        unseen = unseen or newest is None or orphan.slots > 1
-    if unseen:
-        table.disown()
+        if newest is None or orphan.slots > 1:
+            table.disown()
     if not table.orphans:
         for view in free:
             _correct(table, view, seen.at)

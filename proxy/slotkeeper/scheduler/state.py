@@ -174,6 +174,27 @@ class State:
         return (table, pending.slot) if owned else None
 
 
+@dataclass(slots=True)
+class CurrentScene:
+    """The scene, drawn only where it is needed: most requests are the only one."""
+
+    state: State = field(repr=False)
+    now: float
+    _drawn: Scene | None = None
+
+    def drawn(self) -> Scene:
+        if self._drawn is None:
+            self._drawn = self.state.scene(self.now)
+        return self._drawn
+
+    def changed(self) -> None:
+        self._drawn = None
+
+    def keeps_waiting(self, pending: Pending) -> bool:
+        """Whether it was decided in this very scene that the request must wait."""
+        return pending.waits_in is not None and pending.waits_in == self.drawn()
+
+
 def user_starts(prompt: Tokens | None, traits: EngineTraits) -> Sequence[int]:
     """Where user messages begin, in tokens: the engine likes to make checkpoints there."""
     if prompt is None:
