@@ -198,7 +198,7 @@ class StateRoutes:
     async def _tree(self, request: web.Request) -> web.Response:
         placement, now = self._driver.placement, self._driver.now()
         tree = placement.tree
-        twigs = tree.hash_chain(min(MOST_TWIGS, number(request, "limit", TWIGS)))
+        twigs = tree.recent_edges(min(MOST_TWIGS, number(request, "limit", TWIGS)))
         slots: dict[int | None, list[Document]] = {}
         for table in placement.tables.values():
             for slot, contents in enumerate(table.shadow.slots):

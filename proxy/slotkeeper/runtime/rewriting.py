@@ -1,6 +1,6 @@
 """Requests on their way in: whose conversation each goes on, what its client changed, what is put right.
 
-All decisions are made in `conversation`, its `rules` and `scheduler.forms`; here figures are counted.
+All decisions are made in `conversation`, its `rules` and `scheduler.pending`; here figures are counted.
 Before a request goes out only its forms are made. What is said of it waits until the engine is at work.
 """
 

@@ -51,7 +51,7 @@ class Want:
 
 
 def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
-    """Of sending it where `look` says, less the steps before."""
+    """Of sending it where `reuse_plan` says, less the steps before."""
     moved = reuse_plan.base if reuse_plan.source is Source.RAM else None
     lost = loss(table, reuse_plan, want)
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):

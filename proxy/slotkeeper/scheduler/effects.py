@@ -111,7 +111,7 @@ class Prove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
-    """Something will be due in `delay` seconds; answered by `Woke`."""
+    """Something will be due in `delay` seconds; answered by `TimerFired`."""
 
     delay: float
 

@@ -1,15 +1,15 @@
 """The prompt tree: every prompt the engines ever computed, and where they parted from each other.
 
+The first tells the oracle, the second where the next prompt may part.
+A radix tree over token ids: an edge is what follows until sequences part or the longest of them ends.
+What was not passed for longest is held as hashes (`Edge`), and when there is no room for more, the
+least recently passed leaf goes. The scheduler has no clock: times are seconds of the caller's.
+
 Warm, an edge has all its ids, and comparing is memcmp. Cold, it has the ids at both ends, a block at most,
 and of what is between a hash of each block of 128 ids, chained to the one before: a sixty-fourth of the
 memory. A prompt that parts from the hashes, or ends there, does so at the last whole block that is the
 same, as far as is known: too early by less than a block, never too late.
 At the beginning ids are kept because many conversations open alike.
-
-The first tells the oracle, the second where the next prompt may part.
-A radix tree over token ids: an edge is what follows until sequences part or the longest of them ends.
-What was not passed for longest is held as hashes (`Edge`), and when there is no room for more, the
-least recently passed leaf goes. The scheduler has no clock: times are seconds of the caller's.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class PromptTree:
         self._limits = (warm, budget)
         self._warm: OrderedDict[_Node, None] = OrderedDict()  # those that can be cooled
         self._leaves: OrderedDict[_Node, None] = OrderedDict()
-        self._looked: tuple[Tokens, _Path] = (EMPTY, [])  # both questions are asked of the same prompt
+        self._last: tuple[Tokens, _Path] = (EMPTY, [])  # both questions are asked of the same prompt
         self.tokens = 0
         self.warm = 0  # tokens whose ids cooling would free
         self.size = 0  # bytes
@@ -201,12 +201,12 @@ class PromptTree:
 
     def longest(self, prompt: Tokens) -> int:
         """Length of the longest prefix of `prompt` that was ever added, in tokens; see `Edge`."""
-        path = self._plan_reuse(prompt)
+        path = self._last_path(prompt)
         return path[-1][1] + path[-1][2] if path else 0
 
     def passed_at(self, prompt: Tokens) -> float:
         """When a sequence with that prefix last came by, in seconds; 0 where none did."""
-        path = self._plan_reuse(prompt)
+        path = self._last_path(prompt)
         return path[-1][0].used if path else 0.0
 
     def branches(self, prompt: Tokens) -> list[Branch]:
@@ -215,7 +215,7 @@ class PromptTree:
         Neither its beginning nor its end is such a place.
         """
         found = []
-        for node, begin, common in self._plan_reuse(prompt):
+        for node, begin, common in self._last_path(prompt):
             end = begin + common
             left = len(prompt) - end
             if node.edge.parts(common, left):
@@ -225,7 +225,7 @@ class PromptTree:
                 found.append(Branch(end, ways, node.passed, node.used))
         return found
 
-    def hash_chain(self, most: int) -> list[Twig]:
+    def recent_edges(self, most: int) -> list[Twig]:
         """The edges passed most recently, parents before their children; about `most` of them."""
         wanted = self._recent(most)
         found, ahead = [], [(root, 0) for root in (self._root, *self._roots.values())]
@@ -273,12 +273,13 @@ class PromptTree:
             node = self._attach(node, sequence.cut(end), now)
             self._touch(node, now)
         self._make_room()
-        self._looked = (EMPTY, [])
+        self._last = (EMPTY, [])
 
-    def _plan_reuse(self, prompt: Tokens) -> _Path:
-        if self._looked[0] is not prompt:
-            self._looked = (prompt, self._path(prompt))
-        return self._looked[1]
+    def _last_path(self, prompt: Tokens) -> _Path:
+        """Its path; that of the prompt asked for last is kept, since one request asks several times."""
+        if self._last[0] is not prompt:
+            self._last = (prompt, self._path(prompt))
+        return self._last[1]
 
     def _path(self, prompt: Tokens) -> _Path:
         path: _Path = []

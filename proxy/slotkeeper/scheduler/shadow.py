@@ -138,7 +138,7 @@ class EngineShadow:
     # -- changes -----------------------------------------------------------------------------------
 
     def launch(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> None:
-        """A task starts in `look.slot`: the RAM cache and the other idle slots change."""
+        """A task starts in `reuse_plan.slot`: the RAM cache and the other idle slots change."""
         contents = self.slots[reuse_plan.slot]
         if reuse_plan.parked and contents:
             publish(self.ram, contents, self.traits)

@@ -2,8 +2,6 @@
 
 The engine's own deferred queue knows no fairness and leaves slots idle (engine.md 6), so nothing
 waits there.
-
-Known by the state's tokens: a slot, a file and the engine's RAM cache may all hold it.
 """
 
 from __future__ import annotations
@@ -88,7 +86,10 @@ MOST: Final = 1024  # states, the oldest are forgotten
 
 @dataclass(slots=True)
 class Ahead:
-    """Which states end in tokens that were computed in idle time, and where these begin."""
+    """Which states end in tokens that were computed in idle time, and where these begin.
+
+    A state is known by its tokens: a slot, a file and the engine's RAM cache may all hold it.
+    """
 
     _begins: dict[int, int] = field(default_factory=dict)  # by the hash of the state's tokens
 
@@ -127,7 +128,7 @@ class State:
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     begun: int = 0  # requests that were taken from the queue
-    wakes_at: float | None = None  # when a `Wake` that is out will be answered
+    wakes_at: float | None = None  # when a `SetTimer` that is out will be answered
     closing: bool = False
 
     def __post_init__(self) -> None:

@@ -100,7 +100,7 @@ def test_namespaces_have_a_tree_each_within_one_budget():
     tree.add((said.cut(0, 500) + Tokens([7] * 500)).within("bob"))
     assert tree.branches(said.within("ann")) == []
     assert [branch.at for branch in tree.branches(said.within("bob"))] == [500]
-    assert len(tree.hash_chain(10)) == 2
+    assert len(tree.recent_edges(10)) == 2
     for number in range(200):
         tree.add(said.within(f"key {number}"))
     assert tree.size <= 40_000

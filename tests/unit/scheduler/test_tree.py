@@ -91,14 +91,14 @@ class TestPassedAt:
 
 class TestOutline:
     def test_an_empty_tree_has_none(self):
-        assert PromptTree().hash_chain(100) == []
+        assert PromptTree().recent_edges(100) == []
         assert PromptTree().twig(said(1)) is None
 
     def test_edges_from_where_they_begin_to_where_they_end(self):
         tree = PromptTree()
         for now, token in enumerate((2, 3, 2)):
             tree.add(SYSTEM + said(token, token * 10), 100.0 + now)
-        stem, *others = tree.hash_chain(100)
+        stem, *others = tree.recent_edges(100)
         assert (stem.parent, stem.begin, stem.end) == (None, 0, 10)
         assert (stem.ways, stem.passed, stem.used) == (2, 3, 102.0)
         assert {twig.parent for twig in others} == {stem.id}
@@ -112,28 +112,28 @@ class TestOutline:
         for n in range(60):
             tree.add(SYSTEM + said(n % 3 + 2) + said(n % 7 + 2) + said(n))
         seen: dict[int, int] = {}
-        for twig in tree.hash_chain(1000):
+        for twig in tree.recent_edges(1000):
             assert twig.id not in seen
             assert twig.begin == (0 if twig.parent is None else seen[twig.parent])
             assert twig.end > twig.begin
             seen[twig.id] = twig.end
-        assert sum(twig.end - twig.begin for twig in tree.hash_chain(1000)) == tree.tokens
+        assert sum(twig.end - twig.begin for twig in tree.recent_edges(1000)) == tree.tokens
 
     def test_of_many_those_that_were_passed_last_and_all_above_them(self):
         tree = PromptTree()
         for n in range(100):
             tree.add(SYSTEM + said(n + 2), float(n))
         tree.add(SYSTEM + said(7), 200.0)
-        stem, *others = tree.hash_chain(4)
+        stem, *others = tree.recent_edges(4)
         assert (stem.parent, stem.end) == (None, 10)
         assert sorted(twig.used for twig in others) == [98.0, 99.0, 200.0]
-        assert tree.hash_chain(0) == []
+        assert tree.recent_edges(0) == []
 
     def test_a_sequence_lies_in_the_edge_where_it_ends_or_parts(self):
         tree = PromptTree()
         tree.add(SYSTEM + said(2))
         tree.add(SYSTEM + said(3))
-        stem, *others = tree.hash_chain(100)
+        stem, *others = tree.recent_edges(100)
         ends = {twig.id for twig in others}
         assert tree.twig(SYSTEM.cut(0, 4)) == tree.twig(SYSTEM) == stem.id
         assert tree.twig(SYSTEM + said(9)) == stem.id  # nobody went on so
@@ -144,11 +144,11 @@ class TestOutline:
         tree = PromptTree(warm=0)
         for n in range(20):
             tree.add(SYSTEM + numbered(n, n + 3 * BLOCK), float(n))
-        before = (repr(tree), tree.size, tree.hash_chain(1000))
-        tree.hash_chain(3)
+        before = (repr(tree), tree.size, tree.recent_edges(1000))
+        tree.recent_edges(3)
         tree.twig(SYSTEM + numbered(5, 5 + 3 * BLOCK))
         tree.passed_at(SYSTEM + numbered(5, 400))
-        assert (repr(tree), tree.size, tree.hash_chain(1000)) == before
+        assert (repr(tree), tree.size, tree.recent_edges(1000)) == before
 
 
 class TestCold:
