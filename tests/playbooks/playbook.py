@@ -61,6 +61,7 @@ from slotkeeper.scheduler.events import (
     Started,
     TimerFired,
 )
+from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.structure import Boundary
@@ -70,7 +71,7 @@ from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, Sl
 STEP = 0.01
 ENGINE = "e0"
 TOKEN_BYTES = 65536
-FILES = {"slot_files": True, "fingerprint": "f"}
+FILES: dict[str, Any] = {"slot_files": True, "fingerprint": "f"}
 OLD_FILES = {**FILES, "state_version": 2, "files_carry": False}
 NEW_FILES = {**FILES, "state_version": 4, "files_carry": True}
 
@@ -81,7 +82,8 @@ class Play:
     ) -> None:
         self.names = [EngineId(f"e{n}") for n in range(engines)]
         memory = Memory(traits.pop("memory", "hybrid"))
-        self.traits = EngineTraits(**{"n_slots": 2, "memory": memory, "ram_cache": False, **traits})
+        known: dict[str, Any] = {"n_slots": 2, "memory": memory, "ram_cache": False}
+        self.traits = EngineTraits(**known | traits)
         self.placement = Placement(*self.names, limits=limits)
         self.clock = 1000.0
         self.effects: deque[Effect] = deque()
@@ -137,6 +139,12 @@ class Play:
         self.alarms.remove(min(self.alarms))
         return self << TimerFired(at=0.0)
 
+    def pending(self, request: str) -> Pending:
+        """One that has not ended."""
+        pending = self.placement.pending(RequestId(request))
+        assert pending is not None
+        return pending
+
     @property
     def table(self) -> EngineTable:
         return self.placement.tables[self.names[0]]
@@ -170,7 +178,7 @@ def starts(request: str) -> Started:
 
 
 def ends(request: str, tokens: int | None = 100, cached: int | None = 0, **more: Any) -> Finished:
-    figures = {"generated": 1, **more}
+    figures: dict[str, Any] = {"generated": 1, **more}
     return Finished(at=0.0, request=RequestId(request), prompt_tokens=tokens, cached=cached, **figures)
 
 

@@ -34,7 +34,8 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, Restore
 from slotkeeper.scheduler.events import Loading
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.types import Reason, SlotId, Tokens
 
 USER = 7
 TALK = Tokens(range(10_000, 10_600)) + Tokens([USER]) + Tokens(range(20_000, 20_400))
@@ -290,7 +291,7 @@ def test_an_engine_that_is_at_a_file_begins_only_after_that():
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", len(A)) >> reports("r1")
     play.table.shadow.slots[1] = replace(play.table.shadow.slots[0], tokens=B.cut(0, 300))
-    play.table.settled[1] = play.table.shadow.slots[1]
+    play.table.settled[SlotId(1)] = play.table.shadow.slots[1]
     play.later(60) << sees()
     assert play >> saves(0)
     assert play << arrives("r2") << knows("r2", B.cut(0, 500)) >> goes("r2", engine="e1")
@@ -374,7 +375,7 @@ def test_an_answer_to_a_core_that_failed_is_not_taken_for_one_to_its_successor()
     event = saved("late").of(one.step, other.clock)
     assert other << event
     assert other.states[0] == "tended"
-    assert "late" in other.placement.catalog
+    assert SnapshotId("late") in other.placement.catalog
 
 
 # -- warming -------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """More conversations than slots: what is about to be overwritten is saved, where it can go on from."""
 
+from typing import Any
+
 import pytest
 
 from playbooks.playbook import (
@@ -63,7 +65,7 @@ def test_it_is_parked_where_its_next_turn_goes_on():
     play >> plants("r2", 0, Purpose.BACK, tokens=CUT)
     play << filled(1)
     assert play >> saves(0, SaveMoment.PARK, request="r2", tokens=CUT) << saved("s1") >> goes("r2", slot=0)
-    second = play.placement.pending("r2")
+    second = play.pending("r2")
     assert second.planted == second.parked == 1  # computed while r2 waited, but not of its prompt
     assert play << ends("r2", len(B), 0) >> reports("r2")
 
@@ -73,7 +75,7 @@ def test_it_is_parked_where_its_next_turn_goes_on():
     play << filled(1)
     play >> saves(0, SaveMoment.PARK) << saved("s2") >> restores(0, "s1") << restored()
     assert play >> goes("r3", slot=0, reason=Reason.SNAPSHOT)
-    assert play.placement.pending("r3").predicted == len(CUT)
+    assert play.pending("r3").predicted == len(CUT)
 
 
 def test_a_file_of_its_end_does_not_count_as_saved():
@@ -327,8 +329,13 @@ def test_a_line_of_thousands_is_not_decided_on_again_while_nothing_has_changed(m
     for _ in range(200 // arrivals.LOOKAHEAD + 2):  # until everybody knows that it must wait
         assert play << starts("r1")
     asked: list[str] = []
-    scene, decide = State.scene, arrivals._decide
-    monkeypatch.setattr(arrivals, "_decide", lambda *args: asked.append("decide") or decide(*args))
-    monkeypatch.setattr(State, "scene", lambda *args: asked.append("scene") or scene(*args))
+    for owner, name in ((arrivals, "_decide"), (State, "scene")):
+        function = getattr(owner, name)
+
+        def noted(*args: Any, name: str = name, function: Any = function) -> Any:
+            asked.append(name)
+            return function(*args)
+
+        monkeypatch.setattr(owner, name, noted)
     assert play << starts("r1")
     assert asked == ["scene"]

@@ -97,7 +97,7 @@ def test_a_prefill_that_failed_was_computed_for_its_request_too():
     other = A.cut(0, 1000) + Tokens(range(40_000, 41_000))
     play << arrives("r2") << knows("r2", other) >> plants("r2", 0, Purpose.PLANT)
     play << planted("r2", None, wasted=300)
-    assert play.placement.pending("r2").planted == 300
+    assert play.pending("r2").planted == 300
 
 
 # -- time ----------------------------------------------------------------------------------------------
@@ -122,11 +122,11 @@ def test_a_restore_is_waited_for_and_a_plant_computes_what_must_be_computed():
     assert play << snapshots_changed(snapshot("s1", NEXT))
     assert play << arrives("r1") << knows("r1", NEXT + ASKED) >> restores(0, "s1")
     play.later(2.0) << restored() >> goes("r1")
-    assert play.placement.pending("r1").step_seconds == pytest.approx(2.0, abs=0.1)
+    assert play.pending("r1").step_seconds == pytest.approx(2.0, abs=0.1)
 
     play = Play(memory="hybrid", n_slots=1, eager_thinning=False)
     assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2") << knows("r2", A.cut(0, 1000) + MORE + A)
     play >> plants("r2", 0, Purpose.PLANT)
     play.later(2.0) << planted("r2", 1004) >> goes("r2")
-    assert play.placement.pending("r2").step_seconds == 0.0
+    assert play.pending("r2").step_seconds == 0.0

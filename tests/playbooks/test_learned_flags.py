@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, learns, one_turn, planted, plants, reports
 from slotkeeper.scheduler.effects import Purpose
@@ -11,7 +12,7 @@ from slotkeeper.scheduler.types import Reason, Tokens
 
 TALK = Tokens(range(10_000, 14_000))
 OTHER = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000)]
-OLD = {"n_slots": 1, "eager_thinning": True}
+OLD: dict[str, Any] = {"n_slots": 1, "eager_thinning": True}
 LEFT = 1996  # by the second turn: 4 tokens before its prompt's end
 
 

@@ -1,5 +1,7 @@
 """How each kind of loss arises: events in, and the report that names it."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.scheduler.effects import Forward, Purpose, Report, Save
+from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Report, Save
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.types import Reason, Tokens
@@ -233,12 +235,15 @@ def test_lost_tokens_and_the_oracle_are_all_that_was_computed(turns, memory):
         assert (report.lost.tokens if report.lost else 0) == computed - report.oracle
 
 
-def served(play: Play, request: str, prompt: Tokens, percent: int, **asked: object) -> Report:
+def served(play: Play, request: str, prompt: Tokens, percent: int, **asked: Any) -> Report:
     """Prefills on the way work, saves do not; then so many percent are cached of what was foretold."""
     play << arrives(request, **asked) << knows(request, prompt)
     while not isinstance(step := play.effects.popleft(), Forward):
+        assert isinstance(step, Plant | Save)
         play.step = step
         play << (unsaved() if isinstance(step, Save) else filled(len(step.tokens)))
-    cached = (play.placement.pending(step.request).predicted or 0) * percent // 100
+    cached = (play.pending(step.request).predicted or 0) * percent // 100
     play << ends(request, len(prompt), cached, slot=step.slot or 0) << sees()
-    return play.effects.popleft()
+    report = play.effects.popleft()
+    assert isinstance(report, Report)
+    return report

@@ -1,6 +1,7 @@
 """What is planted on the way to a request: where, in which order, and what waits for it."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -33,14 +34,14 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
 from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.types import Reason, SlotId, Tokens
 
 HEAD, OTHER_HEAD = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]
 PROMPTS = [HEAD + ask for ask in ASKS]
 BRANCH = HEAD.cut(0, 1000) + ASKS[1].cut(0, 4)  # the engine keeps a checkpoint four tokens before an end
 AT_HEAD = Boundary(1000, BoundaryKind.HEAD)
-LATER_BUILD = {"eager_thinning": False}
+LATER_BUILD: dict[str, Any] = {"eager_thinning": False}
 
 
 def test_where_two_prompts_part_a_checkpoint_is_planted_for_the_third():
@@ -95,6 +96,7 @@ def test_a_file_that_can_only_be_extended_ends_where_all_that_parted_can_go_on(f
         play.placement._state.tree.add(document + Tokens(asked) + ASKS[0])
     play << arrives("r1") << knows("r1", document + Tokens([7]) + ASKS[1])
     play >> plants("r1", 0, Purpose.PLANT)
+    assert isinstance(play.step, Plant)
     assert len(play.step.tokens) == begins
     assert play << planted("r1", begins) >> saves(0, SaveMoment.BOUNDARY)
 
@@ -283,7 +285,7 @@ def test_a_plant_does_not_cost_the_request_a_checkpoint_of_its_own(build):
     assert play >> goes("r1", slot=0) << ends("r1", 870, 616) >> reports("r1")
     assert held_checkpoints(play)[0] == 354
     nearly = prompt.cut(0, 500) + ASKS[1]
-    assert play.table.shadow.plan_reuse(0, nearly).reuse >= 354
+    assert play.table.shadow.plan_reuse(SlotId(0), nearly).reuse >= 354
 
 
 def test_an_engine_that_thins_gets_no_file_before_the_only_checkpoint_that_it_would_keep():

@@ -149,7 +149,7 @@ def test_a_restore_without_an_answer_is_not_tried_again_for_the_same_request():
 def test_an_engine_that_never_answers_a_restore_gets_the_request_all_the_same():
     play = hybrid(*(snapshot(f"s{n}", A.cut(0, 4000 + n)) for n in range(50)))
     play << arrives("r1") << knows("r1", A + MORE)
-    seen = Counter()
+    seen = Counter[str]()
     while play.effects and seen.total() < 10:
         effect = play.effects.popleft()
         seen[type(effect).__name__] += 1

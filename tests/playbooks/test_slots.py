@@ -18,6 +18,7 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
+from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.types import Reason, Tokens
@@ -215,7 +216,7 @@ def test_two_hundred_requests_on_two_slots_are_served_in_fair_order():
         play << arrives(f"{client}{n}", client) << knows(f"{client}{n}", Tokens([n] * 10))
     while play.effects:
         effect = play.effects.popleft()
-        if hasattr(effect, "engine"):
+        if isinstance(effect, Forward):
             order.append(effect.request)
             play << ends(effect.request, 10)
     assert len(order) == 200

@@ -25,7 +25,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.arrivals import PASSES
 from slotkeeper.scheduler.effects import Erase, Forward, Plant, Purpose
 from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.events import Erased
+from slotkeeper.scheduler.events import Erased, Event
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.types import Reason, Tokens
 
@@ -61,7 +61,7 @@ def test_of_an_uncached_request_it_is_known_at_once_that_nothing_is_reused():
     play = Play()
     play << arrives("r1", pinnable=False, copies=2, uncached=True) << knows("r1", A)
     assert play >> unpinned("r1", Reason.UNPINNABLE)
-    assert play.placement.pending("r1").predicted == 0  # before /slots shows where it runs
+    assert play.pending("r1").predicted == 0  # before /slots shows where it runs
 
 
 def test_the_slot_of_an_unpinned_request_is_free_only_when_the_engine_says_so():
@@ -469,8 +469,8 @@ class Rush:
         self.play = Play(n_slots=SLOTS, memory="dense", **traits)
         self.space = space
         self.pins = 0
-        self.launched, self.running = deque(), deque()
-        self.forwarded, self.steps = [], deque()
+        self.launched, self.running = deque[str](), deque[str]()
+        self.forwarded, self.steps = list[str](), deque[Event]()
         for _ in range(2 * SLOTS):
             self.arrives()
         for _ in range(SLOTS // 2):

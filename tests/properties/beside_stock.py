@@ -87,7 +87,7 @@ class World:
         self._asked += 1
         self._clock += 1.0
         request = RequestId(f"r{self._asked}")
-        more = {"request_id": request, "client": "anna", "headers": headers, "size": 1000}
+        more: dict[str, Any] = {"request_id": request, "client": "anna", "headers": headers, "size": 1000}
         taken = at_once(self.rewriting.take(Api.CHAT, doc, now=self._clock, **more))
         assert taken is not None
         rewritten = taken.rewritten

@@ -154,12 +154,13 @@ class Agent:
         shown = [key for key in self.world if "{" + key + "}" in written and key != "nonce"]
         values = [self.world[key] for key in shown]
         tools = [self.turned(tool) if "keys" in self.ways else tool for tool in self.tools]
-        items = []
+        items: list[Said | Reply | Answer] = []
         for item in self.history:
             if isinstance(item, Said):
-                items.append(self.said(item, values))
+                said = self.said(item, values)
                 if item is self.history[0]:
-                    items[0].context = CONTEXTS.get(self.system, "").format(**self.world)
+                    said.context = CONTEXTS.get(self.system, "").format(**self.world)
+                items.append(said)
             elif isinstance(item, Reply):
                 items.append(self.echo(item))
             else:

@@ -261,9 +261,10 @@ class Quiet(RuleBasedStateMachine):
         if not lost and not full:
             self.files[new] = tokens
             size = len(tokens) * TOKEN_BYTES
-            times = {"created": self.clock, "used": self.clock}
             known = tokens.within(action.tokens.space)
-            kept = Snapshot(id=new, fingerprint="f", tokens=known, size=size, **times)
+            kept = Snapshot(
+                id=new, fingerprint="f", tokens=known, size=size, created=self.clock, used=self.clock
+            )
         told, request, name = tokens if kept else None, action.request, action.place.engine
         if not lost:
             self.inbox.append(Saved(at=0.0, request=request, snapshot=None, written=True))
@@ -398,14 +399,14 @@ class Quiet(RuleBasedStateMachine):
 
     def take(self, event: Event) -> None:
         self.inbox.remove(event)
-        request = event.request
         if isinstance(event, Finished | Gone):
-            self.alive.discard(request)
+            self.alive.discard(event.request)
         self.count(event)
         self.post(with_time(event, self.clock))  # perhaps too late: the scheduler must not mind
         if isinstance(event, Saved) and event.written:
-            self.inbox.append(self.filing.pop(request))
+            self.inbox.append(self.filing.pop(event.request))
         if isinstance(event, Finished):
+            request = event.request
             reply = self.prompts[request] + Tokens([9_999_999] * 4)
             self.post(ReplyKnown(at=self.clock, request=request, tokens=reply))
             following = self.prompts[request].cut(0, 150) + Tokens([8_888_888] * 150)  # thoughts stripped
