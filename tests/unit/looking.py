@@ -28,12 +28,13 @@ Document = dict[str, Any]
 def record(number: int = 1, **given: Any) -> Record:
     """One that has just come; `given` is what else is known of it."""
     known: Document = {
+        "route": "chat",
         "request_id": f"request-{number:08}",
         "came": CAME + number,
         "at": 10.0,
         "name": Name("opencode", 3, title="Fix the importer"),
     }
-    return Record(**({"route": "chat"} | known | counted(**given)))
+    return Record(**known | counted(**given))
 
 
 def counted(**given: Any) -> Document:
@@ -100,7 +101,7 @@ def change(mode: Mode, before: str, after: str) -> ShownChange:
 
 def state(**given: Any) -> Document:
     """One engine with one idle slot and one at work."""
-    sums = {
+    sums: Document = {
         "requests": 12,
         "prompt_tokens": 1000,
         "reused": 800,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from prometheus_client import generate_latest
@@ -61,7 +61,12 @@ def numbered(count: int) -> Iterator[Tokens]:
 
 
 def snapshot(n: int, **more: object) -> Snapshot:
-    known = {"id": SnapshotId(f"s{n}"), "fingerprint": "f", "tokens": Tokens(range(n, n + 20)), "size": 20}
+    known: dict[str, Any] = {
+        "id": SnapshotId(f"s{n}"),
+        "fingerprint": "f",
+        "tokens": Tokens(range(n, n + 20)),
+        "size": 20,
+    }
     return Snapshot(**known | more)
 
 
@@ -253,12 +258,12 @@ def counted(client: str):
 
 def connections() -> tuple[int, int]:
     """Of clients that come and go, each from an address of its own."""
-    handlers = (asyncio.BaseProtocol() for _ in range(100))
+    handlers: Iterator[Any] = (asyncio.BaseProtocol() for _ in range(100))
     port = Connections(Metrics(), most=5, of_one=5, head_seconds=1.0)
     port._handlers = lambda: next(handlers)
     for n in range(100):
         let_in: list[asyncio.BaseProtocol] = []
-        one = SimpleNamespace(address=f"10.0.0.{n}", let_in=let_in.append, transport=None)
+        one: Any = SimpleNamespace(address=f"10.0.0.{n}", let_in=let_in.append, transport=None)
         port.admit(one)
         assert len(port._by_address) == len(port) == 1
         port.left(one, *let_in)
@@ -300,7 +305,7 @@ def newest_entries() -> tuple[int, int]:
 
 
 def engines_in_memory() -> tuple[int, int]:
-    known = {}
+    known: Mapping[str, bool] = {}
     for n in range(10 * ENGINES):
         known = learnt(known, f"{n}", carry=True)
     return len(known), ENGINES

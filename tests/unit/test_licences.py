@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -44,7 +45,7 @@ def locked() -> list[str]:
 
 def licences(package: Distribution) -> set[str]:
     """Its SPDX names; of alternatives all, since each of ours is allowed."""
-    told = package.metadata
+    told: Any = package.metadata
     if expression := told.get("License-Expression"):
         return set(re.split(r" AND | OR |[() ]+", expression)) - {""}
     kinds = [

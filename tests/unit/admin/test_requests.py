@@ -52,7 +52,8 @@ async def port(
 ) -> AsyncIterator[TestClient]:
     """The admin port of a sidecar that served these, in their order."""
     journal, link = Journal(size), StubLink()
-    link.client = speaker or Speaker()
+    client: Any = speaker or Speaker()
+    link.client = client
     link.auth = {"Authorization": "Bearer k"}
     for one in records:
         journal.came(one)

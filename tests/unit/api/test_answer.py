@@ -1,5 +1,6 @@
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,7 +89,7 @@ MESSAGES_STREAM = [
     typed("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 3}),
     typed("message_stop"),
 ]
-OUTPUT = [
+OUTPUT: list[dict[str, Any]] = [
     {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
     {
         "type": "message",
@@ -146,14 +147,14 @@ COMPLETIONS_STREAM = [
 
 SAID = {"role": "assistant", "content": "Look."}
 AT_SLOT_1 = Figures(**{name: getattr(WHOLE, name) for name in WHOLE.__slots__ if name != "slot"}, slot=1)
-STREAMS = {
+STREAMS: dict[Api, Any] = {
     Api.CHAT: (CHAT_STREAM, WHOLE, REPLY),
     Api.MESSAGES: (MESSAGES_STREAM, COUNTED, REPLY),
     Api.RESPONSES: (RESPONSES_STREAM, WHOLE, REPLY),
     Api.COMPLETION: (COMPLETION_STREAM, AT_SLOT_1, SAID),
     Api.COMPLETIONS: (COMPLETIONS_STREAM, WHOLE, SAID),
 }
-BODIES = {
+BODIES: dict[Api, Any] = {
     Api.CHAT: (
         {"choices": [{"index": 0, "message": REPLY}], "usage": USAGE, "timings": TIMINGS},
         WHOLE,

@@ -1,6 +1,7 @@
 """What reaches the prompt, in bodies of the three APIs, and the paths that lead to it."""
 
 import copy
+from typing import Any
 
 import orjson
 import pytest
@@ -293,7 +294,7 @@ def test_media_are_no_text_but_tell_messages_apart(api, body):
 
 
 def test_media_nested_too_deep_to_be_written_are_not_ours():
-    deep = "x"
+    deep: Any = "x"
     for _ in range(300):
         deep = [deep]
     body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": deep}]}]}

@@ -29,7 +29,7 @@ def counted(session="a", *, prompt=100, computed=40, oracle=20, wait=1.0, plante
 
 @given(PROMPTS)
 def test_the_oracle_is_the_prompt_less_the_longest_prefix_ever_computed(prompts):
-    oracle, seen = Oracle(), []
+    oracle, seen = Oracle(), list[list[int]]()
     for prompt in prompts:
         common = max((lcp(prompt, earlier) for earlier in seen), default=0)
         assert oracle.least(Tokens(prompt)) == max(1, len(prompt) - common)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.sessions import SILENCE, Turn, play, spoken
-from slotkeeper.bench.target import Hit
+from slotkeeper.bench.target import Hit, Shot, Target
 
 
-class Answers:
+class Answers(Target):
     """A target that answers each request with its label; one label fails."""
 
     def __init__(self, failing: str = ""):
         self.failing = failing
-        self.fired = []
+        self.fired: list[Shot] = []
 
     async def fire(self, shot):
         self.fired.append(shot)
@@ -31,7 +33,7 @@ def turn(label, session=None):
 
 
 async def test_every_reply_goes_back_into_the_script():
-    told = []
+    told: list[dict[str, Any]] = []
     await play(script(told, turn("a"), turn("b"), turn("c")), Answers(failing="b"), session="one")
     assert [reply["content"] for reply in told] == ["a", SILENCE["content"], "c"]
 

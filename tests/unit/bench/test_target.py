@@ -24,7 +24,7 @@ def exposed(count: float) -> str:
 class Server:
     """Answers as an engine does; `work` is what its counter grows by with each request."""
 
-    def __init__(self, *, work: int = 4, **headers: str) -> None:
+    def __init__(self, *, work: int = 4, headers: dict[str, str] | None = None) -> None:
         self.count, self.work, self.headers = 1000, work, headers
         self.tells = True
 
@@ -50,7 +50,7 @@ async def served(server: Server) -> AsyncIterator[str]:
 
 
 async def test_what_was_planted_is_waited_for_and_the_rest_is_idle_work():
-    server = Server(work=4 + 30, **{"X-Slotkeeper-Planted": "30"})
+    server = Server(work=4 + 30, headers={"X-Slotkeeper-Planted": "30"})
     async with served(server) as base, Target(base) as target:
         first = (await target.fire(SHOT)).sample
         server.count += 7  # in a pause
@@ -71,7 +71,7 @@ async def test_idle_work_before_an_engine_is_started_again_is_counted_though_its
 
 
 async def test_a_request_that_a_rule_changed_is_known():
-    async with served(Server(**{"X-Slotkeeper-Rewritten": "date"})) as base, Target(base) as target:
+    async with served(Server(headers={"X-Slotkeeper-Rewritten": "date"})) as base, Target(base) as target:
         assert (await target.fire(SHOT)).sample.rewritten
 
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def told(capsys):
 
     def run(*words: str) -> tuple[int, str, str]:
         try:
-            code = main(list(words))
+            code: Any = main(list(words))
         except SystemExit as left:  # argparse
             code = left.code
         out, err = capsys.readouterr()

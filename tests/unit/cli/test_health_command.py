@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import SecretStr
 
 from slotkeeper.app import Sidecar, running
 from slotkeeper.cli.commands import health
@@ -19,7 +20,7 @@ async def sidecar():
         upstream=(NOBODY,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
-        admin_token="s3cret",  # noqa: S106
+        admin_token=SecretStr("s3cret"),
         drain_timeout=0.1,
     )
     async with running(settings) as started:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from rich.console import Console
 
 from slotkeeper.app import running as sidecar
@@ -55,7 +56,7 @@ async def ask(request, hot, cold, two, capsys):
         upstream=(NOBODY,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
-        admin_token="s3cret",  # noqa: S106
+        admin_token=SecretStr("s3cret"),
         slot_dir=hot,
         cold_dir=cold,
     )
@@ -210,7 +211,7 @@ async def test_a_token_that_is_missing_is_asked_for(hot, capsys):
         upstream=(NOBODY,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
-        admin_token="s3cret",  # noqa: S106
+        admin_token=SecretStr("s3cret"),
         slot_dir=hot,
     )
     async with sidecar(settings) as it:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,10 +22,10 @@ NOBODY = "http://127.0.0.1:1"
 
 def drawn(width: int = 100, trouble: str = "", requests=(), **given) -> str:
     """The screen as text, without the spaces at the ends of lines."""
-    out = Console(file=io.StringIO(), width=width)
+    out = io.StringIO()
     seen = ScreenState(state=state(**given), requests=[summary(one) for one in requests], at=CAME)
-    out.print(screen(seen, "127.0.0.1:9090", width, trouble))
-    return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
+    Console(file=out, width=width).print(screen(seen, "127.0.0.1:9090", width, trouble))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def line(out: str, start: str) -> list[str]:
@@ -186,9 +187,8 @@ async def test_without_a_terminal_one_screen_follows_the_other_even_while_nobody
     tasks = Tasks(failures.append)
     out = io.StringIO()
     async with admin(documents()) as said:
-        watching = tasks.start(
-            top(Console(file=out, width=100), admin=said.url, token=None, every=0.01, once=False)
-        )
+        watched: Any = top(Console(file=out, width=100), admin=said.url, token=None, every=0.01, once=False)
+        watching = tasks.start(watched)
         await until(out, "up 2 h")
         kept = said.documents.pop("/api/state")
         await until(out, "trying again: there is none")

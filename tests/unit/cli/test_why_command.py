@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from rich.console import Console
 
 from slotkeeper.cli.main import main
@@ -29,11 +31,11 @@ def ask(capsys):
     async def run(
         documents: dict[str, Document], id_: str | None = None, *, width: int = 120, **given
     ) -> tuple[int, str]:
-        options = {"token": None, "last": 20, "repeated": False, "as_json": False} | given
+        options: dict[str, Any] = {"token": None, "last": 20, "repeated": False, "as_json": False} | given
         out = io.StringIO()
         async with admin(documents) as said:
             code = await why(id_, Console(file=out, width=width), admin=said.url, **options)
-        run.asked = said.asked
+        run.asked = said.asked  # type: ignore[attr-defined]
         return code, out.getvalue() + "".join(capsys.readouterr())
 
     return run
@@ -233,8 +235,13 @@ async def test_a_token_that_is_missing_is_asked_for(capsys):
     from slotkeeper.app import running
     from slotkeeper.settings import Settings
 
-    anywhere = {"upstream": (NOBODY,), "listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
-    async with running(Settings(**anywhere, admin_token="s3cret")) as sidecar:  # noqa: S106
+    settings = Settings(
+        upstream=(NOBODY,),
+        listen="127.0.0.1:0",
+        admin_listen="127.0.0.1:0",
+        admin_token=SecretStr("s3cret"),
+    )
+    async with running(settings) as sidecar:
         url = f"http://{sidecar.addresses[1]}"
         codes = [
             await why(None, Console(), admin=url, token=token, last=1, repeated=False, as_json=False)

@@ -1,6 +1,7 @@
 """Messages known again though their client rewrote them, and not mistaken for each other."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -108,7 +109,8 @@ def test_anthropic_thinking_and_marks_do_not_count():
 
 
 def test_arguments_nested_too_deep_are_like_nothing_else():
-    deep, deeper = "x", ["x"]
+    deep: Any = "x"
+    deeper: Any = ["x"]
     for _ in range(600):
         deep, deeper = [deep], [deeper]
     one, other = of(reply({"a": deep})).messages[0], of(reply({"a": deeper})).messages[0]

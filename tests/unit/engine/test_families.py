@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.engine.client import EngineError
+from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.engine.markers import (
     FAMILIES,
     Family,
@@ -20,16 +20,16 @@ from slotkeeper.scheduler.types import Tokens
 PLAIN = Family("<U>", "<A>", ("<T>",))
 
 
-class Templating:
+class Templating(EngineClient):
     """An engine with a token for every letter and a template that is a function."""
 
     def __init__(self, template):
         self.template = template
 
-    async def apply_template(self, chat, *, headers):
+    async def apply_template(self, chat, *, headers=None):
         return self.template(chat["messages"], chat.get("tools"), chat.get("add_generation_prompt", True))
 
-    async def tokenize(self, content, *, add_special, parse_special, headers):
+    async def tokenize(self, content, *, add_special, parse_special, headers=None):
         assert parse_special
         return [1] * add_special + [ord(letter) for letter in content]
 

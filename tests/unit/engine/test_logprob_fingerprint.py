@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.engine.client import EngineError
+from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.engine.fingerprint import (
     FILE,
     TOLERANCE,
@@ -53,8 +53,11 @@ def test_a_file_that_is_not_ours_is_nothing_heard(tmp_path, data):
     assert recalled(tmp_path) == []
 
 
-class Refuses:
+class Refuses(EngineClient):
     """An engine that nobody used yet, and that does not say what is likely."""
+
+    def __init__(self):
+        pass
 
     async def slots(self, **_):
         return ()

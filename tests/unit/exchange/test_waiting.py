@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import orjson
@@ -52,7 +53,7 @@ async def fewer(tasks: Tasks, left: int) -> None:
             await asyncio.sleep(SHORT)
 
 
-def waiting(tasks: Tasks, response: Response) -> Waiting:
+def waiting(tasks: Tasks, response: Any) -> Waiting:
     waits = Waiting(None, "id", tasks, seconds=SHORT, labels=dict)
     waits.opened = response
     return waits
@@ -135,7 +136,8 @@ async def test_our_head_says_what_is_known_and_comments_what_came_later_or_other
     assert (head["X-Request-Id"], head["Access-Control-Allow-Origin"]) == ("id", "http://page.example")
     known |= {"X-Slotkeeper-Slot": "0", "X-Slotkeeper-Predicted": "7"}  # another engine has it by now
     assert await talk.accept(None) is talk.opened
-    (late,) = request._payload_writer.write.call_args.args
+    write: Any = request._payload_writer.write
+    (late,) = write.call_args.args
     assert late == b": X-Slotkeeper-Slot: 0\n: X-Slotkeeper-Predicted: 7\n\n"
 
 

@@ -28,8 +28,9 @@ from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, Lost
+from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.types import Reason, RequestId, Tokens
 from unit.observe.watched import WatchedPlay, stages, without_gaps
 
 HEAD = Tokens(range(10_000, 11_000))
@@ -152,10 +153,10 @@ def test_a_file_is_of_the_conversation_that_lay_in_the_slot_or_of_the_first_that
     assert play << knows("r0", X) >> goes("r0") << ends("r0", 2000, 0) >> reports("r0")
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> saves(0, SaveMoment.PARK)
-    assert play.journal.owners.of("x") is None
+    assert play.journal.owners.of(SnapshotId("x")) is None
     assert play << saved("x") >> restores(0, "a") << restored() >> goes("r1", reason=Reason.SNAPSHOT)
-    assert play.journal.owners.of("x") is lay.name
-    assert play.journal.owners.of("a") is came.name
+    assert play.journal.owners.of(SnapshotId("x")) is lay.name
+    assert play.journal.owners.of(SnapshotId("a")) is came.name
 
 
 def test_a_running_prefill_knows_when_it_began_and_what_was_planted():
@@ -163,8 +164,8 @@ def test_a_running_prefill_knows_when_it_began_and_what_was_planted():
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     began = came.work.begun
-    play.journal.planting("r1", 300)
-    play.journal.planting("nobody", 300)
+    play.journal.planting(RequestId("r1"), 300)
+    play.journal.planting(RequestId("nobody"), 300)
     assert (came.work.planted, came.work.planting) == (0, 300)
     assert play.later(2) << filled(1004) >> goes("r1", reason=Reason.COLD)
     assert (came.work.begun, came.work.planting) == (began, 0)

@@ -186,8 +186,8 @@ async def test_no_word_of_a_prompt_or_an_answer_is_ever_logged(style, breaks, ca
                         async with client.post(path, json=body) as answer:
                             await answer.read()
             broken = b'{"messages": [{"role": "user", "content": "' + WORD.encode()
-            for body in (broken, b'{"messages": ["' + WORD.encode() + b'"]}'):
-                async with client.post(PATHS[Api.CHAT], data=body) as answer:
+            for data in (broken, b'{"messages": ["' + WORD.encode() + b'"]}'):
+                async with client.post(PATHS[Api.CHAT], data=data) as answer:
                     await answer.read()
     said = capsys.readouterr().err
     assert "answer_broke_off" in said

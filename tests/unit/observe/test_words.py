@@ -2,6 +2,7 @@
 
 import re
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def option(reason: Reason = Reason.PREFIX, slot: int | None = 1, **more) -> Opti
 
 
 def divergence(cause: Cause = Cause.DATE, **more) -> PromptDivergence:
-    usual = {
+    usual: dict[str, Any] = {
         "section": Section.SYSTEM,
         "message": 0,
         "token": 1000,
@@ -40,7 +41,13 @@ def divergence(cause: Cause = Cause.DATE, **more) -> PromptDivergence:
 
 def answered(**more) -> Record:
     """Of 2000 prompt tokens 1100 were computed, and 100 of them had to be."""
-    usual = {"outcome": "ok", "prompt_tokens": 2000, "cached": 900, "predicted": 900, "oracle": 100}
+    usual: dict[str, Any] = {
+        "outcome": "ok",
+        "prompt_tokens": 2000,
+        "cached": 900,
+        "predicted": 900,
+        "oracle": 100,
+    }
     return record(**usual | more)
 
 

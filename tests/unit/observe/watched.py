@@ -21,7 +21,7 @@ BESIDE = {
 
 
 def record(request_id: str = "r1", **more: Any) -> Record:
-    known = {"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0}
+    known: dict[str, Any] = {"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0}
     return Record(**known | counted(**more))
 
 
@@ -29,7 +29,7 @@ class WatchedPlay(Play):
     def __init__(self, *, journal: Journal | None = None, **more: Any) -> None:
         self.journal = Journal(100) if journal is None else journal
         super().__init__(**more)
-        self.placement.on = self._watched(self.placement.on)
+        self.placement.on = self._watched(self.placement.on)  # type: ignore[method-assign]
 
     def _watched(self, on: Any) -> Any:
         def watched(event: Event) -> list[Effect]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from patience import PATIENCE
-from slotkeeper.engine.client import EngineError, EngineGoneError, Health, PrefillResult
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, PrefillResult
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Forward
@@ -26,7 +26,7 @@ PROMPT = Tokens(range(1, 400))
 
 
 @dataclass
-class StubClient:
+class StubClient(EngineClient):
     """Slots that are as the test says, and prefills that wait for the test or fail."""
 
     views: list[SlotView]
@@ -45,10 +45,16 @@ class StubClient:
         return tuple(self.views)
 
     async def prefill(
-        self, ids: Sequence[int], slot: SlotId, *, progress: Callable[[int, int], object], **_: Any
+        self,
+        ids: Sequence[int],
+        slot: SlotId,
+        *,
+        progress: Callable[[int, int], object] | None = None,
+        **_: Any,
     ) -> PrefillResult:
         self.prefills.append((list(ids), slot))
-        progress(self.first_batch, 0)
+        if progress:
+            progress(self.first_batch, 0)
         try:
             if self.hold:
                 await self.hold.wait()
@@ -66,13 +72,15 @@ class StubClient:
 class StubLink(EngineLink):
     """A line that is up from the start. Its words are the ids of their letters."""
 
+    client: StubClient
+
     def __init__(self, engine: EngineId = ENGINE, traits: EngineTraits = TRAITS) -> None:
         super().__init__(engine, api_key=None)
         self.client = StubClient([SlotView(slot=SlotId(n), busy=False) for n in range(traits.n_slots)])
         self.traits = traits
         self.health = Health.OK
         self.up = self.fresh = True
-        self.tokenizer = object()
+        self.tokenizer = object()  # type: ignore[assignment]  # never asked
         self.end_of_turn = END_OF_TURN
         self.kicks = 0
         self.rendered: list[Any] = []  # chats that were to be rendered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -38,10 +39,11 @@ class Broken:
     ],
 )
 async def test_a_bug_of_ours_keeps_nobody_waiting(step, answer):
-    said: list[Event] = []
+    said: list[Event | BaseException] = []
     tasks, metrics = Tasks(said.append), Metrics()
+    broken: Any = Broken()
     effect_runner = EffectRunner(
-        {ENGINE: StubLink()}, metrics, tasks, said.append, Broken(), lost=lambda _: None
+        {ENGINE: StubLink()}, metrics, tasks, said.append, broken, lost=lambda _: None
     )
     await effect_runner._tend(step)
     (event,) = said
@@ -54,7 +56,7 @@ async def test_a_bug_of_ours_keeps_nobody_waiting(step, answer):
 
 
 async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_is_counted():
-    said: list[Event] = []
+    said: list[Event | BaseException] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.hold, link.client.first_batch = asyncio.Event(), 128
     effect_runner = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
@@ -73,7 +75,7 @@ async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_i
 
 
 async def test_a_prefill_is_counted_whole_and_only_once():
-    said: list[Event] = []
+    said: list[Event | BaseException] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.first_batch = 128
     effect_runner = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
@@ -87,7 +89,7 @@ async def test_a_prefill_is_counted_whole_and_only_once():
 
 
 async def test_whoever_looks_on_hears_how_far_a_prefill_is():
-    said, heard = list[Event](), list[tuple[RequestId, int]]()
+    said, heard = list[Event | BaseException](), list[tuple[RequestId, int]]()
     tasks, link = Tasks(said.append), StubLink()
     link.client.first_batch = 128
 
@@ -104,7 +106,7 @@ async def test_whoever_looks_on_hears_how_far_a_prefill_is():
 
 async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
     """Else each pause of a busy day leaves a task that sleeps for a minute."""
-    said: list[Event] = []
+    said: list[Event | BaseException] = []
     tasks = Tasks(said.append)
     effect_runner = EffectRunner(
         {ENGINE: StubLink()}, Metrics(), tasks, said.append, None, lost=lambda _: None

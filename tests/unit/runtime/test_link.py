@@ -9,14 +9,14 @@ import pytest
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineFrozenError
-from slotkeeper.engine.client import Health
+from slotkeeper.engine.client import EngineClient, Health
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import EngineId
 
 NOBODY = EngineId("http://127.0.0.1:9")
 
 
-class Told:
+class Told(EngineClient):
     """An engine whose health is what a test says."""
 
     def __init__(self) -> None:
@@ -40,7 +40,8 @@ class Told:
     ],
 )
 async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, lost, monkeypatch):
-    link, gone, engine = EngineLink(NOBODY, api_key=None, frozen_after=frozen_after), [], Told()
+    link, gone = EngineLink(NOBODY, api_key=None, frozen_after=frozen_after), list[EngineLink]()
+    engine = Told()
     await link.client.close()
     monkeypatch.setattr(link, "client", engine)
     link.up, link.process = True, "one"

@@ -66,12 +66,14 @@ def computes(computed: int, cached: int = 0, held: int = SIZE) -> PrefillResult:
 )
 async def test_the_canary_decides(said, then, outcome, unsound):
     link, metrics, replaced = StubLink(), Metrics(), list[str]()
-    link.client, link.replace = Refusing(then, said), lambda: replaced.append("replaced")
+    client: Any = Refusing(then, said)
+    store: Any = Offering()
+    link.client, link.replace = client, lambda: replaced.append("replaced")
     snapshot = Snapshot(id=SnapshotId("s"), fingerprint="", tokens=Tokens([1, 2]), size=1)
     restore = Restore(request=RequestId("r"), place=Place(ENGINE, SlotId(0)), snapshot=snapshot)
-    ended = await Snapshots(Offering(), metrics, lambda _: None).restore(link, restore)
+    ended = await Snapshots(store, metrics, lambda _: None).restore(link, restore)
     assert ended.outcome is outcome
     value = metrics.registry.get_sample_value
     assert value("slotkeeper_poisoned_slots_total", {"reason": "unsound"}) == unsound
     assert replaced == ["replaced"] * unsound
-    assert link.client.done[:2] == ["erase", "prefill"]
+    assert client.done[:2] == ["erase", "prefill"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 import orjson
@@ -98,7 +99,7 @@ def test_what_was_written_is_read():
 
 
 def test_the_oldest_is_forgotten():
-    known = {}
+    known: Mapping[str, bool] = {}
     for number in range(MOST + 3):
         known = learnt(known, str(number), carry=True)
     known = learnt(known, "5", carry=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from unit.runtime.stubs import TRAITS, StubLink
 OPENER = "<U>"
 TAIL = "<A>"
 KNOWN = Markers(user=(Tokens(map(ord, OPENER)),), reply=(Tokens(map(ord, TAIL)),))
-TALK = [
+TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief " * 100},
     {"role": "developer", "content": "and kind"},
     {"role": "user", "content": "first"},
@@ -136,7 +137,7 @@ async def test_an_engine_that_was_never_probed_has_no_boundaries():
 
 
 DOCUMENT = "A line of it.\n" * 100
-ASKED = [TALK[0], {"role": "user", "content": f"{DOCUMENT}\nWhat is it?"}]
+ASKED: list[dict[str, Any]] = [TALK[0], {"role": "user", "content": f"{DOCUMENT}\nWhat is it?"}]
 HYBRID = replace(TRAITS, memory=Memory.HYBRID)
 
 

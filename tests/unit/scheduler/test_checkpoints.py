@@ -27,7 +27,8 @@ def places(checkpoints):
 
 def prefill(engine, *steps, user_starts=()):
     """Each step extends the one before, as one task. A step is its end, or (reuse, end)."""
-    kept, contents = (), 0
+    kept: tuple[Checkpoint, ...] = ()
+    contents = 0
     for task, step in enumerate(steps, start=1):
         reuse, end = step if isinstance(step, tuple) else (contents, step)
         starts = [at for at in user_starts if at < end]

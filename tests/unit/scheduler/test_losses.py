@@ -1,6 +1,7 @@
 """How tokens that were computed twice were lost, by what is known of a request at its end."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ OTHER = Tokens(range(5000, 6000))
 
 def answered(**more) -> Answered:
     """All of the prompt was computed once; this time no slot had any of it."""
-    usual = {
+    usual: dict[str, Any] = {
         "reason": Reason.COLD,
         "prompt": PROMPT,
         "cached": 0,

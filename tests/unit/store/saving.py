@@ -44,8 +44,8 @@ async def keep(store: Store, hot: Path, data: bytes | None = None, seed: int = 0
     data = file_of(seed) if data is None else data
     name = await store.temporary(len(data))
     (hot / name).write_bytes(data)
-    facts = {"fingerprint": ENGINE, "tokens": Tokens(ids(seed)), "written": len(data)} | facts
-    return await store.keep(name, SavedFile(**facts))
+    known: dict[str, Any] = {"fingerprint": ENGINE, "tokens": Tokens(ids(seed)), "written": len(data)}
+    return await store.keep(name, SavedFile(**known | facts))
 
 
 async def offered(store: Store, hot: Path, snapshot: SnapshotId) -> bytes:

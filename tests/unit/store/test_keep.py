@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,17 +24,17 @@ from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, ope
 @pytest.mark.parametrize("change", ["short", "long", "cut", "other", "empty", "layout"])
 async def test_a_torn_save_is_not_kept(hot: Path, change: str):
     data = file_of(1)
-    facts = {
+    cases: dict[str, dict[str, Any]] = {
         "short": {"written": len(data) + 1},
         "long": {"written": len(data) - 1},
         "cut": {"data": data[:-3], "written": len(data) - 3},
         "other": {"tokens": Tokens(ids(2))},
         "empty": {"data": b"", "written": 0},
         "layout": {"layout": "of another engine"},
-    }[change]
+    }
     async with opened(hot) as store:
         with pytest.raises(TornError):
-            await keep(store, hot, **({"data": data, "seed": 1} | facts))
+            await keep(store, hot, **{"data": data, "seed": 1, **cases[change]})
         assert store.listing() == []
         assert names_in(hot) == set()
         assert store.trouble is None
@@ -124,7 +126,7 @@ async def test_what_could_not_be_read_again_is_not_kept(hot: Path):
 async def test_a_repaired_window_is_remembered(hot: Path):
     data = slot_file("swa", 2, IDS)
 
-    def repair(file: object, found: SlotFile) -> SlotFileEdit:
+    def repair(file: FileIO, found: SlotFile) -> SlotFileEdit:
         patch = repair_window(file, found, WINDOW)
         return SlotFileEdit(recipe=patched(whole(found), patch), repaired=True)
 

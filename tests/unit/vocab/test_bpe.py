@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -105,7 +106,7 @@ def test_bos_is_the_files_choice_or_the_pre_tokenizers() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_exact_is_refused(change: dict[str, object]) -> None:
+def test_what_cannot_be_exact_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
         LocalVocab(replace(tiny(), **change))
 

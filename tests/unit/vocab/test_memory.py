@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,6 @@ def plain() -> GgufHeader:
     ids=str,
 )
 def test_what_cannot_be_placed_is_unknown_and_the_rest_is_right(
-    facts: dict[str, object], kind: tuple[Memory, int]
+    facts: dict[str, Any], kind: tuple[Memory, int]
 ) -> None:
     assert memory_kind(replace(plain(), **facts)) == kind

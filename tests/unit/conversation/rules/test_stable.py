@@ -70,8 +70,8 @@ def test_it_is_so_on_every_route():
         {"messages": [system(HEADER.format(stamp) + PROMPT), ASKED]} for stamp in ("00000", "a1b2c")
     )
     assert put_right(BillingNonce(), chatted, was) == was
-    given, was = ({"instructions": HEADER.format(stamp), "input": "Look."} for stamp in ("00000", "a1b2c"))
-    assert put_right(BillingNonce(), given, was, api=Api.RESPONSES) == was
+    said, asked = ({"instructions": HEADER.format(stamp), "input": "Look."} for stamp in ("00000", "a1b2c"))
+    assert put_right(BillingNonce(), said, asked, api=Api.RESPONSES) == asked
 
 
 @pytest.mark.parametrize(
