@@ -41,10 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     case. Where the build is the only parameter, the test's name decides.
     """
     for item in items:
-        grid = (
-            item.callspec.indices if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        )
-        if "build" in grid and item.get_closest_marker("alternating"):
+        grid = item.callspec.indices if hasattr(item, "callspec") else {}
+        if isinstance(item, pytest.Function) and "build" in grid and item.get_closest_marker("alternating"):
             # Parameters that are given together have one index: it counts once.
             at = grid["build"] + sum({index for name, index in grid.items() if name != "build"})
             if len(grid) == 1:

@@ -18,6 +18,7 @@ from chaos.fake_answers import WORDS, answer_body, answer_events
 from chaos.fake_control import FakeControl, error, loads
 from chaos.fake_http import LAST_CHUNK, STREAM_HEAD, Heard, chunk, head, read_request, whole
 from slotkeeper.api.routes import Api, classify
+from slotkeeper.scheduler.types import EngineId
 
 TICK: Final = 0.005
 FLOOD_BYTES: Final = 512 * 2**20
@@ -100,8 +101,8 @@ class FakeEngine:
         self.port = 0
 
     @property
-    def base(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def base(self) -> EngineId:
+        return EngineId(f"http://127.0.0.1:{self.port}")
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=2**26)

@@ -110,7 +110,7 @@ def script(number: int) -> Script:
     """Three turns with a title after the first, then the second is edited, and one more turn."""
     agent = number % AGENTS
     tools = [tool(f"tool_{agent}_{n}", 10 * agent + n) for n in range(agent % 3)]
-    fields = PLAIN | ({"tools": tools} if tools else {})
+    fields = {**PLAIN, **({"tools": tools} if tools else {})}
     lead = {"role": "system", "content": f"You are agent {agent}. {prose(900, agent)}"}
 
     def asks(history: Sequence[Doc], about: str) -> Generator[Turn, Doc | None, list[Doc]]:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -39,7 +40,7 @@ async def two_tiers(
     engine: Bench, cold: Path, witness: Witness | None = None, *, states: int = TALKS
 ) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
     """A sidecar with room for two states, and for so many in the cold tier."""
-    room = {"hot_bytes": HOT, "cold_dir": cold, "cold_bytes": states * STATE}
+    room: dict[str, Any] = {"hot_bytes": HOT, "cold_dir": cold, "cold_bytes": states * STATE}
     async with in_front_of(engine, witness, **room) as both:
         yield both
 

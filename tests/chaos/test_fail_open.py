@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import aiohttp
@@ -23,9 +24,7 @@ from slotkeeper.scheduler.placement import Placement
 CHAT = PATHS[Api.CHAT]
 
 
-async def ask(
-    data: str, api: Api = Api.CHAT, *, headers: dict[str, str] | None = None, **more: object
-) -> Head:
+async def ask(data: str, api: Api = Api.CHAT, *, headers: dict[str, str] | None = None, **more: Any) -> Head:
     """A streamed request, which must be answered whole."""
     async with dial(data) as wire:
         await wire.post(PATHS[api], request_body(api, stream=True, **more), headers)

@@ -8,6 +8,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import orjson
 import psutil
@@ -30,7 +31,7 @@ ROOM = 2**20
 OURS = str(Path(account.__file__).parents[1])
 
 
-async def refused(address: str, path: str, body: bytes) -> dict[str, object]:
+async def refused(address: str, path: str, body: bytes) -> dict[str, Any]:
     async with dial(address) as wire:
         await wire.post(path, body)
         head = await wire.head()

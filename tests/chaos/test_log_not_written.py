@@ -71,7 +71,7 @@ async def served(data: str, admin: str, *counted: str) -> dict[str, float]:
         async with client.post(f"http://{data}{PATHS[Api.CHAT]}", json=asked) as answer:
             assert answer.status == 200
             assert looks_whole(Api.CHAT, await answer.read())
-        figures = {}
+        figures: dict[str, float] = {}
         while not all(figures.get(name) for name in (REQUESTS, *counted)):  # after its end
             async with client.get(f"http://{admin}/metrics") as answer:
                 lines = (await answer.text()).splitlines()

@@ -17,6 +17,7 @@ from chaos.raw import Wire, dial, until
 from slotkeeper.api.answer import Answer, AnswerReader
 from slotkeeper.api.routes import Api
 from slotkeeper.app import Sidecar, running
+from slotkeeper.scheduler.types import EngineId
 
 pytestmark = pytest.mark.alternating
 
@@ -262,7 +263,7 @@ async def test_another_engine_may_have_it_also_after_our_head(monkeypatch):
     async with FakeEngine() as one, FakeEngine() as other, running(patient(one.base, other.base)) as sidecar:
         await ready(sidecar)
         upstream, dead = sidecar._upstream, asyncio.Event()
-        asked: list[str] = []
+        asked: list[EngineId] = []
         send = upstream.send
 
         async def late(base, *more, **named):

@@ -42,7 +42,7 @@ def ended(*words: str, env: Mapping[str, str] | None = None, **how: Any) -> subp
 @contextmanager
 def serving(
     *words: str, scheme: str = "http", **how: Any
-) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+) -> Iterator[tuple[subprocess.Popen[Any], str, str]]:
     """`slotkeeper serve` while the block lasts: the process, HOST:PORT of its data and of its admin port."""
     data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     ports = ("--listen", data, "--admin-listen", admin)

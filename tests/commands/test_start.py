@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -43,7 +44,7 @@ def screen() -> Iterator[Screen]:
     made.close()
 
 
-def start_and_end(*words: str, **streams: object) -> tuple[str, str]:
+def start_and_end(*words: str, **streams: Any) -> tuple[str, str]:
     """HOST:PORT of both ports of a sidecar that has begun and ended."""
     with serving("--upstream", NOBODY, "--drain-delay", "0", *words, **streams) as (process, data, admin):
         process.send_signal(signal.SIGINT)
@@ -105,7 +106,8 @@ def test_without_a_terminal_nothing_but_the_log_is_written(tmp_path: Path):
     ],
 )
 def test_the_addresses_can_be_opened_as_they_are_shown(bound, prefix, shown):
-    first, second, third = greeting(*bound, prefix)
+    data, admin = bound
+    first, second, third = greeting(data, admin, prefix)
     agents, dashboard, why = shown
     assert f"{agents}/v1 or {agents}, " in first
     assert second.endswith(f" {dashboard}")

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -27,7 +27,7 @@ EVERYWHERE: Final = "0.0.0.0"  # noqa: S104
 CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
 
 
-def check(code: int, hints: tuple[str, ...], *words: str, **how: object) -> str:
+def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
     done = ended(*words, **how)
     said = done.stdout + done.stderr
     assert done.returncode == code, said

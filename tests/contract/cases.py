@@ -164,9 +164,9 @@ def generated() -> Iterator[Case]:
                 body = {**_ask(path), "stream": stream, **more}
                 yield Case(f"{path} {name} {stream=}", "POST", path, JSON, orjson.dumps(body), cold=True)
     for path in GENERATE:
-        body = orjson.dumps({**_ask(path), "stream": True}, option=orjson.OPT_INDENT_2)
+        written = orjson.dumps({**_ask(path), "stream": True}, option=orjson.OPT_INDENT_2)
         escaped = path.replace("o", "%6f", 1) + "?a=b%20c"
-        yield Case(f"{path} indented", "POST", escaped, {**JSON, **ORIGIN}, b"\n " + body, cold=True)
+        yield Case(f"{path} indented", "POST", escaped, {**JSON, **ORIGIN}, b"\n " + written, cold=True)
 
 
 def refused() -> Iterator[Case]:
@@ -195,6 +195,7 @@ def actions() -> Iterator[Case]:
 
 def locked() -> Iterator[Case]:
     """An engine with --api-key: let in, kept out, public routes."""
+    keys: tuple[dict[str, str], ...]
     keys = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer k"}, {"X-Api-Key": "k"})
     for number, key in enumerate((*keys, {"X-Api-Key": "wrong"}, {"Authorization": "k"})):
         # Not /slots: which of them a task took is for us to choose, once the engine lets its client in.

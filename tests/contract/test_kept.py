@@ -71,7 +71,8 @@ def of_a(node: ast.stmt) -> Iterator[str]:
             for target, value in assigned(inner):
                 own = isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
                 if makes(value) and (own or (isinstance(target, ast.Name) and inner in node.body)):
-                    yield f"{node.name}.{target.attr if isinstance(target, ast.Attribute) else target.id}"
+                    name = target.attr if isinstance(target, ast.Attribute) else ast.unparse(target)
+                    yield f"{node.name}.{name}"
     else:
         for target, value in assigned(node):
             filled = getattr(value, "elts", None) or getattr(value, "keys", None)

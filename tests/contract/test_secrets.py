@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import pytest
@@ -59,7 +59,7 @@ async def test_a_key_is_nowhere_but_at_the_engine(engine_factory, capsys, tmp_pa
                 if key == OWN:  # of another's key in a body nobody knows
                     body |= {"user": key, "metadata": {"user_id": f"u_{key}", "session_id": key}}
                 for path in ROUTES:
-                    more = {} if path == "/v1/models" else {"json": body | {"content": "a"}}
+                    more: dict[str, Any] = {} if path == "/v1/models" else {"json": body | {"content": "a"}}
                     method = "POST" if more else "GET"
                     async with client.request(method, data + path + query, headers=headers, **more) as answer:
                         assert answer.status == 200, await answer.text()

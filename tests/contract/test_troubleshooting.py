@@ -118,7 +118,7 @@ def texts() -> str:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.append(node.value)
         elif isinstance(node, ast.JoinedStr):
-            found.append("".join(p.value if isinstance(p, ast.Constant) else "..." for p in node.values))
+            found.append("".join(str(p.value) if isinstance(p, ast.Constant) else "..." for p in node.values))
     return "\n".join(found)
 
 

@@ -148,8 +148,8 @@ def test_both_see_the_same_slot_folder_and_the_same_models(manifests: Manifests)
     for container in ENTRYPOINTS:
         assert volume_of(manifests, container, str(engine.model)) == "models"
     assert "runAsUser" in manifests.pod["securityContext"]
-    for container in manifests.containers:
-        assert "runAsUser" not in container["securityContext"], "slot files are for their owner alone"
+    for each in manifests.containers:
+        assert "runAsUser" not in each["securityContext"], "slot files are for their owner alone"
 
 
 def test_ports_are_open_to_those_who_need_them_and_the_engine_to_nobody_else(manifests: Manifests):

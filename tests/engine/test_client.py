@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import psutil
@@ -25,7 +25,7 @@ async def client(engine) -> AsyncIterator[EngineClient]:
         yield client
 
 
-async def until(true: Callable[[], object], seconds: float = PATIENCE) -> None:
+async def until(true: Callable[[], Awaitable[object]], seconds: float = PATIENCE) -> None:
     """Wait until an async condition holds."""
     async with asyncio.timeout(seconds):
         while not await true():

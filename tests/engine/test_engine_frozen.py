@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
@@ -186,7 +186,11 @@ async def test_a_step_that_a_frozen_engine_does_not_end_holds_no_slot(build, tmp
         for chat in chats:  # one of them is in no slot: which one depends on measured times
             turn = asyncio.get_running_loop().create_task(asked(client, chat.asks()))
             over = turn.done if action == "restore" else began.is_set  # the others begin after its answer
-            await until(lambda over=over: began.is_set() or over())
+
+            def either(over: Callable[[], bool] = over) -> bool:
+                return began.is_set() or over()
+
+            await until(either)
             if began.is_set():
                 break
             chat.hears(turn.result()[1]["choices"][0]["message"]["content"])

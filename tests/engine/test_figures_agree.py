@@ -129,7 +129,7 @@ async def session(model: Tiny, build: str, folder: Any, **settings: Any) -> Asyn
         Counter([engine.base]) as counter,
     ):
         await counter.read()
-        ours = {"slot_dir": engine.flags.slot_save_path, "save_pause": lab.PAUSE_SECONDS}
+        ours: dict[str, Any] = {"slot_dir": engine.flags.slot_save_path, "save_pause": lab.PAUSE_SECONDS}
         async with (
             lab.in_front_of(engine.base, **(ours | settings)) as sidecar,
             Target(lab.url_of(sidecar), [engine.base]) as target,

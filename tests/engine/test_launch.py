@@ -31,6 +31,7 @@ from slotkeeper.engine.launch import (
     recommended,
 )
 from slotkeeper.engine.process import Backoff, EngineDiedError, EngineProcess, Supervisor
+from slotkeeper.scheduler.types import SlotId
 
 PARENT = """
 import asyncio, json, sys
@@ -217,7 +218,7 @@ async def test_stopping_is_prompt_while_a_prompt_is_computed(launch):
     process.start()
     await process.wait_ready()
     async with EngineClient(process.base) as client, asyncio.TaskGroup() as group:
-        group.create_task(swallow(client.prefill([5] * 30000, 0)))
+        group.create_task(swallow(client.prefill([5] * 30000, SlotId(0))))
         while not (await client.slots())[0].busy:
             await asyncio.sleep(0.01)
         assert await process.stop() is not None

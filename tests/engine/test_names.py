@@ -54,7 +54,7 @@ async def views(sidecar: Sidecar, capsys: pytest.CaptureFixture[str]) -> dict[st
     out = Console(file=io.StringIO(), width=240)
     async with aiohttp.ClientSession(admin) as client, client.get("/api/state") as answer:
         found["state"] = await answer.text()
-    listing = {"admin": admin, "token": None, "last": 20, "repeated": False, "as_json": False}
+    listing: dict[str, Any] = {"admin": admin, "token": None, "last": 20, "repeated": False, "as_json": False}
     for name, showing in (
         ("why", why(None, out, **listing)),
         ("why ID", why("last", out, **listing)),

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.alternating
 ANN: Final = {"Authorization": "Bearer ann"}
 BOB: Final = {"X-Api-Key": "bob"}
 SKY: Final = "The heron stood in the reeds and counted the frogs of the pond, {} by {}. "
-HINTS: Final = ({}, {"X-Slotkeeper-Bypass": "1"})
+HINTS: Final[tuple[dict[str, str], ...]] = ({}, {"X-Slotkeeper-Bypass": "1"})
 RAM: Final = {"no-ram-cache": ["--cache-ram", "0"], "ram-cache": []}
 
 

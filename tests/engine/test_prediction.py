@@ -116,7 +116,7 @@ class Promise:
 
 async def answered(engine, seed: int, requests: int) -> list[Promise]:
     """Chats with real replies, which go back to the sidecar as they came."""
-    walk, promises = Chats(random.Random(seed)), []
+    walk, promises = Chats(random.Random(seed)), list[Promise]()
     async with lab.sidecar(engine.base, engine.flags) as url, aiohttp.ClientSession(url) as session:
         while len(promises) < requests:
             _, number = walk.next()

@@ -20,7 +20,7 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import boundaries_of, prompt_of
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import EngineId, Tokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILLER = " ".join(f"Rule {n} is to be kept." for n in range(150))
@@ -72,7 +72,7 @@ class Told:
     """An engine behind a link that has probed it."""
 
     def __init__(self, base: str) -> None:
-        self.link = EngineLink(base, api_key=None)
+        self.link = EngineLink(EngineId(base), api_key=None)
 
     async def __aenter__(self):
         await self.link._look(lambda _: None, lambda _: None)
@@ -98,7 +98,7 @@ async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
     """Every message rendered with another text; the reply's place by asking for no generation prompt."""
     whole = await engine.text(chat)
     prompt = await engine.ids(whole)
-    places = []
+    places: list[Boundary] = []
     for index, message in enumerate(chat["messages"]):
         if message["role"] not in {"user", "tool"}:
             continue

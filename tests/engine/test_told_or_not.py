@@ -6,6 +6,8 @@ that thins checkpoints at every task.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from benchmarks.found_flags import ALIKE, Way, measure, ratio
 
@@ -18,7 +20,8 @@ from slotkeeper.engine.canary import CANARY_TOKENS
 
 pytestmark = pytest.mark.alternating
 
-NO_PAUSES = {"save_pause": 3600.0, "idle_tokens": 0}  # how much idle work is done depends on the machine
+# How much idle work is done depends on the machine.
+NO_PAUSES: dict[str, Any] = {"save_pause": 3600.0, "idle_tokens": 0}
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from slotkeeper.engine.findings import SaveSupport, Severity, examine, probe
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import SlotId, Tokens
 
 KINDS = {
     Tiny.DENSE: (Memory.DENSE, 0),
@@ -80,7 +80,7 @@ async def test_a_probe_finds_what_is_switched_off(engine_factory, build):
 
 async def test_a_probe_does_not_disturb_a_slot(engine):
     async with EngineClient(engine.base) as client:
-        await client.prefill([5, 6, 7, 8, 9], 0)
+        await client.prefill([5, 6, 7, 8, 9], SlotId(0))
         before = await client.slots()
         assert (await probe(client)).slot_save is SaveSupport.YES
         assert await client.slots() == before

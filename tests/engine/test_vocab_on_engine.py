@@ -159,7 +159,9 @@ async def test_bos_and_raw_prompts_follow_the_engine(
         bos = (await ask("", add_special=True, parse_special=True))[0]
         tokenizer = await opened(ask, engine, local=local)
         assert tokenizer.mode == ("local" if local else "segments")
-        for prompt in ("hi there", "", ["hi"], ["hi", 5, "there", 6, 7], [5, "hi"], [1, 2, 3]):
+        prompts: tuple[str | list[int | str], ...]
+        prompts = ("hi there", "", ["hi"], ["hi", 5, "there", 6, 7], [5, "hi"], [1, 2, 3])
+        for prompt in prompts:
             tokens = await tokenizer.tokenize_prompt(prompt)
             body = {"prompt": prompt, "n_predict": 0, "cache_prompt": False}
             answer = (await ask.http.post("/completion", json=body)).json()

@@ -162,7 +162,9 @@ async def terminal(*words: str) -> AsyncIterator[Terminal]:
     env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", IN_TERMINAL, *words),
-        **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
         env=env | {"TERM": "xterm-256color"},
         start_new_session=True,
     )

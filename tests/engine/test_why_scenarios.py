@@ -5,7 +5,7 @@ One slot, the tiny hybrid model, stock flags, no snapshots: so that everything t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -17,7 +17,7 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import SESSIONS, Script, Turn, at_once, chat, edited, play, prose, system, user
+from slotkeeper.bench.sessions import SESSIONS, Turn, at_once, chat, edited, play, prose, system, user
 from slotkeeper.bench.target import Target
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -27,6 +27,9 @@ from slotkeeper.observe.accounts import FEW
 from slotkeeper.scheduler.figures import Loss
 
 pytestmark = pytest.mark.alternating
+
+Document = dict[str, Any]
+Script = Generator[Turn, Document, Any]  # what it returns nobody asks for
 
 OLDER: Final = Build.SKULK.value
 NO_THINKING: Final = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -46,24 +49,28 @@ class Said:
 
 FIRST, TURN = Said(label="turn 1", kind=RequestKind.COLD), Said(label="turn *", kind=RequestKind.MAIN_TURN)
 STRIPPED = Cause.TEMPLATE_STRIPS_REASONING
-SAMPLED = {"kind": RequestKind.MAIN_TURN, "section": Section.REASONING, "cause": STRIPPED}
-OPENED = {"kind": RequestKind.MAIN_TURN, "section": Section.REPLY, "cause": Cause.TEMPLATE_RERENDERS}
-RERENDERED = {
+SAMPLED: Document = {"kind": RequestKind.MAIN_TURN, "section": Section.REASONING, "cause": STRIPPED}
+OPENED: Document = {
+    "kind": RequestKind.MAIN_TURN,
+    "section": Section.REPLY,
+    "cause": Cause.TEMPLATE_RERENDERS,
+}
+RERENDERED: Document = {
     "kind": RequestKind.TOOL_ROUND_TRIP,
     "section": Section.CALL,
     "cause": Cause.CALL_RERENDERED,
     "rule": "tool_calls",
 }
-LOOPED = {"kind": RequestKind.MAIN_TURN, "cause": STRIPPED, "lost": Loss.CHECKPOINT}
-CLOCK = {
+LOOPED: Document = {"kind": RequestKind.MAIN_TURN, "cause": STRIPPED, "lost": Loss.CHECKPOINT}
+CLOCK: Document = {
     "kind": RequestKind.REWRITE,
     "section": Section.SYSTEM,
     "cause": Cause.CLOCK,
     "rule": "clock",
     "lost": Loss.CHECKPOINT,
 }
-EDITED = {"kind": RequestKind.BRANCH, "section": Section.USER, "cause": Cause.MESSAGE_EDITED}
-TAKEN = {"kind": RequestKind.MAIN_TURN, "lost": Loss.OVERWRITTEN}
+EDITED: Document = {"kind": RequestKind.BRANCH, "section": Section.USER, "cause": Cause.MESSAGE_EDITED}
+TAKEN: Document = {"kind": RequestKind.MAIN_TURN, "lost": Loss.OVERWRITTEN}
 
 
 def big_context() -> Script:

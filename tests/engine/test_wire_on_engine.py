@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from typing import Any
 
 import httpx
 import pytest
@@ -67,7 +68,7 @@ TOOL_TURN = [
 ]
 BILLING = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a51f5;You are Claude Code."
 
-MESSAGES = {
+MESSAGES: dict[str, dict[str, Any]] = {
     "plain": {"messages": [{"role": "user", "content": "hello"}]},
     "system": {"system": "Be brief.", "messages": [{"role": "user", "content": "hello"}]},
     "empty system": {"system": "", "messages": [{"role": "user", "content": "hello"}]},
@@ -141,7 +142,7 @@ ITEMS = [
     {"role": "user", "content": [{"type": "input_text", "text": "go"}, {"type": "input_text", "text": "on"}]},
 ]
 
-RESPONSES = {
+RESPONSES: dict[str, dict[str, Any]] = {
     "text": {"input": "hello"},
     "instructions": {"instructions": "Be brief.", "input": "hello"},
     "null instructions": {"instructions": None, "input": "hello"},
@@ -166,7 +167,7 @@ RESPONSES = {
 }
 
 OPENAI_TOOLS = [{"type": "function", "function": {"name": "ls", "description": "d", "parameters": SCHEMA}}]
-CHAT = {
+CHAT: dict[str, dict[str, Any]] = {
     "plain": {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "stream": True},
     "tools": {"messages": [{"role": "user", "content": "hello"}], "tools": OPENAI_TOOLS},
     "no tools wanted": {

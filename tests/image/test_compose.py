@@ -29,7 +29,7 @@ def mounts(service: dict[str, Any], kind: str) -> dict[str, str]:
     return {mount["target"]: mount["source"] for mount in service["volumes"] if mount["type"] == kind}
 
 
-def settings_in(env: dict[str, str]) -> dict[str, str]:
+def settings_in(env: dict[str, str]) -> dict[str, Any]:
     return {key.removeprefix(PREFIX).lower(): value for key, value in env.items() if key.startswith(PREFIX)}
 
 

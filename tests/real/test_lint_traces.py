@@ -85,10 +85,10 @@ def test_kinds(path):
 def test_all_of_them_at_once_are_told_apart():
     """Sessions of one client that ran the same task in many folders do not become one."""
     report = examined([read(path) for path in recorded.sessions()])
-    apart = Counter()
+    apart = Counter[str]()
     for path in recorded.sessions():
         apart.update(one.kind.value for one in explained(path))
-    together = Counter()
+    together = Counter[str]()
     for session in report.sessions:
         together.update(session.kinds)
     assert together == apart
