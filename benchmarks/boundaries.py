@@ -194,7 +194,7 @@ def _ratio(row: Row, stock: Row | None) -> float | None:
     """Of the medians of the time to first token."""
     if not stock or not stock["first_token_ms"] or row["first_token_ms"] is None:
         return None
-    return round(row["first_token_ms"] / stock["first_token_ms"], 2)
+    return float(round(row["first_token_ms"] / stock["first_token_ms"], 2))
 
 
 def table(rows: Sequence[Row], build: str) -> Table:

@@ -66,8 +66,10 @@ class Long:
             self.tokens = answer["usage"]["prompt_tokens"]
         await lab.rested(self._sidecar)
         newest = max(self._sidecar.driver.placement.catalog, key=lambda snapshot: len(snapshot.tokens))
-        files = self._ours.flags.slot_save_path, self._raw.flags.slot_save_path
-        await asyncio.to_thread(shutil.copy, files[0] / f"{newest.id}.slot", files[1] / FILE)
+        ours, raw = self._ours.flags.slot_save_path, self._raw.flags.slot_save_path
+        if ours is None or raw is None:
+            raise ValueError("both engines need --slot-save-path")
+        await asyncio.to_thread(shutil.copy, ours / f"{newest.id}.slot", raw / FILE)
 
     async def through_the_sidecar(self) -> tuple[float, int]:
         """Seconds and cached tokens."""

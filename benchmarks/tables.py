@@ -265,7 +265,7 @@ def soak() -> str:
 def comparison() -> str:
     """What `slotkeeper demo` printed."""
     (found,) = measured("demo")
-    return "```\n" + found["printed"].rstrip() + "\n```"
+    return "```\n" + str(found["printed"]).rstrip() + "\n```"
 
 
 MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
