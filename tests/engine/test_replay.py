@@ -9,6 +9,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.replay import merged, read, replay, shot
 from slotkeeper.bench.sessions import prose
 from slotkeeper.bench.target import Target
+from slotkeeper.engine.launch import free_port
 
 SYSTEM = "Trace of this test. " + prose(3000, 4)
 HISTORY = [
@@ -108,6 +109,6 @@ async def test_a_request_that_fails_is_counted_and_named(engine, tmp_path, capsy
 
 
 async def test_a_server_that_is_not_there_is_said_before_anything_is_sent(tmp_path, capsys):
-    base = f"http://127.0.0.1:{lab.free_port()}"
+    base = f"http://127.0.0.1:{free_port()}"
     assert await replay([recorded(tmp_path)], base=base, against=None, max_tokens=8) == 1
     assert f"Nothing answers at {base}" in capsys.readouterr().out

@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 
-from slotkeeper.cli import starting
 from slotkeeper.cli.starting import strangers_in, try_folders
 from slotkeeper.config import UsageError
 from slotkeeper.settings import Settings
@@ -48,11 +47,11 @@ def test_what_we_make_ourselves_is_ours_alone(tmp_path):
 )
 def test_another_users_folder_is_refused(monkeypatch, tmp_path, us, owner, trusted):
     class Folder(type(tmp_path)):  # type: ignore[misc]
-        def stat(self, **more):  # type: ignore[no-untyped-def]
+        def stat(self, **more):
             found = list(super().stat(**more))
             found[4] = owner
             return os.stat_result(found)
 
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(starting.os, "geteuid", lambda: us)
+    monkeypatch.setattr(os, "geteuid", lambda: us)
     assert ("another user" in strangers_in(Folder(tmp_path))) is not trusted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_file_that_others_could_use_is_refused_with_the_command_that_mends_it(
 
 def test_a_file_of_somebody_else_is_refused(tmp_path, monkeypatch):
     path = written(tmp_path, f'[alice]\nsha256 = "{DIGEST}"\n')
-    monkeypatch.setattr(keys_module.os, "geteuid", lambda: path.stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     if path.stat().st_uid == 0:  # root may give keys to anybody
         assert len(KeyList.read(path)) == 1
     else:

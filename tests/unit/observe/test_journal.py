@@ -194,7 +194,8 @@ def test_after_a_step_that_failed_it_is_decided_again():
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> restores(0, "a")
-    assert came.decision.chosen.reason is Reason.SNAPSHOT
+    first = came.decision.chosen
+    assert first.reason is Reason.SNAPSHOT
     assert play.later(2) << restored(Loading.REFUSED) >> goes("r1", reason=Reason.COLD)
     assert came.decision.chosen.reason is Reason.COLD
     assert came.decision.chosen.steps == ()

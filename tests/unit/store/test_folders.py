@@ -25,7 +25,7 @@ from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, ope
 @contextmanager
 def failing(name: str, number: int) -> Iterator[None]:
     """A call of the system's that is refused."""
-    with patch.object(files.os, name, side_effect=OSError(number, os.strerror(number))):
+    with patch.object(os, name, side_effect=OSError(number, os.strerror(number))):
         yield
 
 
@@ -142,7 +142,7 @@ async def test_a_folder_that_became_read_only_still_gives(hot: Path):
         kept = await keep(store, hot, file_of(1), seed=1)
         with (
             failing("utime", errno.EROFS),
-            patch.object(snapshot_folder.files, "hash_bytes", wraps=files.hash_bytes) as hashed,
+            patch.object(files, "hash_bytes", wraps=files.hash_bytes) as hashed,
         ):
             await store.verify(kept.id)
             assert await offered(store, hot, kept.id) == file_of(1)
