@@ -155,7 +155,7 @@ async def test_a_stream_that_waits_hears_comments_and_then_all_of_its_answer(mor
             await mortal.start()
             heard += await answer.read()
         assert answer.status == 200
-        assert b"error" not in heard
+        assert b'"error":' not in heard  # the model may well say "error"
         assert heard.endswith(b"data: [DONE]\n\n")
         assert b"prompt_progress" not in heard
 
@@ -183,7 +183,7 @@ async def test_a_stream_that_comes_while_the_engine_is_down_hears_comments(build
                 heard += await answer.content.readany()
             await mortal.start()
             heard += await answer.read()
-        assert b"error" not in heard
+        assert b'"error":' not in heard
         assert heard.endswith(b"data: [DONE]\n\n")
         if stranger:
             assert (await stranger)[0] == 401
