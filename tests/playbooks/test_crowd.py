@@ -55,7 +55,7 @@ def answered(play: Play, request: str = "r1", prompt: Tokens = A, slot: int = 0)
     return bool(play << ends(request, len(prompt), 0, generated=len(REPLY)) >> reports(request))
 
 
-# -- where a file can only be extended, and nobody knows how the reply comes back --------------------------
+# -- where a file can only be extended, and how the reply comes back is unknown ----------------------------
 
 
 def test_it_is_parked_where_its_next_turn_goes_on():

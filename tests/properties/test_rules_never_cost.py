@@ -1,7 +1,7 @@
 """Agents, sub-agents and side requests in any order: no rule makes an engine compute more than without it.
 
 That holds of each request, in the slots as they are then. It cannot hold of every session as a whole: what
-a rule saves now changes what the slots hold, and nobody knows which of that a later request needs. Of random
+a rule saves now changes what the slots hold, and a later request may need what is gone. Of random
 sessions the sums are compared, and how many lost.
 
 The shapes are those of recorded sessions: some of the tools, in another order, tools of an MCP server added,

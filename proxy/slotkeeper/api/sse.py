@@ -3,7 +3,7 @@
 Lines are cut with `split`, never byte by byte, and a line in pieces is joined once: cost is linear.
 
 The engine notices that a client has left only when it writes to it, and during a prefill it writes
-nothing (engine.md T10): a prompt of 60,000 tokens is computed to its end in vain, and its slot is
+nothing (engine.md T10): a prompt of 60,000 tokens is computed to its end for no client, and its slot is
 busy for minutes. With `return_progress` it writes an event after each batch. The client did not ask
 for these events and does not see them; everything else passes as it came.
 """

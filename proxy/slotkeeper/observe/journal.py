@@ -13,7 +13,7 @@ from typing import Final
 
 from slotkeeper.conversation.naming import Name
 from slotkeeper.observe.request_record import (
-    NOBODY,
+    NO_REQUEST,
     RUNNING,
     Clients,
     Decision,
@@ -197,13 +197,13 @@ class Journal:
         self, event: Event, effects: Iterable[Effect], begun: float, now: float, pending: Pendings
     ) -> None:
         """What the driver took in at `begun`, and what was made of it by `now`, on its clock."""
-        key = getattr(event, "request", NOBODY)
+        key = getattr(event, "request", NO_REQUEST)
         concerned = self._live.get(key)
         if concerned is not None:
             _event(concerned, event)
         self._own(event, effects)
         for effect in effects:
-            live = self._live.get(getattr(effect, "request", NOBODY))
+            live = self._live.get(getattr(effect, "request", NO_REQUEST))
             if live is not None:
                 _effect(live, effect, begun, now, pending)
                 if isinstance(effect, Report):
@@ -230,7 +230,7 @@ class Journal:
         if isinstance(event, Saved | Filed) and event.snapshot:
             self.owners.saved(event.request, event.snapshot.id)
         for effect in effects:
-            live = self._live.get(getattr(effect, "request", NOBODY))
+            live = self._live.get(getattr(effect, "request", NO_REQUEST))
             if isinstance(effect, Restore) and live:
                 self.owners.restored(effect.snapshot.id, live.record)
             elif isinstance(effect, Save):

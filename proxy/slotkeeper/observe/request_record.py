@@ -111,7 +111,7 @@ def _told(work: Work, now: float) -> Moment:
 
 # -- what is kept of it ----------------------------------------------------------------------------------
 
-NOBODY: Final = RequestId("")
+NO_REQUEST: Final = RequestId("")
 RUNNING: Final = "running"  # the outcome of what has not ended
 
 
@@ -202,7 +202,7 @@ class Record:
     route: str
     came: float  # seconds since the epoch
     at: float  # the same moment on the driver's clock
-    key: RequestId = NOBODY  # by which the driver knows it now
+    key: RequestId = NO_REQUEST  # by which the driver knows it now
     client: str = ""  # a digest
     name: Name = field(default_factory=lambda: Name(UNKNOWN))  # of its conversation
     model: str | None = None  # as the client asked for it

@@ -56,7 +56,7 @@ class FairQueue:
         self._client[request] = client
 
     def put_back(self, request: RequestId, client: ClientId) -> None:
-        """It was served in vain, and is the next to be served."""
+        """It lost its slot before the engine began, and is the next to be served."""
         self.add(request, client)
         self._lines[client].move_to_end(request, last=False)
         self._lines.move_to_end(client, last=False)
