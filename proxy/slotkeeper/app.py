@@ -70,25 +70,34 @@ class Sidecar:
         self._engine_key = key
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         known = flags or {}
-        links = {
-            engine: EngineLink(
+
+        def new_link(engine: EngineId, flags: EngineFlags | None) -> EngineLink:
+            return EngineLink(
                 engine,
                 api_key=key,
-                flags=known.get(engine),
+                flags=flags,
                 slot_dir=settings.slot_dir,
                 may_compute=settings.probe,
                 may_read=settings.read_flags,
                 frozen_after=settings.engine_frozen_after,
             )
-            for engine in map(EngineId, settings.upstream)
-        }
+
+        links = {engine: new_link(engine, known.get(engine)) for engine in map(EngineId, settings.upstream)}
         self.settings = settings
         self.metrics = Metrics()
         store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
         limits = limits_in(settings)
         self.rewriting = Rewriting(Choice.of(settings.rules, DEFAULTS), self.metrics, text=settings.why_text)
         journal = Journal(settings.why_requests)
-        self.driver = Driver(links, self.metrics, store=store, limits=limits, journal=journal)
+        self.driver = Driver(
+            links,
+            self.metrics,
+            store=store,
+            limits=limits,
+            journal=journal,
+            new_link=new_link,
+            api_key=key,
+        )
         self.admin = AdminPort(
             self.driver,
             self.metrics,
@@ -260,6 +269,7 @@ def limits_in(settings: Settings) -> Limits:
         hourly_bytes=int(settings.hourly_bytes),
         pause=settings.save_pause,
         engine_wait=settings.engine_wait,
+        swap_wait=settings.swap_wait,
         idle_tokens=settings.idle_tokens,
         waiting=settings.max_waiting,
         waiting_of_one=settings.max_waiting_per_client,

@@ -98,6 +98,14 @@ class Settings(BaseSettings):
             "back, unless their answer had begun; 0 answers them with an error at once"
         ),
     )
+    swap_wait: float = Field(
+        default=10.0,
+        ge=0,
+        description=(
+            "seconds that a request waits at most for requests of other models, if its router has not loaded "
+            "its own; then nothing more begins there, and the models are swapped"
+        ),
+    )
     engine_frozen_after: float = Field(
         default=30.0,
         gt=0,

@@ -83,7 +83,7 @@ class Client:
 
     async def _compare(self, begins: Tokens, turn: Turn, body: bytes) -> None:
         """It is the beginning of the prompt, and reaches up to what the client wrote anew."""
-        link, chat = self.driver.front, parse(self.api, body).chat
+        link, chat = self.driver.engines.front(), parse(self.api, body).chat
         real = await link.render_chat(chat, {})
         assert real.begins_with(begins), f"{turn.label}: {real.lcp(begins)} of {len(begins)}"
         said = next(m for m in reversed(turn.messages) if m["role"] in ("user", "tool"))["content"]
@@ -160,7 +160,7 @@ async def test_the_reply_to_a_brief_request_is_rendered_when_the_engine_has_time
     """Requests that follow it at once would wait for that."""
     idle, rendered = asyncio.Event(), []
     async with client(engine, Api.CHAT) as playing:
-        link = playing.driver.front
+        link = playing.driver.engines.front()
         render = link.render_chat
 
         async def idle_moment(*_: Any, **__: Any) -> bool:

@@ -90,10 +90,10 @@ async def test_what_a_canary_has_shown_is_known_where_none_is_possible(build, tm
     carries = {EngineKind.SKULK: False, EngineKind.XLLAMACPP: True}[EngineKind(build)]
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
         async with lab.keeping(engine) as first:
-            assert first.driver.front.traits.files_carry is carries
+            assert first.driver.engines.front().traits.files_carry is carries
             await say(first)
         async with lab.keeping(engine) as second:
-            assert second.driver.front.traits.files_carry is carries
+            assert second.driver.engines.front().traits.files_carry is carries
         (engine.flags.slot_save_path / FILE).unlink()
         async with lab.keeping(engine) as third:
-            assert third.driver.front.traits.files_carry is (None if carries else False)
+            assert third.driver.engines.front().traits.files_carry is (None if carries else False)

@@ -24,16 +24,19 @@ from slotkeeper.scheduler.effects import (
     Erase,
     Forward,
     Learned,
+    LoadModel,
     Observe,
     Plant,
     Prove,
     Purpose,
+    Refuse,
     Report,
     Restore,
     Save,
     SaveMoment,
     SetTimer,
     Stop,
+    UnloadModel,
 )
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import (
@@ -48,6 +51,9 @@ from slotkeeper.scheduler.events import (
     Finished,
     Gone,
     Loading,
+    ModelsListed,
+    ModelStatus,
+    ModelView,
     NextKnown,
     Observed,
     ObserveFailed,
@@ -59,6 +65,7 @@ from slotkeeper.scheduler.events import (
     SlotView,
     SnapshotsChanged,
     Started,
+    SwapFailed,
     TimerFired,
 )
 from slotkeeper.scheduler.pending import Pending
@@ -66,7 +73,7 @@ from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.structure import Boundary
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Reason, RequestId, SlotId, Tokens
 
 STEP = 0.01
 ENGINE = "e0"
@@ -156,7 +163,7 @@ class Play:
     def rests(self) -> bool:
         """Nothing is left over, and nobody will be asked anything any more."""
         state = self.placement._state
-        left = [*state.requests, *state.queue, *state.bypassing, *state.steered]
+        left = [*state.requests, *state.queue, *state.bypassing, *state.steered, *state.slotless]
         tables = state.tables.values()
         quiet = all(set(t.states) == {SlotState.IDLE} and not t.unsettled and not t.orphans for t in tables)
         return bool(self) and not left and quiet and not self.looking
@@ -210,6 +217,20 @@ def planted(request: str, computed: int | None = 1, **more: Any) -> Planted:
 
 def snapshots_changed(*snapshots: Snapshot, gone: tuple[str, ...] = ()) -> SnapshotsChanged:
     return SnapshotsChanged(at=0.0, snapshots=snapshots, gone=tuple(map(SnapshotId, gone)))
+
+
+def lists(*loaded: str, most: int = 1, router: str = ENGINE, **others: str) -> ModelsListed:
+    """A router's listing: models "a" and "b" are served by the engines "a" and "b"."""
+    status = dict.fromkeys(("a", "b"), "unloaded") | dict.fromkeys(loaded, "loaded") | others
+    views = tuple(
+        ModelView(engine=EngineId(name), name=ModelName(name), status=ModelStatus(value))
+        for name, value in status.items()
+    )
+    return ModelsListed(at=0.0, router=EngineId(router), models=views, most=most)
+
+
+def swap_fails(engine: str, *, broken: bool) -> SwapFailed:
+    return SwapFailed(at=0.0, engine=EngineId(engine), broken=broken)
 
 
 def closing() -> Closing:
@@ -378,6 +399,17 @@ def stops() -> Expected:
 
 def drops(name: str, *, to_cold: bool = False) -> Expected:
     return Expected(Drop, {"snapshot": name, "to_cold": to_cold})
+
+
+def loads(engine: str) -> Expected:
+    return Expected(LoadModel, {"engine": engine})
+
+
+def unloads(engine: str) -> Expected:
+    return Expected(UnloadModel, {"engine": engine})
+
+
+refuses = _expected(Refuse)
 
 
 def proves(name: str, *, paid: bool) -> Expected:

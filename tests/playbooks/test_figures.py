@@ -52,7 +52,7 @@ def test_what_was_computed_in_a_pause_is_reused_and_new_all_the_same():
 def test_it_is_so_too_where_that_comes_from_a_file():
     play = dense(**NEW_FILES)
     play.placement._state.ahead.computed(NEXT, len(A))
-    play.placement.tree.add(A, 0.0)
+    play.placement.tree().add(A, 0.0)
     assert play << snapshots_changed(snapshot("s1", NEXT))
     assert play << arrives("r2") << knows("r2", NEXT + ASKED) >> restores(0, "s1") << restored() >> goes("r2")
     told = reports("r2", **PREPARED)
@@ -66,7 +66,7 @@ def test_a_request_that_is_broken_off_counts_as_far_as_the_engine_was():
     reached = len(A) + 30
     told = reports("r2", usage__prompt=reached, usage__computed=30, usage__reused=len(A), oracle=30)
     assert play << leaves("r2", reached=reached, cached=len(A)) >> told
-    assert play.placement.tree.longest(NEXT) == reached  # so far it was computed
+    assert play.placement.tree().longest(NEXT) == reached  # so far it was computed
 
 
 def test_one_that_is_broken_off_before_anything_was_computed_leaves_nothing_to_compute():

@@ -34,7 +34,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
 from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.types import Reason, SlotId, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, Reason, SlotId, Tokens
 
 HEAD, OTHER_HEAD = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]
@@ -93,7 +93,7 @@ def test_a_file_that_can_only_be_extended_ends_where_all_that_parted_can_go_on(f
     document = Tokens(range(10_000, 12_000))
     play = Play(n_slots=1, eager_thinning=True, **files)
     for asked in ([7, 8], [9]):
-        play.placement._state.tree.add(document + Tokens(asked) + ASKS[0])
+        play.placement._state.tree(NO_ROUTER).add(document + Tokens(asked) + ASKS[0])
     play << arrives("r1") << knows("r1", document + Tokens([7]) + ASKS[1])
     play >> plants("r1", 0, Purpose.PLANT)
     assert isinstance(play.step, Plant)
@@ -127,7 +127,7 @@ def test_a_beginning_that_changes_from_time_to_time_is_not_saved_at_its_end():
     clock = HEAD.cut(0, 900) + OTHER_HEAD.cut(0, 100)
     play = Play(n_slots=1, eager_thinning=True, **OLD_FILES)
     assert play << snapshots_changed(snapshot("until the clock", HEAD.cut(0, 900)))
-    play.placement._state.tree.add(PROMPTS[0])
+    play.placement._state.tree(NO_ROUTER).add(PROMPTS[0])
     assert play << arrives("r1") << knows("r1", clock + ASKS[1], AT_HEAD) >> restores(0, "until the clock")
     assert play << restored() >> goes("r1", slot=0)
 
@@ -166,7 +166,7 @@ def test_who_waits_for_a_file_goes_on_when_there_will_be_none(end):
 def test_a_plant_that_fails_costs_the_request_nothing_but_time():
     play = Play(n_slots=2, **LATER_BUILD)
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
-    play.placement._state.tree.add(PROMPTS[1])
+    play.placement._state.tree(NO_ROUTER).add(PROMPTS[1])
     assert play << arrives("r2") << knows("r2", PROMPTS[2]) >> plants("r2", 1, Purpose.PLANT)
     assert play << planted("r2", None) >> goes("r2", slot=0)
     assert play << ends("r2", 2000, 0) >> reports("r2", usage__planted=0)
@@ -248,7 +248,7 @@ def test_a_long_message_is_cut_before_its_last_line_and_the_next_question_costs_
     document = HEAD + Tokens(range(30_000, 36_000))
     first, second = (document + Tokens(range(n, n + 30)) for n in (80_000, 90_000))
     play = Play(n_slots=1, checkpoint_cap=64, **LATER_BUILD)
-    play.placement._state.tree.add(HEAD + ASKS[1])  # so its end is worth nothing
+    play.placement._state.tree(NO_ROUTER).add(HEAD + ASKS[1])  # so its end is worth nothing
     play << arrives("r1") << knows("r1", first, *asked(first))
     play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 1004)) << planted("r1", 1004)
     play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 7004)) << planted("r1", 6000)

@@ -40,7 +40,7 @@ async def sidecar(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         await engine.wait_ready()
         settings = Settings(upstream=(base,), listen="127.0.0.1:0", admin_listen="127.0.0.1:0")
         async with running(settings) as sidecar:
-            await sidecar.driver.awake(sidecar.driver.now())
+            await sidecar.driver.engines.awake(sidecar.driver.now())
             yield sidecar
     finally:
         await engine.stop()

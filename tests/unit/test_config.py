@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "save_pause": ("11", "12", "13"),
     "idle_tokens": ("14", "15", "16"),
     "engine_wait": ("31", "32", "33"),
+    "swap_wait": ("34", "35", "36"),
     "engine_frozen_after": ("31", "32", "33"),
     "keep_alive": ("17", "18", "19"),
     "save_timeout": ("11", "12", "13"),

@@ -148,6 +148,6 @@ class AdminPort:
         if self._state.draining:
             return web.Response(status=503, text="draining\n")
         # Also an engine that we cannot probe (--no-slots, a key that we lack) is served: unpinned.
-        if not any(link.health is Health.OK for link in self._driver.links.values()):
+        if not any(link.health in {Health.OK, Health.ROUTER} for link in self._driver.links.values()):
             return web.Response(status=503, text=f"no engine is up: {self._engines()}\n")
         return web.Response(text="ready\n")

@@ -197,12 +197,13 @@ class StateRoutes:
 
     async def _tree(self, request: web.Request) -> web.Response:
         placement, now = self._driver.placement, self._driver.now()
-        tree = placement.tree
+        model = placement.busiest
+        tree = placement.tree(model)
         twigs = tree.recent_edges(min(MOST_TWIGS, number(request, "limit", TWIGS)))
         slots: dict[int | None, list[Document]] = {}
         for table in placement.tables.values():
             for slot, contents in enumerate(table.shadow.slots):
-                if contents:
+                if contents and table.model == model:
                     slots.setdefault(tree.twig(contents.tokens), []).append(
                         {"engine": table.engine, "slot": slot}
                     )

@@ -23,6 +23,7 @@ from slotkeeper.engine.launch import (
     recommended,
 )
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.table import SlotState
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
@@ -208,9 +209,15 @@ def url_of(started: Sidecar) -> str:
 
 
 async def ready(started: Sidecar) -> None:
-    """Wait until every engine is probed. Raises TimeoutError."""
+    """Wait until every engine is probed, and every router's models are known. Raises TimeoutError."""
+    engines = started.driver.engines
+
+    def known(link: EngineLink) -> bool:
+        router = engines.routers.get(link.engine)
+        return link.ready or not link.listed or (router is not None and bool(router.listing.models))
+
     async with asyncio.timeout(READY_SECONDS):
-        while not all(link.ready for link in started.driver.links.values()):  # noqa: ASYNC110 - there is no event
+        while not all(map(known, engines.links.values())):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -45,6 +45,8 @@ class Health(StrEnum):
     OK = "ok"
     LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
     SLEEPING = "sleeping"  # alive, model unloaded, all slots empty (engine.md 7)
+    ROUTER = "router"  # alive, and no engine itself: it loads models, each of which is one
+    UNLOADED = "unloaded"  # a model that its router has not loaded
     DOWN = "down"  # nothing listens there, or the connection broke
     SILENT = "silent"  # no answer in time: its machine may be busy
     FOREIGN = "foreign"  # something else answers there
@@ -61,6 +63,8 @@ SAID: Final[Mapping[Health, str]] = {
     Health.OK: "is up",
     Health.LOADING: "is still loading its model",
     Health.SLEEPING: "sleeps",
+    Health.ROUTER: "is a router",
+    Health.UNLOADED: "is not loaded",
     Health.DOWN: "does not answer",
     Health.SILENT: "does not answer in time",
     Health.FOREIGN: "is no llama-server: something answers there, but not as llama-server does",

@@ -50,6 +50,9 @@ LOOP_STATUS: Final = 508  # what a sidecar answers to a request that has come th
 OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
     {"total_slots", "default_generation_settings", "build_info", "model_path", "is_sleeping", "role"}
 )
+OF_SERVERS: Final = {503: Health.LOADING, LOOP_STATUS: Health.LOOP}  # by the status of a refusal
+# A router with `autoload=false`: 400 "model is not loaded" or "not found", 500 while it starts or ends.
+OF_MODELS: Final = {400: Health.UNLOADED, 500: Health.LOADING, 503: Health.LOADING}
 PREFILL_FIELDS: Final = [
     "timings/prompt_n",
     "timings/cache_n",
@@ -79,23 +82,31 @@ class EngineClient:
     async def close(self) -> None:
         await self._http.close()
 
+    @property
+    def busy(self) -> bool:
+        """Whether any call is under way."""
+        return self._http.calls > 0
+
     async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
         """Never raises. Does not wake a sleeping engine. It is silent after `seconds` without an answer."""
-        limits = CallLimits(CallKind.BRIEF, seconds)
+        limits, model = CallLimits(CallKind.BRIEF, seconds), self._http.address.model
         try:
-            await self._http.json("GET", "/health", limits=limits)
+            if not model:  # a router answers for itself
+                await self._http.json("GET", "/health", limits=limits)
             props = await self._props(limits, headers)
         except EngineError as error:
             if error.foreign:
                 return Health.FOREIGN
             # /health needs no key, /props does: a 401 comes from an engine that is up.
-            return {503: Health.LOADING, LOOP_STATUS: Health.LOOP}.get(error.status, Health.OK)
+            return (OF_MODELS if model else OF_SERVERS).get(error.status, Health.OK)
         except EngineSilentError:
             return Health.SILENT
         except EngineGoneError:
             return Health.DOWN
         if OWN_PROPS.isdisjoint(props):
             return Health.FOREIGN
+        if props.get("role") == "router":
+            return Health.ROUTER
         return Health.SLEEPING if props.get("is_sleeping") else Health.OK
 
     async def props(self, *, headers: Headers | None = None) -> dict[str, Any]:
@@ -122,9 +133,10 @@ class EngineClient:
             return await response.text()
 
     async def models(self, *, headers: Headers | None = None) -> dict[str, Any]:
-        """The entry of the model that is served (engine.md 1.1)."""
+        """The entry of the model that is served (engine.md 1.1); a router lists all of its models."""
         listed = await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers)
-        return dict(listed["data"][0]) if listed.get("data") else {}
+        model, entries = self._http.address.model, listed.get("data") or []
+        return dict(next((entry for entry in entries if not model or entry.get("id") == model), {}))
 
     async def lora_adapters(self, *, headers: Headers | None = None) -> list[dict[str, Any]]:
         """Path and scale of each. Enters the task queue, so it would wake a sleeping engine."""

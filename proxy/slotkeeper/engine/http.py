@@ -19,6 +19,7 @@ import aiohttp
 import orjson
 
 from slotkeeper.api.headers import AUTH
+from slotkeeper.engine.address import EngineAddress
 from slotkeeper.engine.answers import EngineError, EngineFrozenError, EngineGoneError, EngineSilentError
 
 CONNECT_SECONDS: Final = 5.0
@@ -70,6 +71,11 @@ class Pulse:
     def __repr__(self) -> str:
         return f"<Pulse {'frozen' if self.frozen else 'alive'}, {len(self._waiting)} wait>"
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for it."""
+        return bool(self._waiting)
+
     def heard(self) -> None:
         """It has said something, to whomever: a token, the progress of a prefill, an answer."""
         self.heard_at = time.monotonic()
@@ -102,14 +108,16 @@ class EngineHttp:
     """One engine's address and key, and the connections to it. `close` it."""
 
     def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
-        self.base = base.rstrip("/")
+        self.address = EngineAddress.of(base)
+        self.base = self.address.base
         self.pulse = pulse or Pulse()
         self._own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._sessions: dict[CallKind | None, aiohttp.ClientSession] = {}
         self._kept_in_use = 0
+        self.calls = 0  # under way
 
     def __repr__(self) -> str:
-        return f"{self.base}{' with key' if self._own else ''}"
+        return f"{self.address.engine}{' with key' if self._own else ''}"
 
     async def close(self) -> None:
         for session in self._sessions.values():
@@ -150,10 +158,19 @@ class EngineHttp:
         Raises EngineError for every other status, EngineGoneError when there is no answer.
         """
         async with (
+            self._counted(),
             nullcontext() if limits.kind is CallKind.BRIEF else self.pulse.answer(),
             self._asked(method, path, limits=limits, headers=headers, body=body) as response,
         ):
             yield response
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
 
     @asynccontextmanager
     async def _asked(
@@ -165,8 +182,9 @@ class EngineHttp:
         headers: Headers | None,
         body: Mapping[str, Any] | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        body = self.address.body(method, body)
         data = orjson.dumps(body) if body is not None else None
-        headers, url = self._with_credential(headers or {}), self.base + path
+        headers, url = self._with_credential(headers or {}), self.address.url(method, path)
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             stream = BytesIO(data) if data is not None else None  # aiohttp warns of bytes above 1 MiB

@@ -238,14 +238,15 @@ def thins_eagerly(build: str, model: Mapping[str, Any]) -> bool | None:
     """Whether the build drops close checkpoints at every task (engine.md T7); None = cannot be known.
 
     1. By its number, where it is one of llama.cpp's own.
-    2. Else by what /v1/models says of the model: "architecture" is in b11549's answer, not in b10434's.
+    2. Else by what /v1/models says of the model: "architecture" is in b11549's answer, not in b10434's; of a
+       router's entries, which have a status, it is "context_length".
     """
     number = fingerprint.number_in(build)
     if number:  # (1)
         return number < fingerprint.LAZY_SINCE
     if not model:
         return None
-    return "architecture" not in model  # (2)
+    return ("context_length" if "status" in model else "architecture") not in model  # (2)
 
 
 def looks_unified(props: Mapping[str, Any], model: Mapping[str, Any]) -> bool:

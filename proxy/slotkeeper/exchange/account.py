@@ -46,7 +46,7 @@ from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import usage_of
 from slotkeeper.scheduler.structure import Boundary
-from slotkeeper.scheduler.types import Reason, RequestId, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, Reason, RequestId, Tokens
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
@@ -101,6 +101,8 @@ class Account:
         self.arrived = driver.now()
         self.outcome = "broken"
         self.key_name: str | None = None  # of its client's key, in the list of our own
+        self.named_model: str | None = None  # by its body
+        self.model = NO_ROUTER  # of a router, that must serve it
         self.cost = 0  # tokens that were computed and generated for it
         self.progress: ProgressFilter | None = None  # of the prefill, where it was asked for
         self.record = Record(
@@ -126,6 +128,8 @@ class Account:
         """
         self.record.body_bytes, self._came = len(body), body
         doc, self.claim = await run(_loaded, self._api, body, encoding)
+        named = doc.get("model")
+        self.named_model = named if isinstance(named, str) else None
         return doc
 
     async def parse(
@@ -217,12 +221,12 @@ class Account:
         found: list[Found] = [NOT_FOUND, NOT_FOUND]
         asks = [ask, *filter(None, (self.rewritten,))]
         try:
-            while (link := driver.front).ready:
+            while (link := await driver.engines.serving(self.model, lambda: self._waits(key))).ready:
                 try:
                     found[: len(asks)] = await asyncio.gather(*(self._found(link, each) for each in asks))
                     break
                 except EngineGoneError:
-                    if not await driver.comes_back(link):
+                    if not await driver.engines.comes_back(link):
                         raise
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
@@ -245,6 +249,10 @@ class Account:
                 )
             )
         self._metrics.spent("render", driver.now() - started)
+
+    def _waits(self, key: RequestId) -> bool:
+        """Whether it is still known under this key."""
+        return self._open and self.key == key
 
     async def _found(self, link: EngineLink, ask: Ask) -> Found:
         """Its tokens, and where other prompts may part from it. Raises what `render` does."""
@@ -306,6 +314,8 @@ class Account:
             self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
             self._driver.effect_runner.forget(self.key)
             self._driver.post(Gone(at=self._driver.now(), request=self.key, reached=reached, cached=cached))
+            if self.model:
+                self._driver.engines.came_or_went()  # its tokens are not wanted any more
 
     def _reached(self) -> tuple[int | None, int]:
         """How far the engine was in the prompt, and what of that was cached, as it said last."""

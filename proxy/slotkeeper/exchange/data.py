@@ -10,6 +10,7 @@ import uuid
 from types import TracebackType
 from typing import Any, Final, Self
 
+import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -27,6 +28,9 @@ from slotkeeper.exchange.relay import Outlet
 from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared, target
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import ConnectionCut, Metrics
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.events import Arrived, Gone
+from slotkeeper.scheduler.types import NO_ROUTER, RequestId
 
 RETRY_AFTER: Final = 5  # seconds
 SLOWEST: Final = 16 * 1024  # bytes a second of a body that takes longer than that
@@ -138,6 +142,18 @@ def _known_as(request: web.Request) -> str:
     return request_id(given, lambda: uuid.uuid4().hex)
 
 
+def _model_in(request: web.BaseRequest, body: bytes | None) -> str | None:
+    """Where a router looks for it: in the body of a POST, in the query of a GET."""
+    if request.method in READS:
+        return request.query.get("model")
+    try:
+        doc: Any = orjson.loads(body or b"")
+    except orjson.JSONDecodeError:
+        return None
+    named = doc.get("model") if isinstance(doc, dict) else None
+    return named if isinstance(named, str) else None
+
+
 class DataPort:
     """Answers every request, by an exchange or by copying it through."""
 
@@ -201,7 +217,8 @@ class DataPort:
                 ).run()
             if api is Api.CONTROL:
                 return await self._acted(request, body or b"", known_as, let_in=judged is KeyCheck.LET_IN)
-            return await self._through(request, api, body, known_as)
+            link = await self._serving(request, body)
+            return await self._through(request, api, body, known_as, link)
         except Fault as fault:
             return self._failed(api, fault, known_as)
         except GONE:
@@ -244,14 +261,33 @@ class DataPort:
                 status=LOOP_STATUS,
             )
 
+    async def _serving(self, request: web.Request, body: bytes | None) -> EngineLink:
+        """Where a request without a slot goes: to the first engine that is there.
+
+        One for a router's model waits for that: it would have the router load it, and evict another.
+        """
+        driver = self._gate.driver
+        model = driver.engines.model_of(_model_in(request, body)) if driver.engines.routers else NO_ROUTER
+        if not model:
+            return driver.engines.front()
+        key = RequestId(f"{next(driver.numbers)}:slotless")
+        line = self._gate.door.caller(request).line
+        arrived = Arrived(at=driver.now(), request=key, client=line, model=model, slotless=True)
+        driver.engines.rouse(model)
+        try:
+            forward = await driver.admit(arrived)
+        except asyncio.CancelledError:
+            driver.post(Gone(at=driver.now(), request=key))
+            raise
+        return driver.links[forward.engine]
+
     async def _through(
-        self, request: web.Request, api: Api, body: bytes | None, known_as: str
+        self, request: web.Request, api: Api, body: bytes | None, known_as: str, link: EngineLink
     ) -> web.StreamResponse:
-        """A route without a slot: to the first engine that is there."""
-        link = self._gate.driver.front
+        """A route without a slot."""
         try:
             async with answering(link):
-                answer = await self._gate.upstream.send(link.engine, request, body, known_as)
+                answer = await self._gate.upstream.send(link.address, request, body, known_as)
         except UpstreamFault:
             link.kick()
             raise

@@ -138,15 +138,16 @@ class Door:
         """
         driver = self._driver
         await driver.folder_tried()  # whose secret tells namespaces
+        engines = driver.engines
         if any(link.doubtful for link in driver.links.values()):
             if later and self._was_let_in(request):
                 return KeyCheck.LATER
-            await driver.awake(since)
+            await engines.awake(since)
         judged = await self._judged(request)
         if judged is KeyCheck.UNSURE:  # it may be starting
-            if later and driver.expects_one and self._was_let_in(request):
+            if later and engines.expects() and self._was_let_in(request):
                 return KeyCheck.LATER
-            await driver.awake(since)
+            await engines.awake(since)
             judged = await self._judged(request)
         return judged
 
@@ -179,7 +180,8 @@ class Door:
     def _was_let_in(self, request: web.BaseRequest) -> bool:
         """By the processes that were asked last, whatever comes in their place."""
         digest = self._digest(request, self._shown)
-        last = [(engine, *self._anyone.get(engine, ("", False, 0.0))) for engine in self._driver.links]
+        upstreams = [link.engine for link in self._driver.engines.upstreams]
+        last = [(engine, *self._anyone.get(engine, ("", False, 0.0))) for engine in upstreams]
         closed = [(engine, process, digest) for engine, process, open_, _ in last if not open_]
         if any(seen not in self._known for seen in closed):
             return False
@@ -187,7 +189,7 @@ class Door:
         return True
 
     async def _judged(self, request: web.BaseRequest) -> Judged:
-        links, judged, wanted = self._driver.links.values(), KeyCheck.LET_IN, False
+        links, judged, wanted = self._driver.engines.upstreams, KeyCheck.LET_IN, False
         there = [link for link in links if link.health is not Health.DOWN] or list(links)
         for link in there:
             if await self._wants_no_key(link):
@@ -230,7 +232,7 @@ class Door:
         match said:
             case Refusal() if self.keys:
                 raise UpstreamFault(OWN_REFUSED)
-            case Refusal() if not link.up:  # no key was ever accepted: the route may be closed
+            case Refusal() if not link.judges:  # no key was ever accepted: the route may be closed
                 return KeyCheck.UNSURE
             case Refusal():
                 self._known.pop(seen, None)
@@ -246,7 +248,7 @@ class Door:
         if link.pulse.frozen:
             return KeyCheck.UNSURE
         try:
-            answer = await self._upstream.look(link.engine, self._path, headers, seconds=ASK_SECONDS)
+            answer = await self._upstream.look(link.address.base, self._path, headers, seconds=ASK_SECONDS)
         except UpstreamFault:
             link.kick()
             return KeyCheck.UNSURE

@@ -53,6 +53,7 @@ MIXED: Final = (
 ANYONE: Final = "~"  # the namespace of requests without a key, where an engine wants none
 DEATHS: Final = 3  # of engines that were at work on a request, after which it is not sent to another
 AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
+UNLOADED: Final = frozenset({400, 500})  # of a router whose model was unloaded, or is just being
 BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
 
 log = get_logger(__name__)
@@ -190,7 +191,7 @@ class Exchange:
             self._forward = forward = await self._place()
             losses = self._gate.driver.links[forward.engine].losses
             try:
-                return await self._answer(forward)
+                return await self._answer(forward, losses)
             except UpstreamFault as fault:
                 if not await self._again(forward.engine, losses, fault):
                     raise
@@ -239,8 +240,11 @@ class Exchange:
 
     async def _place(self) -> Forward:
         account, driver = self._account, self._gate.driver
-        driver.rouse()
-        await driver.awake(self._waits_since)
+        engines = driver.engines
+        engines.rouse(account.model)
+        await engines.awake(self._waits_since, account.model)
+        account.model = engines.model_of(account.named_model)
+        engines.rouse(account.model)
         if self._judged is KeyCheck.LATER:
             await self._judge()
         self._check_line()
@@ -258,7 +262,7 @@ class Exchange:
 
     async def _judge(self) -> None:
         """By the engine that is there now; where that cannot say, it stays let in. Raises Fault."""
-        if not self._gate.driver.front.ready:
+        if not self._gate.driver.engines.front(self._account.model).ready:
             return
         judged = await self._gate.door.judge(self._request, since=self._waits_since)
         if isinstance(judged, Refusal):
@@ -283,6 +287,7 @@ class Exchange:
             request=self._account.key,
             client=self._caller.line,
             namespace=self._namespace,
+            model=self._account.model,
             generates=self._api.generates,
             pinnable=ask is not None and self._api.pinnable,
             rendered=renders,
@@ -312,11 +317,12 @@ class Exchange:
                 f"the engine at {engine} has ended {DEATHS} times while it was at work on this request, "
                 "which is not sent again; the engine's log may say why"
             ) from fault
-        return driver.front.ready or driver.placement.back_by(driver.now()) is not None
+        return driver.engines.may_serve(self._account.model)
 
     # -- the answer --------------------------------------------------------------------------------
 
-    async def _answer(self, forward: Forward) -> web.StreamResponse:
+    async def _answer(self, forward: Forward, losses: int) -> web.StreamResponse:
+        """`losses` of its engine before it was sent there."""
         driver = self._gate.driver
         body = placed(self._apart(self._body_out, forward), self._account.claim, forward.slot)
         ask, progress = self._account.ask, None
@@ -328,12 +334,19 @@ class Exchange:
             parent = self._trace.trace_parent if self._trace else None
             async with answering(link):
                 answer = await self._gate.upstream.send(
-                    forward.engine, self._request, body, self._account.id, trace_parent=parent
+                    link.address,
+                    self._request,
+                    body,
+                    self._account.id,
+                    trace_parent=parent,
+                    held=forward.reason is not Reason.FAIL_OPEN,
                 )
         except UpstreamFault:
             link.kick()
             raise
         async with answer:
+            if link.address.model and answer.status in UNLOADED and await link.was_lost(losses):
+                raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
             driver.post(Started(at=driver.now(), request=self._account.key))
             relay = Relay(

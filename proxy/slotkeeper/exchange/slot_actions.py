@@ -45,6 +45,7 @@ class SlotAction:
     act: Act | None
     target: str  # path and query
     body: bytes
+    model: str | None = None  # that it names, for a router
 
     @property
     def refused(self) -> bool:
@@ -64,7 +65,17 @@ def read_action(target: str, body: bytes, prefix: str = "") -> SlotAction:
         act=act,
         target=f"{prefix}/slots/{NO_SLOT if slot is None else slot}?action={act or NO_ACTION}",
         body=b"{}" if act is Act.ERASE or act is None else _checked(body),
+        model=_model_in(body),
     )
+
+
+def _model_in(body: bytes) -> str | None:
+    try:
+        doc: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    named = doc.get("model") if isinstance(doc, dict) else None
+    return named if isinstance(named, str) else None
 
 
 def _checked(body: bytes) -> bytes:
@@ -121,14 +132,17 @@ class SlotActions:
         action = read_action(request.rel_url.raw_path_qs, body, self._prefix)
         driver = self._driver
         key = RequestId(f"action {next(driver.numbers)}")
-        await driver.awake(driver.now())
+        model = driver.engines.model_of(action.model)
+        await driver.engines.awake(driver.now(), model)
         if action.refused:
-            return (await self._send(driver.front.engine, action, request, known_as)).response(known_as)
+            engine = driver.engines.front(model).engine
+            return (await self._send(engine, action, request, known_as)).response(known_as)
         arrived = Arrived(
             at=driver.now(),
             request=key,
             client=client,
             rendered=False,
+            model=model,
             id_slot=action.slot,
             action=True,
         )
@@ -169,7 +183,12 @@ class SlotActions:
     async def _send(
         self, engine: EngineId, action: SlotAction, request: web.Request, known_as: str
     ) -> UpstreamAnswer:
-        async with answering(self._driver.links[engine]):
-            sent = await self._upstream.post(engine, action.target, action.body, request, known_as)
+        link = self._driver.links[engine]
+        address, body = link.address, action.body
+        if address.model and isinstance(doc := orjson.loads(body or b"{}"), dict):
+            body = orjson.dumps(address.body("POST", doc))
+        async with answering(link):
+            path = address.passed_on(action.target, held=True)
+            sent = await self._upstream.post(address.base, path, body, request, known_as)
             async with sent:
                 return await UpstreamAnswer.of(sent)

@@ -27,6 +27,7 @@ from yarl import URL
 from slotkeeper.api import headers as names
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.headers import forwardable
+from slotkeeper.engine.address import EngineAddress
 from slotkeeper.engine.answers import EngineFrozenError
 from slotkeeper.runtime.link import EngineLink
 
@@ -129,22 +130,24 @@ class Upstream:
 
     async def send(
         self,
-        base: str,
+        address: EngineAddress,
         request: web.BaseRequest,
         body: bytes | None,
         request_id: str,
         *,
         trace_parent: str | None = None,
+        held: bool = True,
     ) -> aiohttp.ClientResponse:
         """Forward a request. Raises UpstreamFault when the engine cannot be reached or hangs up.
 
-        `trace_parent` names our own span; without one the client's goes on.
+        `trace_parent` names our own span; without one the client's goes on. `held`: a router is not to load
+        a model for it.
         """
-        url = URL(base + target(request), encoded=True)
+        url = URL(address.base + address.passed_on(target(request), held=held), encoded=True)
         headers = self.outgoing(request, body, request_id)
         if trace_parent is not None:
             headers[names.TRACE_PARENT] = trace_parent
-        return await self._sent(base, url, headers, method=request.method, body=body)
+        return await self._sent(address.base, url, headers, method=request.method, body=body)
 
     async def post(
         self, base: str, path: str, body: bytes, request: web.BaseRequest, request_id: str

@@ -54,6 +54,7 @@ WENT: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.UNPINNABLE: "requests of this kind cannot choose a slot",
         Reason.BRIEF: "it is so short that the slot which loses least is best",
         Reason.UNRENDERED: "its tokens were not known, so the slot that loses least was taken",
+        Reason.SLOTLESS: "it takes no slot, and waited for its model to be loaded",
         Reason.BYPASS: "the client asked to bypass Slotkeeper",
         Reason.FAIL_OPEN: "Slotkeeper failed, so it went through unchanged; the log says how",
     }

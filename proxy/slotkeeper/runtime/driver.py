@@ -16,19 +16,20 @@ from dataclasses import replace
 from itertools import count
 from typing import Final, ParamSpec
 
-from slotkeeper.engine.answers import EngineGoneError
-from slotkeeper.engine.client import EngineError, Health
+from slotkeeper.api.errors import UpstreamFault
+from slotkeeper.engine.address import EngineAddress
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import Seldom, get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
+from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
-from slotkeeper.runtime.tasks import Tasks, lifeline
+from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Effect, Forward, Learned, Poisoned, Report
-from slotkeeper.scheduler.engine_model import FLAGS
+from slotkeeper.scheduler.effects import Effect, Forward, Learned, Poisoned, Refuse, Report
+from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits
 from slotkeeper.scheduler.events import (
     Arrived,
     Closing,
@@ -40,6 +41,7 @@ from slotkeeper.scheduler.events import (
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.router import RETRY_SECONDS
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from slotkeeper.store.store import Store
 
@@ -50,7 +52,6 @@ log = get_logger(__name__)
 SWEEP_PATIENCE: Final = 10.0  # seconds: a slow disk must not keep the sidecar from serving
 MOMENT: Final = 0.1  # seconds without a request, after which an engine counts as idle for small work
 LATEST: Final = 1.0  # seconds that small work which must be done waits for it
-PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes a fifth of one
 
 
 class Driver:
@@ -64,15 +65,28 @@ class Driver:
         store: Store | None = None,
         limits: Limits | None = None,
         journal: Journal | None = None,
+        new_link: LinkMaker | None = None,
+        api_key: str | None = None,
     ) -> None:
-        """Without a `store` there are no snapshots, without a `journal` there is no `why`."""
-        self.links = links
+        """Without a `store` there are no snapshots, without a `journal` there is no `why`.
+
+        `new_link` and our own `api_key` are for routers and their models.
+        """
         self.metrics = metrics
         self.journal = Journal(0) if journal is None else journal
         self.tasks = Tasks(self._task_failed)
+        self._limits = limits or Limits()
+        self.engines = Engines(
+            links,
+            self.tasks,
+            wait=self._limits.engine_wait,
+            back_by=lambda model: self.placement.back_by(self.now(), model),
+            new_link=new_link,
+            api_key=api_key,
+        )
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
         self.effect_runner = EffectRunner(
-            links,
+            self.engines,
             metrics,
             self.tasks,
             self.post,
@@ -83,29 +97,20 @@ class Driver:
         self.next_turns = NextTurns()
         self.numbers = count(1)  # of requests: a client may send one id twice
         self.learning: set[RequestId] = set()  # whose replies are being rendered
-        self._limits = limits
-        self.placement = Placement(*links, limits=limits)
+        self.placement = Placement(*links, limits=self._limits)
         metrics.watch(lambda: self.placement, self.journal.clients)
         self.reports: Callable[[Report], None] = metrics.report
         self._seldom = Seldom(log)
         self._events: deque[Event] = deque()
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
-        self._roused: set[EngineId] = set()  # sleeping engines that are loading their models for us
         self._closing = False
         self._saved = asyncio.Event()
-        self._came_or_went = asyncio.Event()  # the next engine that does
-
-    @property
-    def front(self) -> EngineLink:
-        """The first engine that is ready, else the first that was named."""
-        links = self.links.values()
-        return next((link for link in links if link.ready), next(iter(links)))
 
     @property
     def looks_ahead(self) -> bool:
         """Whether the next turn's prefix is wanted."""
-        return (self._limits or Limits()).idle_tokens > 0
+        return self._limits.idle_tokens > 0
 
     async def idle_moment(self, request: RequestId, *, within: float = math.inf) -> bool:
         """Wait until no request runs for a moment; False if its slot has gone on, or after so many seconds.
@@ -113,7 +118,7 @@ class Driver:
         Rendering costs the engine and us some milliseconds: too much while its client's next turn, which
         may follow at once, is on its way.
         """
-        pause = (self._limits or Limits()).pause
+        pause = self._limits.pause
         latest = self.now() + within
         while self.now() < latest:
             await asyncio.sleep(min(pause / 2, MOMENT))
@@ -138,8 +143,12 @@ class Driver:
         for link in self.links.values():
             self.metrics.engine_up(link.engine, up=False)
             self.metrics.freezes.labels(engine=link.engine)
-            self.tasks.start(link.watch(self._engine_up, self._engine_lost))
-            self.tasks.start(lifeline(link.engine, link.doubt))
+        self.engines.watch(self._engine_up, self._engine_lost, self.post)
+
+    @property
+    def links(self) -> Mapping[EngineId, EngineLink]:
+        """To engines by their ids, the models of routers among them."""
+        return self.engines.links
 
     async def folder_tried(self) -> None:
         """Wait, but not for long, until the slot folder is open or cannot be used."""
@@ -164,73 +173,7 @@ class Driver:
         await self.tasks.close()
         if self.snapshots:
             await self.snapshots.close()
-        for link in self.links.values():
-            await link.client.close()
-
-    async def awake(self, since: float) -> None:
-        """Wait, but not for long, until some engine is ready, and none may have been restarted unseen.
-
-        For one that has ended and is expected back it waits longer, counted from `since`.
-        """
-        doubtful = [link for link in self.links.values() if link.doubtful]
-        if self.front.ready and not doubtful:
-            return
-        if not all(link.pulse.frozen for link in self.links.values()):
-            await self._probed(doubtful)
-        await self._returned(since)
-
-    def rouse(self) -> None:
-        """Have engines that sleep load their models, if no other is ready, so that a slot can be chosen.
-
-        Any task would wake them, but the slot that it takes is then unknown, and nothing is restored for it.
-        """
-        for link in self.links.values() if not self.front.ready else ():
-            if link.health is Health.SLEEPING and link.engine not in self._roused:
-                self._roused.add(link.engine)
-                self.tasks.start(self._rouse(link))
-
-    async def _rouse(self, link: EngineLink) -> None:
-        try:
-            await link.client.rouse(headers=link.auth)
-        except (EngineError, EngineGoneError) as error:
-            log.warning("engine_not_roused", engine=link.engine, error=str(error))
-        finally:
-            self._roused.discard(link.engine)
-            link.kick()
-
-    async def _probed(self, doubtful: list[EngineLink]) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                await asyncio.gather(*(link.settle() for link in doubtful))
-                if not self.front.ready:
-                    await asyncio.gather(*(link.wake() for link in self.links.values()))
-
-    @property
-    def expects_one(self) -> bool:
-        """Whether none is ready, and one that has ended should be back soon."""
-        coming = any(link.coming for link in self.links.values())
-        return not self.front.ready and (coming or self.placement.back_by(self.now()) is not None)
-
-    async def _returned(self, since: float) -> None:
-        """Wait until some engine is ready: all that come while one is expected wait for the same time."""
-        until = since + (self._limits or Limits()).engine_wait if self.expects_one else since
-        while not self.front.ready and any(link.returns for link in self.links.values()):
-            if until <= self.now():
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(until - self.now()):
-                    await self._came_or_went.wait()
-
-    async def comes_back(self, link: EngineLink) -> bool:
-        """After a call that it did not answer: whether it had ended, and some engine is ready now."""
-        if not await link.was_lost(link.losses):
-            return False
-        await self._returned(self.now())
-        return self.front.ready
-
-    def _say_it_came_or_went(self) -> None:
-        self._came_or_went.set()
-        self._came_or_went = asyncio.Event()
+        await self.engines.close()
 
     def admit(self, arrived: Arrived) -> asyncio.Future[Forward]:
         """A request enters; the future says where it goes. Cancel with `post(Gone(...))`."""
@@ -291,6 +234,8 @@ class Driver:
                 if grant and not grant.done():
                     grant.set_result(effect)
                 self.metrics.decision(effect.reason)
+            case Refuse():
+                self._refuse(effect)
             case Report():
                 self.reports(effect)
             case Learned():
@@ -299,6 +244,18 @@ class Driver:
                 self._poisoned(effect)
             case _:
                 self.effect_runner.perform(effect)
+
+    def _refuse(self, effect: Refuse) -> None:
+        grant = self._grants.pop(effect.request, None)
+        if grant and not grant.done():
+            model = EngineAddress.of(effect.engine).model
+            grant.set_exception(
+                UpstreamFault(
+                    f"the model {model} could not be loaded; the log of its router says why",
+                    status=503,
+                    retry_after=int(RETRY_SECONDS),
+                )
+            )
 
     def _learned(self, what: Learned) -> None:
         flag, value = FLAGS[what.name], what.value
@@ -338,14 +295,14 @@ class Driver:
         """
         waiting, self._grants = self._grants, {}
         catalog = tuple(self.placement.catalog)
-        self.placement = Placement(*self.links, limits=self._limits)
+        upstreams = [link.engine for link in self.engines.upstreams]
+        self.placement = Placement(*upstreams, limits=self._limits)
         if renew:
             self._events.append(SnapshotsChanged(at=self.now(), snapshots=catalog))
         for link in self.links.values() if renew else ():
             if link.traits and link.up:
-                up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=False)
-                self._events.append(up)
-        engine, released = self.front.engine, list[Effect]()
+                self._events.append(self._up(link, fresh=False))
+        engine, released = self.engines.front().engine, list[Effect]()
         for request, grant in waiting.items():
             if not grant.done():
                 go = Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
@@ -359,11 +316,15 @@ class Driver:
         link.probed = 0
         if link.traits:
             self.metrics.engine_up(link.engine, up=True)
-            up = EngineUp(at=self.now(), engine=link.engine, traits=link.traits, fresh=link.fresh)
-            self.post(up)
-            self._say_it_came_or_went()
+            self.post(self._up(link, fresh=link.fresh))
+            self.engines.came_or_went()
             if link.lacks_files:
                 self.tasks.start(link.look_for_files(self._files_found))
+
+    def _up(self, link: EngineLink, *, fresh: bool) -> EngineUp:
+        traits = link.traits or EngineTraits()
+        model = link.address.model
+        return EngineUp(at=self.now(), engine=link.engine, traits=traits, fresh=fresh, model=model)
 
     def _files_found(self, link: EngineLink) -> None:
         if link.traits:
@@ -375,7 +336,7 @@ class Driver:
         if link.pulse.frozen:
             self.metrics.freezes.labels(engine=link.engine).inc()
         self.post(EngineLost(at=self.now(), engine=link.engine, returns=link.returns))
-        self._say_it_came_or_went()
+        self.engines.came_or_went()
 
     def _task_failed(self, error: BaseException) -> None:
         log.error("task_failed", exc_info=error)

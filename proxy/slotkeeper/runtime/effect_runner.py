@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.log import get_logger, id_of, sayable
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
@@ -18,15 +19,18 @@ from slotkeeper.scheduler.effects import (
     Erase,
     Forward,
     Learned,
+    LoadModel,
     Observe,
     Plant,
     Poisoned,
     Prove,
+    Refuse,
     Report,
     Restore,
     Save,
     SetTimer,
     Stop,
+    UnloadModel,
 )
 from slotkeeper.scheduler.events import (
     Erased,
@@ -39,7 +43,7 @@ from slotkeeper.scheduler.events import (
     Saved,
     TimerFired,
 )
-from slotkeeper.scheduler.types import EngineId, RequestId
+from slotkeeper.scheduler.types import RequestId
 
 log = get_logger(__name__)
 
@@ -49,7 +53,7 @@ class EffectRunner:
 
     def __init__(
         self,
-        links: Mapping[EngineId, EngineLink],
+        engines: Engines,
         metrics: Metrics,
         tasks: Tasks,
         post: Callable[[Event], None],
@@ -59,7 +63,7 @@ class EffectRunner:
         progress: Callable[[RequestId, int], None] = lambda _, __: None,
     ) -> None:
         """`progress` hears how many tokens the plant for a request has computed so far."""
-        self._links = links
+        self._engines = engines
         self._metrics = metrics
         self._tasks = tasks
         self._post = post
@@ -85,7 +89,9 @@ class EffectRunner:
                 self._set_alarm(effect)
             case Observe():
                 self._tasks.start(self._observe(effect))
-            case Forward() | Report() | Learned() | Poisoned():
+            case LoadModel() | UnloadModel():
+                self._swap(effect)
+            case Forward() | Refuse() | Report() | Learned() | Poisoned():
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:
@@ -123,7 +129,7 @@ class EffectRunner:
 
     async def _plant(self, plant: Plant) -> None:
         computed, seconds, cuts, counted = None, None, None, 0
-        link = self._links[plant.place.engine]
+        link = self._engines.links[plant.place.engine]
 
         def count(reached: int, cached: int) -> None:  # as it goes: what is broken off was computed as well
             nonlocal counted
@@ -160,7 +166,7 @@ class EffectRunner:
         )
 
     async def _tend(self, step: Save | Restore | Erase) -> None:
-        link, snapshots = self._links[step.place.engine], self._snapshots
+        link, snapshots = self._engines.links[step.place.engine], self._snapshots
         if snapshots is None:
             raise AssertionError("the scheduler plans no files without a store")
         try:
@@ -184,6 +190,14 @@ class EffectRunner:
         elif self._snapshots and isinstance(order, Prove):
             await self._snapshots.prove(order)
 
+    def _swap(self, effect: LoadModel | UnloadModel) -> None:
+        link = self._engines.links[effect.engine]
+        router = self._engines.router_of(effect.engine)
+        if isinstance(effect, LoadModel):
+            router.load(link)
+        else:
+            router.unload(link)
+
     def _set_alarm(self, wake: SetTimer) -> None:
         """In place of the one before: that would be later, and is asked for again if it is still wanted."""
         if self._alarm:
@@ -198,7 +212,10 @@ class EffectRunner:
     async def _observe(self, look: Observe) -> None:
         if look.delay:
             await asyncio.sleep(look.delay)
-        link, asked = self._links[look.engine], time.monotonic()
+        link, asked = self._engines.links.get(look.engine), time.monotonic()
+        if link is None or not link.listed:  # its model is about to be unloaded: a call would hang
+            self._post(ObserveFailed(at=asked, engine=look.engine))
+            return
         try:
             slots = await link.client.slots(headers=link.auth)
         except Exception as error:  # noqa: BLE001 - without an answer to it the scheduler would never look again

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from slotkeeper.api.document import Doc, Prompt
+from slotkeeper.engine.address import EngineAddress
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, Pulse
@@ -31,6 +32,7 @@ FROZEN: Final = 30.0  # seconds without a sign of life, until an engine is given
 LONGEST_LOOK: Final = 5.0  # seconds
 THAW: Final = 1.0  # seconds in which a frozen engine, once it goes on, reads what was sent to it meanwhile
 UNAUTHORIZED: Final = 401
+THERE: Final = frozenset({Health.OK, Health.SLEEPING, Health.ROUTER, Health.UNLOADED})
 REFUSALS: Final = 3  # of GET /slots in a row: without it free slots cannot be known
 
 # Between a request's text and the call stand caches and encoders that know of no client.
@@ -60,6 +62,9 @@ class EngineLink:
         `frozen_after` seconds of silence.
         """
         self.engine = engine
+        self.address = EngineAddress.of(engine)
+        self.routes = False  # it is a router, or was the last time that it answered
+        self.listed = True  # whether it may be looked at: a model only while its router has it loaded
         self.files: ProbeResult | None = None  # what its slot files are like
         self.build = ""
         self._slot_dir = slot_dir
@@ -96,11 +101,16 @@ class EngineLink:
     def coming(self) -> bool:
         """Whether it was lost, and is sure to be back: it loads, sleeps, or `up` starts it."""
         there = self.health in {Health.LOADING, Health.SLEEPING}
-        return self.returns and (there or self.replace is not None)
+        return self.returns and (there or self.routes or self.replace is not None)
 
     @property
     def ready(self) -> bool:
         return self.up and self.tokenizer is not None
+
+    @property
+    def judges(self) -> bool:
+        """Whether it was ever let in there, so that a refusal is one of the key."""
+        return self.up or self.health is Health.ROUTER
 
     def kick(self) -> None:
         """Look at once: a connection just failed."""
@@ -142,11 +152,21 @@ class EngineLink:
         await self.settle()
         return self.process != before
 
-    async def watch(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
-        """Runs for ever; tells when the engine comes, goes, or is another process than before."""
+    async def watch(
+        self,
+        on_up: Callable[[EngineLink], None],
+        on_lost: Callable[[EngineLink], None],
+        on_router: Callable[[EngineLink], None] = lambda _: None,
+    ) -> None:
+        """Runs for ever; tells when the engine comes, goes, or is another process than before.
+
+        `on_router` is told at each look that it is no engine, but a router.
+        """
         while True:
             try:
                 await self._look(on_up, on_lost)
+                if self.health is Health.ROUTER:
+                    on_router(self)
             except Exception as error:  # noqa: BLE001 - no unexpected answer ends the watch
                 self._not_probed(str(error))
             if not self._kick.is_set() and not self._slow:  # else a doubt may have come up while we looked
@@ -154,8 +174,7 @@ class EngineLink:
             self._looked.set()
             self._looked = asyncio.Event()
             try:
-                calm = self.health in {Health.OK, Health.SILENT} or self.health.wrong
-                async with asyncio.timeout(min(CALM, self.frozen_after) if calm else EAGER):
+                async with asyncio.timeout(self._rest):
                     await self._kick.wait()
                 self._kick.clear()
                 if not self._doubt:  # for which requests wait
@@ -163,13 +182,32 @@ class EngineLink:
             except TimeoutError:
                 pass
 
+    @property
+    def _rest(self) -> float | None:
+        """Seconds until the next look; None: until something is heard of it."""
+        calm = self.health in {Health.OK, Health.SILENT, Health.ROUTER} or self.health.wrong
+        if not self.listed:
+            return None
+        return min(CALM, self.frozen_after) if calm else EAGER
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything that was asked of it is not answered: a call of ours, or a client's request."""
+        return self.client.busy or self.pulse.busy
+
+    def part(self, on_lost: Callable[[EngineLink], None]) -> None:
+        """It is about to be unloaded: nothing more is asked of it."""
+        self.listed, self.health = False, Health.UNLOADED
+        if self.up:
+            self._lost(returns=False)
+            on_lost(self)
+
     async def _look(self, on_up: Callable[[EngineLink], None], on_lost: Callable[[EngineLink], None]) -> None:
+        if not self.listed:
+            self.part(on_lost)
+            return
         limit = min(LONGEST_LOOK, self.frozen_after / 2)
-        self.health = await self.client.health(headers=self.auth, seconds=limit)
-        if self.health in {Health.OK, Health.SLEEPING}:
-            self.down_since = None
-        elif self.down_since is None:
-            self.down_since = time.monotonic()
+        self._is(await self.client.health(headers=self.auth, seconds=limit))
         if self.health is Health.SILENT:
             self._silent(on_lost)
             return
@@ -193,6 +231,18 @@ class EngineLink:
                 return
             self.up, self._refusals, self._trouble = True, 0, ""
             on_up(self)
+
+    def _is(self, health: Health) -> None:
+        """What it was found to be."""
+        self.health = health
+        if health in THERE:
+            self.down_since = None
+        elif self.down_since is None:
+            self.down_since = time.monotonic()
+        if health is Health.ROUTER:
+            self.routes, self.returns = True, False
+        elif self.routes and health is not Health.SILENT:
+            self.returns = health is Health.DOWN
 
     @property
     def _slow(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler import chores, en_route
+from slotkeeper.scheduler import chores, en_route, swaps
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Forward, Observe
 from slotkeeper.scheduler.events import Arrived, Rendered
@@ -35,7 +35,9 @@ def arrived(state: State, event: Arrived) -> None:
         other=Form(event.rewritten) if event.rewritten is not None and priced else None,
     )
     state.requests[event.request] = pending
-    if event.bypass:
+    if event.slotless:
+        state.slotless.append(event.request)
+    elif event.bypass:
         state.bypassing.append(event.request)
     else:
         state.queue.add(event.request, event.client)
@@ -62,7 +64,7 @@ def _takes(state: State, pending: Pending, form: Form) -> None:
     pending.arrived = replace(pending.arrived, hash_chain=form.hash_chain)
     pending.prompt = form.prompt
     if form.prompt is not None:
-        pending.structure = en_route.structured(state, form.prompt, form.boundaries)
+        pending.structure = en_route.structured(state, form.prompt, form.boundaries, pending.arrived.model)
 
 
 def _priced_late(pending: Pending, event: Rendered) -> Form:
@@ -87,10 +89,11 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         table.awaited = False
     yield from _bypass(state, now)
     yield from _send_steered(state, now)
-    if state.queue and not state.up and state.back_by(now) is None:
-        yield from _fail_open(state, now)
+    yield from _fail_open(state, now)
+    yield from swaps.send_slotless(state)
     yield from _serve(state, now)
-    yield from chores.settle(state, now)
+    yield from swaps.settle(state, now)
+    yield from chores.settle(state, now, or_at=swaps.due_at(state, now))
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
@@ -103,6 +106,8 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
     left_waiting, scene = 0, CurrentScene(state, now)
     for request in _served_next(state):
         pending, begun = state.requests[request], False
+        if not state.open_for(pending.arrived.model):
+            continue
         if not scene.keeps_waiting(pending):
             if left_waiting == LOOKAHEAD:
                 break
@@ -154,9 +159,9 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
     request, pinned = pending.arrived, pending.arrived.to_be_pinned
     if plan is not None:  # it waits for the best place
         return () if pinned or plan.table.open_for_unpinned(now) else (plan.table,)
-    room = state.with_room(request.copies)
+    room = state.with_room(request)
     if room and not any(table.open_for(now, pinned=pinned) for table in room):
-        return state.up
+        return state.open_for(request.model)
     if room and (pinned or not request.namespace):
         return ()
     return _holds_in_turn(state, pending)
@@ -165,7 +170,8 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
 def _holds_in_turn(state: State, pending: Pending) -> Sequence[EngineTable]:
     """Engines on which others' tasks must end for it, once enough requests have overtaken it."""
     copies = pending.arrived.copies
-    ours = [table for table in state.up if table.own >= min(copies, len(table.states))]
+    tables = state.open_for(pending.arrived.model)
+    ours = [table for table in tables if table.own >= min(copies, len(table.states))]
     return ours if ours and _overtaken(state, pending) else ()
 
 
@@ -183,7 +189,8 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
         return _place(state, pending, now)
     if not pending.rendered:
         choosable = request.pinnable and request.id_slot is None and request.copies == 1
-        plan = changed_by_messages(state.up, request.hash_chain, other.hash_chain, now) if choosable else None
+        tables = state.open_for(request.model) if choosable else []
+        plan = changed_by_messages(tables, request.hash_chain, other.hash_chain, now) if tables else None
         if plan is not None:
             _weighed(state, pending, Weighed(None, None, taken=True))
         return plan
@@ -209,10 +216,11 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
     """Numbers as in `placement`. None: it waits (7)."""
     request = pending.arrived
     if request.copies > 1:
-        tables = state.with_room(request.copies)
+        tables = state.with_room(request)
         return _named(blind(tables, pinnable=False, now=now, catalog=state.catalog), Reason.UNPINNABLE)  # 1
     if request.id_slot is not None:
-        tables = state.up[:1] if request.action else sorted(state.up, key=lambda t: t.load)
+        there = state.open_for(request.model)
+        tables = there[:1] if request.action else sorted(there, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, now)  # 2
     if request.namespace and request.generates and not request.pinnable:
         return en_route.steered(state, pending, now)
@@ -222,8 +230,9 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
 def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     """Where what slots and files hold is of most use: 3 to 6 of `placement`. None: it waits (7)."""
     request, space = pending.arrived, pending.arrived.namespace
+    tables = state.open_for(request.model)
     if request.pinnable:
-        sure = [table for table in state.up if not (space and table.shadow.may_load)]
+        sure = [table for table in tables if not (space and table.shadow.may_load)]
         if plan := continuing(sure, request.hash_chain, now):
             return plan  # 3
         if request.brief:
@@ -232,7 +241,7 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
         return None
     if pending.prompt:
         plan = cheapest(  # 5
-            state.up,
+            tables,
             pending.prompt,
             hash_chain=request.hash_chain,
             pinnable=request.pinnable,
@@ -248,7 +257,8 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
 def _losing_least(state: State, request: Arrived, reason: Reason, now: float) -> Plan | None:
     """Where least is lost, whatever slots hold of it."""
     pinnable, space = request.pinnable, request.namespace
-    plan = blind(state.up, pinnable=pinnable, now=now, catalog=state.catalog, space=space)
+    tables = state.open_for(request.model)
+    plan = blind(tables, pinnable=pinnable, now=now, catalog=state.catalog, space=space)
     return _named(plan, reason)
 
 
@@ -296,7 +306,7 @@ def next_step(state: State, pending: Pending, now: float) -> Effect:
         raise AssertionError("only a planned request takes steps")
     plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
     pending.step_began = now
-    return effect(pending.step, owner, plan.table, plan.slot, tree=state.tree)
+    return effect(pending.step, owner, plan.table, plan.slot, tree=state.tree(plan.table.model))
 
 
 def forward(pending: Pending, now: float) -> Forward:
@@ -339,17 +349,23 @@ def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
 def _bypass(state: State, now: float) -> Iterator[Effect]:
     """0: unpinned, but never while a pinned task is on its way: the engine could give away its slot."""
     for request in tuple(state.bypassing):
-        tables = state.up
+        model = state.requests[request].arrived.model
+        tables = state.up_for(model)
         ready = [table for table in tables if table.open_for_bypass(now)]
-        if (tables or state.back_by(now) is not None) and not ready:
+        if (tables or state.back_by(now, model) is not None) and not ready:
             continue
         state.bypassing.remove(request)
         yield from _unplanned(state, state.requests[request], ready, Reason.BYPASS, now)
 
 
 def _fail_open(state: State, now: float) -> Iterator[Effect]:
-    """No engine is up, and none is expected back: let the first one speak for itself."""
+    """No engine of its model is up, and none is expected: let the first one speak for itself."""
+    if all(table.up for table in state.tables.values()) and state.tables and not state.routers:
+        return
     for request in tuple(state.queue):
+        model = state.requests[request].arrived.model
+        if state.up_for(model) or state.back_by(now, model) is not None:
+            continue
         state.queue.served(request)
         yield from _unplanned(state, state.requests[request], [], Reason.FAIL_OPEN, now)
 
@@ -363,7 +379,7 @@ def _unplanned(
     if table:
         pending.plan = Plan(table=table, reason=reason, pinned=False)
         table.send(request, pending.arrived.copies, now)
-    engine = table.engine if table else state.engines[0]
+    engine = table.engine if table else state.fallback(pending.arrived.model)
     yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=pending.goes_changed)
 
 

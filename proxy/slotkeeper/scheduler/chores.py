@@ -37,8 +37,8 @@ LOOKS: Final = 1.0  # seconds between looks at an engine that others use as well
 EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
 
 
-def settle(state: State, now: float) -> Iterator[Effect]:
-    """Make way for clients, begin what is due, and ask to be woken for what will be."""
+def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
+    """Make way for clients, begin what is due, and ask to be woken for what will be, or `or_at`."""
     yield from _make_way(state)
     due_at, at_work = inf, {chore.table.engine for chore in state.chores.values()}
     for table in state.up:
@@ -51,7 +51,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         else:
             yield from _warm(state, table, now)
         due_at = min(due, table.put_off_until, due_at)
-    due_at = min(due_at, _decides_anew(state, now), _gives_up(state, now))
+    due_at = min(due_at, or_at, _decides_anew(state, now), _gives_up(state, now))
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at
         yield SetTimer(delay=max(EARLIEST, due_at - now))
@@ -61,7 +61,7 @@ def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | No
     """The first work in its slots that can begin now, and when that of slots before it is due."""
     due_at = inf
     for slot, contents in _unsettled(state, table):
-        known = contents.following is not None and not state.closing
+        known = contents.following is not None and not state.ends(table)
         ahead = known and _at_rest(state, table)
         due = _due_at(state, table, contents, ahead=ahead, now=now)
         if due > now:
@@ -78,11 +78,13 @@ def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | No
 
 def _at_rest(state: State, table: EngineTable) -> bool:
     """Whether nothing of ours is at work there, and no request waits."""
-    return table.quiet and not state.waiting
+    return table.quiet and not state.wanted(table)
 
 
 def _may_begin(state: State, table: EngineTable, now: float) -> bool:
     """Whether a free slot may be taken for idle work: no request wants it, or none is served any more."""
+    if table.leaving:
+        return table.quiet and not table.unseen
     return state.closing or (table.open_for_pins(now) and not state.waiting)
 
 
@@ -100,14 +102,17 @@ def _decides_anew(state: State, now: float) -> float:
 
 def _gives_up(state: State, now: float) -> float:
     """When requests stop waiting for an engine to come back; infinite if none waits."""
-    until = state.back_by(now) if state.waiting else None
-    return inf if until is None else until
+    if not state.waiting or all(table.up for table in state.tables.values()):
+        return inf
+    models = {state.requests[request].arrived.model for request in state.waiting_requests()}
+    back = (state.back_by(now, model) for model in models)
+    return min((until for until in back if until is not None), default=inf)
 
 
 def release(state: State, now: float) -> None:
     """Where a request waits, a slot is free once the engine has saved it: the file is checked beside."""
     for chore in tuple(state.chores.values()) if state.waiting else ():
-        if chore.written and chore.owns and chore.contents:
+        if chore.written and chore.owns and chore.contents and state.wanted(chore.table):
             if chore.leaves:
                 chore.left_back()
             state.coming[chore.id] = chore.contents
@@ -118,7 +123,7 @@ def release(state: State, now: float) -> None:
 def _make_way(state: State) -> Iterator[Effect]:
     """Stop what computes ahead, where a client would otherwise wait for more than one batch of it."""
     for chore in state.chores.values():
-        needed = state.waiting or chore.table.serving
+        needed = state.waiting or chore.table.serving or chore.table.leaving
         long = chore.computes_ahead and chore.computes > chore.table.traits.n_batch
         if needed and long and not chore.stopped:
             chore.stopped = True
@@ -133,7 +138,7 @@ def _chore(
         return chore
     if table.rates.size_of(contents.total) > state.limits.hot_bytes:  # it has no room
         return None
-    if table.crowded(now) and not state.closing and (back := way_back(contents, table, state.catalog)):
+    if table.crowded(now) and not state.ends(table) and (back := way_back(contents, table, state.catalog)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
     saving = first_step(contents, table, state.catalog, rested=True)
     return Chore(_name(state, now), table, slot, saving, contents) if saving else None
@@ -168,7 +173,7 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
     step = _next(state, chore, ok=ok, rested=rested, now=now)
     if step is None:
         _note_settled(chore, ok=ok, rested=rested)
-    if step is None or state.waiting:
+    if step is None or state.wanted(chore.table):
         _end(state, chore, now)
         return
     chore.step = step
@@ -183,7 +188,7 @@ def _decided_again(chore: Chore, *, ok: bool) -> bool:
 
 def _rested(state: State, chore: Chore, now: float) -> bool:
     """Whether its conversation has paused long enough for all of it."""
-    return state.closing or chore.home is None or now >= _rest(state, chore.table, chore.home)
+    return state.ends(chore.table) or chore.home is None or now >= _rest(state, chore.table, chore.home)
 
 
 def _step_done(state: State, chore: Chore) -> Iterator[Effect]:
@@ -210,7 +215,7 @@ def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> 
         return chore.goal if ok and isinstance(chore.step, Load) else None
     step = next_step(chore, state.catalog, rested=rested) if ok else None
     failed = not ok and isinstance(chore.step, Keep)
-    dear = isinstance(step, Keep) and not state.waiting and not _pay(state, chore, now)
+    dear = isinstance(step, Keep) and not state.wanted(chore.table) and not _pay(state, chore, now)
     return restore_step(chore, state.catalog) if failed or dear else step
 
 
@@ -228,10 +233,19 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
 
 def left(state: State, now: float) -> bool:
     """Whether anything is still to be computed ahead, or to be saved before we go."""
-    return bool(state.chores or state.coming) or any(
-        (not state.closing and prefetch_plan(contents, table, state.catalog))
+    return bool(state.chores or state.coming) or any(_left_in(state, table, now) for table in state.up)
+
+
+def left_at(state: State, table: EngineTable, now: float) -> bool:
+    """The same of one engine: whether it must stay until more is saved."""
+    at_work = bool(state.coming) or any(chore.table is table for chore in state.chores.values())
+    return at_work or _left_in(state, table, now)
+
+
+def _left_in(state: State, table: EngineTable, now: float) -> bool:
+    return any(
+        (not state.ends(table) and prefetch_plan(contents, table, state.catalog))
         or (table.may_save(now) and first_step(contents, table, state.catalog, rested=True))
-        for table in state.up
         for _, contents in _unsettled(state, table)
     )
 
@@ -247,7 +261,7 @@ def _unsettled(state: State, table: EngineTable) -> Iterator[tuple[SlotId, SlotC
 
 def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
     """When it may be saved; `now` or earlier: at once."""
-    if state.closing or not table.traits.snapshots:
+    if state.ends(table) or not table.traits.snapshots:
         return table.no_save_until
     back = table.crowded(now) and way_back(contents, table, state.catalog)
     if back or unsaved(contents, table.traits, state.catalog):
@@ -299,7 +313,7 @@ def _look_before(table: EngineTable, now: float) -> float:
 def _pay(state: State, chore: Chore, now: float) -> bool:
     """Whether what the slot holds may be written now."""
     size = chore.table.rates.size_of(chore.contents.total if chore.contents else 0)
-    return state.closing or state.writes.spend(size, now)
+    return state.ends(chore.table) or state.writes.spend(size, now)
 
 
 def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
@@ -317,7 +331,7 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
 
 def _may_warm(state: State, table: EngineTable, now: float) -> bool:
     """Whether an empty slot may be warmed: not in a crowd, where others would have it at once."""
-    wanted = needs_warming(table) and not (state.closing or state.waiting or table.crowded(now))
+    wanted = needs_warming(table) and not (state.ends(table) or state.waiting or table.crowded(now))
     return wanted and table.may_save(now) and table.open_for_pins(now)
 
 
@@ -344,4 +358,4 @@ def _begin(state: State, chore: Chore, now: float) -> Effect:
 
 def _bound(state: State, chore: Chore, now: float) -> Effect:
     chore.began(now)
-    return effect(chore.step, chore.id, chore.table, chore.slot, tree=state.tree)
+    return effect(chore.step, chore.id, chore.table, chore.slot, tree=state.tree(chore.table.model))

@@ -127,6 +127,7 @@ class Limits:
     idle_tokens: int = 1_000_000  # that may be computed per hour in idle time
     waiting: int = 4000  # queued requests
     waiting_of_one: int = 1000  # of one client
+    swap_wait: float = 10.0  # seconds that a request for a model that is not loaded waits for those that are
 
 
 @dataclass(slots=True)

@@ -129,6 +129,28 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadModel:
+    """Have a router load a model; answered by `EngineUp` or `SwapFailed`."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadModel:
+    """Have a router unload a model; answered by `ModelsListed` or `SwapFailed`."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """A request cannot be served: its model could not be loaded."""
+
+    request: RequestId
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observe:
     """Ask GET /slots after `delay` seconds; answered by `Observed` or `ObserveFailed`."""
 
@@ -183,6 +205,9 @@ Effect = (
     | Prove
     | SetTimer
     | Forward
+    | LoadModel
+    | UnloadModel
+    | Refuse
     | Observe
     | Learned
     | Poisoned

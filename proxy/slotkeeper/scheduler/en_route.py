@@ -32,26 +32,27 @@ from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.steps import Step, Wipe
 from slotkeeper.scheduler.structure import UNKNOWN, Boundary, in_replies
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import Reason, SlotId, Tokens
+from slotkeeper.scheduler.types import ModelName, Reason, SlotId, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...]) -> Structure:
+def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], model: ModelName) -> Structure:
     """Where other prompts may part from this one.
 
     Not within a reply: where one comes back otherwise than it was sampled, no other prompt will part.
     """
-    markers = next((table.traits.markers for table in state.up), UNKNOWN)
-    found = state.tree.branches(prompt)
+    markers = next((table.traits.markers for table in state.up_for(model)), UNKNOWN)
+    tree = state.tree(model)
+    found = tree.branches(prompt)
     said = in_replies((branch.at for branch in found), prompt, boundaries, markers) if found else ()
     asked = tuple(branch for branch in found if branch.at not in said)
     return Structure(
         boundaries=boundaries,
         branches=asked,
-        known=state.tree.longest(prompt),
-        known_at=state.tree.passed_at(prompt),
+        known=tree.longest(prompt),
+        known_at=tree.passed_at(prompt),
     )
 
 
@@ -150,9 +151,10 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
     """Where a request goes whose slot the engine chooses itself. None: it waits."""
     if not pending.rendered:
         return None
-    able = [table for table in state.up if _can_be_cleared(table, pending, now)]
+    there = state.open_for(pending.arrived.model)
+    able = [table for table in there if _can_be_cleared(table, pending, now)]
     if not able:  # it is refused where it would go out
-        return _unpinned(state, state.up, now)
+        return _unpinned(state, there, now)
     free, clear = _free_of_rivals(state, pending, able, now)
     if not free:
         return clear

@@ -8,7 +8,7 @@ from enum import StrEnum
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.structure import Boundary
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Arrived:
     request: RequestId
     client: ClientId
     namespace: str = ""  # within which states are shared; empty: namespaces are off
+    model: ModelName = NO_ROUTER  # that must serve it
     pinnable: bool = True  # whether the route honours id_slot
     rendered: bool = True  # whether `Rendered` will follow
     id_slot: int | None = None  # the client's own choice
@@ -49,6 +50,7 @@ class Arrived:
     action: bool = False  # no task, but a client's own save, restore or erasure of `id_slot`
     resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
     bypass: bool = False
+    slotless: bool = False  # it takes no slot: it only needs its model to be loaded
 
     @property
     def to_be_pinned(self) -> bool:
@@ -248,6 +250,7 @@ class EngineUp:
     engine: EngineId
     traits: EngineTraits
     fresh: bool = True
+    model: ModelName = NO_ROUTER  # that it serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +269,46 @@ class EngineLost:
     at: float
     engine: EngineId
     returns: bool = False
+
+
+class ModelStatus(StrEnum):
+    """Of one model, as its router says."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    SLEEPING = "sleeping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """One model in its router's listing (engine.md 11)."""
+
+    engine: EngineId
+    name: ModelName
+    status: ModelStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsListed:
+    """Which models a router has. `most`: how many may be loaded at once; 0: as many as there are.
+
+    Without any model the router does not answer.
+    """
+
+    at: float
+    router: EngineId
+    models: tuple[ModelView, ...]
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapFailed:
+    """A `LoadModel` or an `UnloadModel` did not do what it should."""
+
+    at: float
+    engine: EngineId
+    broken: bool = False  # the model cannot be loaded, and the next try would cost another one its place
 
 
 Event = (
@@ -290,4 +333,6 @@ Event = (
     | EngineUp
     | FilesFound
     | EngineLost
+    | ModelsListed
+    | SwapFailed
 )

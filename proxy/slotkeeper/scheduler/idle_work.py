@@ -120,9 +120,11 @@ def _next_file(
 
 
 def restore_step(chore: Chore, catalog: Catalog) -> Step | None:
-    """Back to where the slot was; None where it is there, or nothing leads there."""
+    """Back to where the slot was; None where it is there, nothing leads there, or the slot is lost anyway."""
     contents, home = chore.contents, chore.home
-    if contents is None or home is None or contents.total >= home.total or chore.leaves:
+    if contents is None or home is None or contents.total >= home.total:
+        return None
+    if chore.leaves or chore.table.leaving:
         return None
     return _way_home(contents, home, chore.table, catalog)
 

@@ -99,7 +99,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
     elif pending.plan and event.request in pending.plan.table.unsettled:
         forgotten = _end_unseen(pending, pending.plan.table, event)
     if event.prompt_tokens is not None:
-        pending.remember(state.tree, event.at)
+        pending.remember(state.tree(pending.arrived.model), event.at)
         yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)
     yield from close(state, pending)
     if forgotten:
@@ -204,7 +204,8 @@ def _claim(state: State, pending: Pending, event: Finished) -> Claim | None:
     if pending.plan is None or event.prompt_tokens is None:
         return None
     table = pending.plan.table
-    claim = impossible(pending, state.tree, prompt_tokens=event.prompt_tokens, cached=event.cached or 0)
+    tree, cached = state.tree(table.model), event.cached or 0
+    claim = impossible(pending, tree, prompt_tokens=event.prompt_tokens, cached=cached)
     left = (event.generated or 0) + (event.prompt_tokens if pending.prompt is None else 0)
     table.unknown = max(table.unknown, left)
     return claim
@@ -256,17 +257,15 @@ def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: i
 
 
 def gone(state: State, event: Gone) -> Iterator[Effect]:
-    pending = state.requests.pop(event.request, None)
+    pending = state.requests.get(event.request)
     if pending is None:
         return
+    state.forget(event.request)
     if report := pending.broken_off(event):
         yield report
         if pending.prompt is not None and report.usage:  # so far it was computed
-            state.tree.add(pending.prompt.cut(0, report.usage.prompt), event.at)
-    state.queue.discard(event.request)
-    for line in (state.bypassing, state.steered):
-        if event.request in line:
-            line.remove(event.request)
+            tree = state.tree(pending.arrived.model)
+            tree.add(pending.prompt.cut(0, report.usage.prompt), event.at)
     if owned := state.slot_of(pending):
         _leave(pending, *owned, event.at)
     elif pending.plan and event.request in pending.plan.table.unsettled:
@@ -315,7 +314,7 @@ def reply_known(state: State, event: ReplyKnown) -> None:
         for slot, contents in enumerate(table.shadow.slots):
             if contents and contents.request == event.request and table.owners[slot] is None:
                 known = table.shadow.slots[slot] = contents.known_as(event.tokens)
-                state.tree.add(known.tokens, event.at)
+                state.tree(table.model).add(known.tokens, event.at)
 
 
 def next_known(state: State, event: NextKnown) -> None:
@@ -357,7 +356,7 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
     pending = state.requests.get(event.request)
     if pending is None or pending.stage is not Stage.ENDED or pending.finished is None:
         return
-    pending.remember(state.tree, event.at)
+    pending.remember(state.tree(pending.arrived.model), event.at)
     if pending.plan and pending.prompt is not None:
         shadow = pending.plan.table.shadow
         for slot, contents in enumerate(shadow.slots):

@@ -25,7 +25,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import arrivals, chores, outcomes, preparing, retention
+from slotkeeper.scheduler import arrivals, chores, outcomes, preparing, retention, swaps
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.costs import Limits
@@ -43,6 +43,7 @@ from slotkeeper.scheduler.events import (
     FilesFound,
     Finished,
     Gone,
+    ModelsListed,
     NextKnown,
     Observed,
     ObserveFailed,
@@ -53,6 +54,7 @@ from slotkeeper.scheduler.events import (
     Saved,
     SnapshotsChanged,
     Started,
+    SwapFailed,
     TimerFired,
 )
 from slotkeeper.scheduler.outcomes import close_ended
@@ -61,14 +63,17 @@ from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import SHARED_FOR, EngineTable
-from slotkeeper.scheduler.types import ClientId, Crowded, EngineId, Reason, RequestId
+from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, Reason, RequestId
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table = state.tables.get(event.engine)
     if table is None:
-        table = state.tables[event.engine] = EngineTable(event.engine, EngineShadow(event.traits))
-    table.up = True
+        shadow = EngineShadow(event.traits)
+        table = state.tables[event.engine] = EngineTable(event.engine, shadow, model=event.model)
+    table.up, table.leaving = True, False
+    for router in state.routers.values():
+        router.came_up(event.engine, event.at)
     table.reset(event.traits, event.at)
     table.unseen = True
     _still_out(state, table, event.at)
@@ -81,7 +86,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
 def _still_out(state: State, table: EngineTable, now: float) -> None:
     """What was sent before may have reached this very engine: no slot is sure until it ends or is seen."""
     for request, pending in state.requests.items():
-        sent_open = pending.plan is None and table.engine == state.engines[0]
+        sent_open = pending.plan is None and table.engine == state.fallback(pending.arrived.model)
         if pending.stage is Stage.RUNNING and sent_open:
             reason = Reason.BYPASS if pending.arrived.bypass else Reason.FAIL_OPEN
             pending.plan = Plan(table=table, reason=reason, pinned=False)
@@ -176,9 +181,15 @@ class Placement:
     def catalog(self) -> Catalog:
         return self._state.catalog
 
+    def tree(self, model: ModelName = NO_ROUTER) -> PromptTree:
+        """All prompts that were sent to this model."""
+        return self._state.tree(model)
+
     @property
-    def tree(self) -> PromptTree:
-        return self._state.tree
+    def busiest(self) -> ModelName:
+        """The model that most tokens were sent to."""
+        trees = self._state.trees
+        return max(trees, key=lambda model: trees[model].tokens, default=NO_ROUTER)
 
     @property
     def serving(self) -> bool:
@@ -194,9 +205,9 @@ class Placement:
             for contents in t.shadow.slots
         )
 
-    def back_by(self, now: float) -> float | None:
-        """Until when to wait for an engine, since none is there; None where none is expected."""
-        return self._state.back_by(now)
+    def back_by(self, now: float, model: ModelName) -> float | None:
+        """Until when to wait for an engine of this model; None where one is there, or none is expected."""
+        return self._state.back_by(now, model)
 
     def unsaved(self, now: float) -> bool:
         """Whether anything is still to be saved before we go."""
@@ -222,6 +233,10 @@ class Placement:
                 self._timer_fired(event)
             case Closing():
                 self._state.closing = True
+            case ModelsListed():
+                swaps.models_listed(self._state, event)
+            case SwapFailed():
+                swaps.swap_failed(self._state, event)
             case _:
                 yield from self._of_request(event)
 

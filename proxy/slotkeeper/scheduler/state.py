@@ -15,12 +15,14 @@ from typing import Final
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.pending import Pending, Scene
 from slotkeeper.scheduler.prompt_tree import PromptTree
+from slotkeeper.scheduler.router import Router
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.steps import Chore, unmarked
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
 
 
 class FairQueue:
@@ -113,13 +115,15 @@ class State:
     """All that is remembered. Times are seconds of the events."""
 
     engines: tuple[EngineId, ...]  # in the order in which they were named
-    tree: PromptTree = field(default_factory=PromptTree)
+    trees: dict[ModelName, PromptTree] = field(default_factory=dict)
     catalog: Catalog = field(default_factory=Catalog)
     tables: dict[EngineId, EngineTable] = field(default_factory=dict)
     requests: dict[RequestId, Pending] = field(default_factory=dict)
     queue: FairQueue = field(default_factory=FairQueue)
     bypassing: list[RequestId] = field(default_factory=list)  # waiting for pinned tasks to have begun
     steered: list[RequestId] = field(default_factory=list)  # prompt in place, request not yet sent
+    slotless: list[RequestId] = field(default_factory=list)  # waiting for their models to be loaded
+    routers: dict[EngineId, Router] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
@@ -140,18 +144,62 @@ class State:
     def up(self) -> list[EngineTable]:
         return [table for table in self.tables.values() if table.up]
 
-    def with_room(self, copies: int) -> list[EngineTable]:
-        """Engines with so many idle slots, or with all of theirs."""
-        return [table for table in self.up if len(table.idle) >= min(copies, len(table.states))]
+    def tree(self, model: ModelName) -> PromptTree:
+        """All prompts that were sent to this model: those of two models have nothing in common."""
+        return self.trees.setdefault(model, PromptTree())
 
-    def back_by(self, now: float) -> float | None:
-        """Until when to wait for an engine, since none is there; None where none is expected."""
-        until = max((table.back_by for table in self.tables.values()), default=now)
-        return until if until > now and not self.up else None
+    def up_for(self, model: ModelName) -> list[EngineTable]:
+        """Engines that are up and serve this model."""
+        return [table for table in self.up if table.model == model]
+
+    def open_for(self, model: ModelName) -> list[EngineTable]:
+        """Those of them on which something may begin."""
+        return [table for table in self.up_for(model) if not table.leaving]
+
+    def with_room(self, request: Arrived) -> list[EngineTable]:
+        """Engines with as many idle slots as it takes, or with all of theirs."""
+        tables = self.open_for(request.model)
+        return [table for table in tables if len(table.idle) >= min(request.copies, len(table.states))]
+
+    def back_by(self, now: float, model: ModelName) -> float | None:
+        """Until when to wait for an engine of this model; None where one is there, or none is expected."""
+        if self.up_for(model):
+            return None
+        for router in self.routers.values():
+            if router.engine_of(model):
+                return router.serves(now)
+        until = max((t.back_by for t in self.tables.values() if t.model == model), default=now)
+        return until if until > now else None
+
+    def fallback(self, model: ModelName) -> EngineId:
+        """Where a request for this model goes if no engine is up for it: that speaks for itself."""
+        routers = (router.engine_of(model) for router in self.routers.values())
+        known = (table.engine for table in self.tables.values() if model and table.model == model)
+        return next(filter(None, (*routers, *known)), self.engines[0])
 
     @property
     def waiting(self) -> bool:
         return bool(len(self.queue) or self.bypassing or self.steered)
+
+    def wanted(self, table: EngineTable) -> bool:
+        """Whether a request waits that could have a slot there: where a model is leaving, none can."""
+        return self.waiting and not table.leaving
+
+    def ends(self, table: EngineTable) -> bool:
+        """Whether its slots are about to be lost, and what is worth it is saved now."""
+        return self.closing or table.leaving
+
+    def waiting_requests(self) -> Iterator[RequestId]:
+        """All that wait for an engine, in the order in which they are served."""
+        return chain(self.slotless, self.bypassing, self.queue)
+
+    def forget(self, request: RequestId) -> None:
+        """It waits no more, and was not served."""
+        del self.requests[request]
+        self.queue.discard(request)
+        for line in (self.bypassing, self.steered, self.slotless):
+            if request in line:
+                line.remove(request)
 
     def scene(self, now: float) -> Scene:
         """While it stays the same, queued requests stay queued: a long queue is not decided again."""

@@ -17,7 +17,7 @@ from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
-from slotkeeper.scheduler.types import EngineId, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId, Tokens
 
 CROWDED_FOR: Final = 60.0  # seconds after a conversation lost its slot to another
 LULL: Final = 1.0  # seconds without a task, after which a crowd is at rest as well
@@ -87,7 +87,9 @@ class EngineTable:
     engine: EngineId
     shadow: EngineShadow
     rates: Rates = field(default_factory=Rates)
+    model: ModelName = NO_ROUTER  # that it serves
     up: bool = True
+    leaving: bool = False  # its router is about to unload it for another model: nothing begins there
     back_by: float = -inf  # until when it is waited for, once it is lost
     states: list[SlotState] = field(init=False)
     owners: list[RequestId | None] = field(init=False)
@@ -177,7 +179,7 @@ class EngineTable:
         """Whether a slot may be given out: nothing is on its way to a slot that we do not know."""
         fresh = now >= self.shared_until or now - self.observed_at <= STALE
         known = not self.unseen and not self.unsettled and not self.orphans
-        return self.up and known and fresh and not self.awaited
+        return self.up and known and fresh and not self.awaited and not self.leaving
 
     def open_for_unpinned(self, now: float) -> bool:
         """The engine may choose any free slot only while none is promised to a task on its way."""
@@ -245,6 +247,12 @@ class EngineTable:
         return not self.unsettled and not self.orphans and at_work.isdisjoint(self.states)
 
     @property
+    def at_rest(self) -> bool:
+        """Whether no task is at work there, nor on its way: neither a client's nor idle work."""
+        idle = all(state is SlotState.IDLE for state in self.states)
+        return idle and not (self.unseen or self.unsettled or self.orphans)
+
+    @property
     def serving(self) -> bool:
         """Whether a client waits for it."""
         return bool(self.unsettled) or SlotState.LAUNCHED in self.states or SlotState.RUNNING in self.states
@@ -257,7 +265,8 @@ class EngineTable:
 
     def open_for_bypass(self, now: float) -> bool:
         """Not while one that left unseen may be at work: it would be taken for the next one sent."""
-        return not self.pin_on_its_way(now) and all(orphan.total is not None for orphan in self.orphans)
+        over = all(orphan.total is not None for orphan in self.orphans)
+        return over and not self.leaving and not self.pin_on_its_way(now)
 
     def watch(self, *, waiting: bool, now: float) -> float | None:
         """Seconds until the next look at GET /slots; None when nothing depends on it."""

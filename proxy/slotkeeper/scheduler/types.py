@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NewType, Self
 
-EngineId = NewType("EngineId", str)  # the upstream's base URL, without a trailing slash
+EngineId = NewType("EngineId", str)  # base URL without a trailing slash; of a router's model with #MODEL
 SlotId = NewType("SlotId", int)
 RequestId = NewType("RequestId", str)
+ModelName = NewType("ModelName", str)  # as its router lists it
 ClientId = NewType("ClientId", str)  # whose queue: an API key's digest, else an address
+
+NO_ROUTER: Final = ModelName("")  # whatever an engine without a router serves
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,6 +55,7 @@ class Reason(StrEnum):
     UNPINNABLE = "unpinnable"  # it takes a slot that cannot be chosen (embeddings, n > 1)
     BRIEF = "brief"  # so short that the slot that loses least is best, whatever it holds
     UNRENDERED = "unrendered"  # the prompt's tokens are unknown: placed by messages or age alone
+    SLOTLESS = "slotless"  # it takes no slot, and waited only for its model to be loaded
     BYPASS = "bypass"  # X-Slotkeeper-Bypass: 1
     FAIL_OPEN = "fail_open"  # Slotkeeper failed; the request went through unchanged
 

@@ -185,7 +185,7 @@ async def test_every_engine_is_shown_also_one_that_is_lost():
 
 async def test_an_engine_that_was_never_there_is_shown_as_down():
     class Absent(StubLink):
-        async def watch(self, on_up: Any, on_lost: Any) -> None:
+        async def watch(self, on_up: Any, on_lost: Any, on_router: Any = None) -> None:
             self.health = Health.DOWN
 
     async with port(Absent()) as served:
@@ -317,7 +317,7 @@ async def test_the_tree_shows_where_prompts_parted_and_what_holds_them(served):
 
 
 async def test_of_a_large_tree_those_are_shown_that_were_passed_last(served):
-    tree = served.driver.placement.tree
+    tree = served.driver.placement.tree()
     for n in range(50):
         tree.add(HEAD + Tokens([n + 1] * 10), float(n))
     nodes = (await served.get("/api/tree?limit=3"))["nodes"]

@@ -11,6 +11,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.routes import Api, classify
+from slotkeeper.engine.address import EngineAddress
 from slotkeeper.engine.client import Health, Pulse
 from slotkeeper.exchange import door as door_module
 from slotkeeper.exchange.door import LASTS, REFUSAL_LASTS, Caller, Door, KeyCheck, Refusal, key_in
@@ -46,13 +47,14 @@ class Answer:
 
 
 class Engine:
-    """Upstream, driver and link in one."""
+    """Upstream, driver, engines and link in one."""
 
     def __init__(self, key: str | None = "Bearer good") -> None:
         self.key, self.status, self.asked, self.clock = key, 0, 0, 1000.0
         self.engine, self.process, self.health, self.doubtful = ENGINE, "one", Health.OK, False
-        self.up, self.pulse = True, Pulse()
+        self.up, self.pulse, self.address = True, Pulse(), EngineAddress.of(ENGINE)
         self.links = {ENGINE: self}
+        self.engines, self.upstreams = self, [self]
         self.let: list[dict[str, str]] = []
         self.door = self.new_door()
 
@@ -76,9 +78,12 @@ class Engine:
     async def folder_tried(self) -> None:
         """It is open at once."""
 
-    @property
-    def expects_one(self) -> bool:
+    def expects(self) -> bool:
         return self.status < 0
+
+    @property
+    def judges(self) -> bool:
+        return self.up
 
     def kick(self) -> None:
         pass

@@ -93,7 +93,7 @@ class StubLink(EngineLink):
     def kick(self) -> None:
         self.kicks += 1
 
-    async def watch(self, on_up: Any, on_lost: Any) -> None:
+    async def watch(self, on_up: Any, on_lost: Any, on_router: Any = None) -> None:
         on_up(self)
         await asyncio.Event().wait()
         on_lost(self)

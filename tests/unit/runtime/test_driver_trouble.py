@@ -161,10 +161,10 @@ async def test_each_request_waits_as_long_for_an_engine_that_is_gone(
     link.replace = (lambda: None) if starts else None
     now = driver.now()
     driver.post(EngineLost(at=now - lost, engine=ENGINE, returns=True))
-    waiting = asyncio.get_running_loop().create_task(driver.awake(now - came))
+    waiting = asyncio.get_running_loop().create_task(driver.engines.awake(now - came))
     await settled()
     assert waiting.done() is not waits
     link.up = True
     driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=TRAITS))
-    driver._say_it_came_or_went()
+    driver.engines.came_or_went()
     await waiting

@@ -10,6 +10,7 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
+from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.effects import Erase, Plant, Purpose, Restore, Save, SaveMoment, SetTimer, Stop
 from slotkeeper.scheduler.events import Erased, Event, Loading, Planted, Restored, Saved, TimerFired
@@ -30,6 +31,10 @@ class Broken:
     restore = erase = save
 
 
+def engines(link: StubLink) -> Engines:
+    return Engines({ENGINE: link}, Tasks(print), wait=0.0, back_by=lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("step", "answer"),
     [
@@ -43,7 +48,7 @@ async def test_a_bug_of_ours_keeps_nobody_waiting(step, answer):
     tasks, metrics = Tasks(said.append), Metrics()
     broken: Any = Broken()
     effect_runner = EffectRunner(
-        {ENGINE: StubLink()}, metrics, tasks, said.append, broken, lost=lambda _: None
+        engines(StubLink()), metrics, tasks, said.append, broken, lost=lambda _: None
     )
     await effect_runner._tend(step)
     (event,) = said
@@ -59,7 +64,7 @@ async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_i
     said: list[Event | BaseException] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.hold, link.client.first_batch = asyncio.Event(), 128
-    effect_runner = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
+    effect_runner = EffectRunner(engines(link), metrics, tasks, said.append, None, lost=lambda _: None)
     effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.NEXT))
     await settled()
     effect_runner.perform(Stop(request=OWNER))
@@ -78,7 +83,7 @@ async def test_a_prefill_is_counted_whole_and_only_once():
     said: list[Event | BaseException] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.first_batch = 128
-    effect_runner = EffectRunner({ENGINE: link}, metrics, tasks, said.append, None, lost=lambda _: None)
+    effect_runner = EffectRunner(engines(link), metrics, tasks, said.append, None, lost=lambda _: None)
     effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
     (event,) = said
@@ -97,7 +102,7 @@ async def test_whoever_looks_on_hears_how_far_a_prefill_is():
         heard.append((request, computed))
 
     effect_runner = EffectRunner(
-        {ENGINE: link}, Metrics(), tasks, said.append, None, lost=lambda _: None, progress=progress
+        engines(link), Metrics(), tasks, said.append, None, lost=lambda _: None, progress=progress
     )
     effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
@@ -109,7 +114,7 @@ async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
     said: list[Event | BaseException] = []
     tasks = Tasks(said.append)
     effect_runner = EffectRunner(
-        {ENGINE: StubLink()}, Metrics(), tasks, said.append, None, lost=lambda _: None
+        engines(StubLink()), Metrics(), tasks, said.append, None, lost=lambda _: None
     )
     for delay in (3600.0, 60.0, 0.01):
         effect_runner.perform(SetTimer(delay=delay))

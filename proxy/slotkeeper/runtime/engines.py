@@ -1,0 +1,233 @@
+"""All engines behind us, the models of routers among them: which one serves a request, and waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from slotkeeper.engine.address import EngineAddress
+from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.router import ModelEntry
+from slotkeeper.observe.log import get_logger
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.router_link import RouterLink
+from slotkeeper.runtime.tasks import Tasks, lifeline
+from slotkeeper.scheduler.events import Event
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName
+
+PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes a fifth of one
+
+LinkMaker = Callable[[EngineId, EngineFlags | None], EngineLink]
+
+log = get_logger(__name__)
+
+
+class Engines:
+    """The lines to them. Those of a router's models come and go with its listing."""
+
+    def __init__(
+        self,
+        links: Mapping[EngineId, EngineLink],
+        tasks: Tasks,
+        *,
+        wait: float,
+        back_by: Callable[[ModelName], float | None],
+        new_link: LinkMaker | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """`links`: to the addresses that were named. `wait`: seconds, for an engine that has ended.
+
+        `back_by`: until when the scheduler waits for one of this model. Without `new_link` a router is
+        passed through, and its models are left to it.
+        """
+        self.links = dict(links)
+        self.routers: dict[EngineId, RouterLink] = {}
+        self._tasks = tasks
+        self._wait = wait
+        self._back_by = back_by
+        self._new_link = new_link
+        self._api_key = api_key
+        self._watches: dict[EngineId, asyncio.Task[None]] = {}
+        self._roused: set[EngineId] = set()  # sleeping engines that are loading their models for us
+        self._came_or_went = asyncio.Event()  # the next engine that does
+
+    def __repr__(self) -> str:
+        return f"<Engines {', '.join(self.links)}>"
+
+    def watch(
+        self,
+        on_up: Callable[[EngineLink], None],
+        on_lost: Callable[[EngineLink], None],
+        post: Callable[[Event], None],
+    ) -> None:
+        """Watch all of them from now on; `post` takes what routers say of their models."""
+
+        def told(event: Event) -> None:
+            post(event)
+            self.came_or_went()
+
+        def watched(link: EngineLink) -> None:
+            self._watches[link.engine] = self._tasks.start(link.watch(on_up, on_lost, found))
+
+        def added(engine: EngineId, entry: ModelEntry) -> EngineLink:
+            if self._new_link is None:
+                raise AssertionError("routers are followed only where lines can be made")
+            link = self.links[engine] = self._new_link(engine, entry.flags)
+            link.listed = False  # until that is said
+            watched(link)
+            return link
+
+        def removed(link: EngineLink) -> None:
+            link.part(on_lost)
+            self.links.pop(link.engine, None)
+            self._watches.pop(link.engine).cancel()
+            self._tasks.start(link.client.close())
+
+        def found(front: EngineLink) -> None:
+            if front.engine in self.routers or self._new_link is None:
+                return
+            log.info("router_found", engine=front.engine)
+            router = self.routers[front.engine] = RouterLink(
+                front,
+                api_key=self._api_key,
+                tasks=self._tasks,
+                post=told,
+                added=added,
+                removed=removed,
+                lost=on_lost,
+            )
+            self._tasks.start(self._followed(router))
+
+        for link in self.upstreams:
+            watched(link)
+            self._tasks.start(lifeline(link.engine, link.doubt))
+
+    async def _followed(self, router: RouterLink) -> None:
+        try:
+            await router.watch()
+        finally:
+            self.routers.pop(router.front.engine, None)
+            await router.close()
+
+    async def close(self) -> None:
+        for link in self.links.values():
+            await link.client.close()
+        for router in self.routers.values():
+            await router.close()
+
+    # -- which one ---------------------------------------------------------------------------------
+
+    @property
+    def upstreams(self) -> list[EngineLink]:
+        """Those whose addresses were named: engines, and routers themselves."""
+        return [link for link in self.links.values() if not link.address.model]
+
+    def model_of(self, named: str | None) -> ModelName:
+        """Which model of a router a request means that names it so; NO_ROUTER where none has that name."""
+        models = (router.model_of(named) for router in self.routers.values()) if named else ()
+        return next((model for model in models if model), NO_ROUTER)
+
+    def of(self, model: ModelName) -> list[EngineLink]:
+        return [link for link in self.links.values() if link.address.model == model]
+
+    def front(self, model: ModelName = NO_ROUTER) -> EngineLink:
+        """The first engine of this model that is ready, else the first of them, else the first named."""
+        links = self.of(model)
+        ready = (link for link in links if link.ready)
+        return next(ready, None) or next(iter(links or self.links.values()))
+
+    def router_of(self, engine: EngineId) -> RouterLink:
+        """The router whose model this is. Raises KeyError if that is gone."""
+        return self.routers[EngineId(EngineAddress.of(engine).base)]
+
+    def _there(self, link: EngineLink) -> bool:
+        """Whether requests can be placed: it is ready, or a router whose models are known."""
+        router = self.routers.get(link.engine)
+        followed = router is not None and router.reached
+        return link.ready or (link.health is Health.ROUTER and (followed or self._new_link is None))
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def came_or_went(self) -> None:
+        """One did, or what waits for it may have lost its purpose."""
+        self._came_or_went.set()
+        self._came_or_went = asyncio.Event()
+
+    async def serving(self, model: ModelName, wanted: Callable[[], bool]) -> EngineLink:
+        """The line to an engine of a router's model, once it is loaded, as long as that is still `wanted`."""
+        while not (link := self.front(model)).ready and model and wanted():
+            await self._came_or_went.wait()
+        return link
+
+    async def awake(self, since: float, model: ModelName = NO_ROUTER) -> None:
+        """Wait, but not for long, until an engine is ready, and none may have been restarted unseen.
+
+        For one that has ended and is expected back it waits longer, counted from `since`. For a model that
+        is not loaded the request waits in the scheduler.
+        """
+        doubtful = [link for link in self.of(model) if link.doubtful]
+        if self._there(self.front(model)) and not doubtful:
+            return
+        if not all(link.pulse.frozen for link in self.links.values()):
+            await self._probed(doubtful, model)
+        if not model:
+            await self._returned(since)
+
+    def rouse(self, model: ModelName = NO_ROUTER) -> None:
+        """Have engines that sleep load their models, if no other is ready, so that a slot can be chosen.
+
+        Any task would wake them, but the slot that it takes is then unknown, and nothing is restored for it.
+        """
+        for link in self.of(model) if not self.front(model).ready else ():
+            if link.health is Health.SLEEPING and link.engine not in self._roused:
+                self._roused.add(link.engine)
+                self._tasks.start(self._rouse(link))
+
+    async def _rouse(self, link: EngineLink) -> None:
+        try:
+            await link.client.rouse(headers=link.auth)
+        except (EngineError, EngineGoneError) as error:
+            log.warning("engine_not_roused", engine=link.engine, error=str(error))
+        finally:
+            self._roused.discard(link.engine)
+            link.kick()
+
+    async def _probed(self, doubtful: list[EngineLink], model: ModelName) -> None:
+        starting = [] if model else self.upstreams
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(*(link.settle() for link in doubtful))
+                if not self._there(self.front(model)):
+                    await asyncio.gather(*(link.wake() for link in starting))
+
+    def expects(self, model: ModelName = NO_ROUTER) -> bool:
+        """Whether none is ready, and one that has ended should be back soon."""
+        coming = any(link.coming for link in self.of(model))
+        return not self._there(self.front(model)) and (coming or self._back_by(model) is not None)
+
+    def may_serve(self, model: ModelName) -> bool:
+        """Whether one is ready, or expected."""
+        return self.front(model).ready or self._back_by(model) is not None
+
+    async def _returned(self, since: float) -> None:
+        """Wait until some engine is ready: all that come while one is expected wait for the same time."""
+        until = since + self._wait if self.expects() else since
+        while not self._there(self.front()) and any(link.returns for link in self.upstreams):
+            if until <= time.monotonic():
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until - time.monotonic()):
+                    await self._came_or_went.wait()
+
+    async def comes_back(self, link: EngineLink) -> bool:
+        """After a call that it did not answer: whether it had ended, and some engine is ready now."""
+        model = link.address.model
+        if not await link.was_lost(link.losses):
+            return False
+        if not model:
+            await self._returned(time.monotonic())
+        return bool(model) or self.front().ready

@@ -1,0 +1,233 @@
+"""The line to one router: which models it has, each of which is an engine, and having it swap them.
+
+A router loads whatever model is named to it, and evicts another one unasked. So requests are held until their
+model is loaded (`scheduler/swaps.py`), and all that we ask ourselves says `autoload=false`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from slotkeeper.engine.address import EngineAddress
+from slotkeeper.engine.answers import EngineError, EngineGoneError
+from slotkeeper.engine.router import Listing, ModelEntry, RouterClient, listen
+from slotkeeper.observe.log import get_logger, sayable
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.events import Event, ModelsListed, ModelStatus, ModelView, SwapFailed
+from slotkeeper.scheduler.types import EngineId, ModelName
+
+CALM: Final = 1.0  # seconds between looks at the listing, which wakes nothing
+EAGER: Final = 0.1  # seconds, while a swap of ours is under way
+MOMENT: Final = 0.01  # seconds
+BEGINS: Final = 2.0  # seconds in which a load that was accepted shows in the listing
+PROBED: Final = 30.0  # seconds from a loaded model to one that we have probed
+AGAIN: Final = 1.0  # seconds after a swap that the router refused
+RUNS: Final = "already running"  # a router's words
+STOPPED: Final = "not running"
+LOADED: Final = (ModelStatus.LOADED, ModelStatus.SLEEPING)
+UNLISTED: Final = Listing(models=(), most=0)
+
+log = get_logger(__name__)
+
+
+class RouterLink:
+    """Watches one router, and makes a line to each of its models."""
+
+    def __init__(
+        self,
+        front: EngineLink,
+        *,
+        api_key: str | None,
+        tasks: Tasks,
+        post: Callable[[Event], None],
+        added: Callable[[EngineId, ModelEntry], EngineLink],
+        removed: Callable[[EngineLink], None],
+        lost: Callable[[EngineLink], None],
+    ) -> None:
+        """`front` is the line to the router itself. `lost` hears of a model that is about to be unloaded."""
+        self.front = front
+        self.client = RouterClient(front.address.base, api_key=api_key)
+        self.listing = UNLISTED  # the last one
+        self.reached = False
+        self._tasks = tasks
+        self._post = post
+        self._added = added
+        self._removed = removed
+        self._lost = lost
+        self._links: dict[EngineId, EngineLink] = {}
+        self._ports: dict[EngineId, int] = {}
+        self._unloading: set[EngineId] = set()
+        self._swaps = 0
+        self._kick = asyncio.Event()
+        self._looked = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<RouterLink {self.front.address.base} {len(self._links)} models>"
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    def model_of(self, named: str) -> ModelName | None:
+        """The model that a request means by this name; None where the router has none of this name."""
+        for entry in self.listing.models:
+            if named == entry.name or named in entry.aliases:
+                return entry.name
+        return None
+
+    async def watch(self) -> None:
+        """Runs until what answers there is no router any more."""
+        ear = self._tasks.start(listen(self.client, self._kick.set, rest=CALM))
+        try:
+            while await self._look():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(EAGER if self._swaps or not self.reached else CALM):
+                        await self._kick.wait()
+                self._kick.clear()
+        finally:
+            ear.cancel()
+            self._gone()
+            self._take(UNLISTED)
+
+    async def _look(self) -> bool:
+        """Whether it may still be a router."""
+        try:
+            self._take(await self.client.listing(headers=self.front.auth))
+        except EngineGoneError:
+            self._gone()
+        except EngineError as error:
+            if error.foreign:
+                return False
+        return True
+
+    def _gone(self) -> None:
+        """Its models have gone with it; their names are remembered."""
+        if not self.reached:
+            return
+        log.warning("router_lost", engine=self.front.engine)
+        self.reached = False
+        for link in self._links.values():
+            link.part(self._lost)
+        self._post(ModelsListed(at=time.monotonic(), router=self.front.engine, models=()))
+        self._wake()
+
+    def _wake(self) -> None:
+        self._looked.set()
+        self._looked = asyncio.Event()
+
+    def _take(self, listing: Listing) -> None:
+        changed = listing != self.listing or not self.reached
+        self.listing, self.reached = listing, True
+        there = {self._engine(entry.name): entry for entry in listing.models}
+        for engine in [engine for engine in self._links if engine not in there]:
+            self._removed(self._links.pop(engine))
+        for engine, entry in there.items():
+            link = self._links.get(engine)
+            if link is None:
+                link = self._links[engine] = self._added(engine, entry)
+            self._update(link, entry)
+        if changed:
+            views = tuple(
+                ModelView(engine=engine, name=entry.name, status=entry.status)
+                for engine, entry in there.items()
+            )
+            router = self.front.engine
+            self._post(ModelsListed(at=time.monotonic(), router=router, models=views, most=listing.most))
+        self._wake()
+
+    def _update(self, link: EngineLink, entry: ModelEntry) -> None:
+        """Have its line look at once where something has changed."""
+        engine = link.engine
+        listed = entry.status is not ModelStatus.UNLOADED and engine not in self._unloading
+        changed = listed != link.listed or self._ports.get(engine) != entry.port
+        link.flags, link.listed, self._ports[engine] = entry.flags, listed, entry.port
+        link.auth = link.auth or self.front.auth
+        if changed:
+            link.kick()
+
+    def _engine(self, model: ModelName) -> EngineId:
+        return EngineAddress(self.front.address.base, model).engine
+
+    def _status(self, model: ModelName) -> ModelStatus:
+        entries = (entry.status for entry in self.listing.models if self.reached and entry.name == model)
+        return next(entries, ModelStatus.UNLOADED)
+
+    # -- swaps -------------------------------------------------------------------------------------
+
+    def load(self, link: EngineLink) -> None:
+        """Answered by the line to the model once it is probed, or by `SwapFailed`."""
+        self._tasks.start(self._swapped(link, self._load(link)))
+
+    def unload(self, link: EngineLink) -> None:
+        """Answered by the next listing, or by `SwapFailed`."""
+        self._tasks.start(self._swapped(link, self._unload(link)))
+
+    async def _swapped(self, link: EngineLink, swapping: Awaitable[bool]) -> None:
+        """`swapping` says whether it was done; if not, the model is not to be tried again at once."""
+        self._swaps += 1
+        broken = False
+        try:
+            if await swapping:
+                return
+            broken = True
+        except (EngineError, EngineGoneError) as error:
+            log.warning("swap_refused", engine=link.engine, error=sayable(error))
+            await asyncio.sleep(AGAIN)
+        finally:
+            self._swaps -= 1
+        self._post(SwapFailed(at=time.monotonic(), engine=link.engine, broken=broken))
+
+    async def _load(self, link: EngineLink) -> bool:
+        model, begun = link.address.model, time.monotonic()
+        await self._tolerating(RUNS, self.client.load(model, headers=self.front.auth))
+        seen = False
+        while (status := self._status(model)) not in LOADED:
+            seen = seen or status is ModelStatus.LOADING
+            if status is ModelStatus.UNLOADED and (seen or time.monotonic() - begun > BEGINS):
+                log.warning("model_not_loaded", engine=link.engine)
+                return False
+            await self._next_look()
+        loaded = time.monotonic()
+        while not link.up and self._status(model) is ModelStatus.LOADED:
+            if time.monotonic() - loaded > PROBED:
+                return False
+            link.kick()
+            await self._next_look()
+        log.info("model_loaded", engine=link.engine, seconds=round(time.monotonic() - begun, 3))
+        return True
+
+    async def _unload(self, link: EngineLink) -> bool:
+        """Calls of ours end first: an unload would leave them hanging until the router kills the process."""
+        model, begun = link.address.model, time.monotonic()
+        self._unloading.add(link.engine)
+        try:
+            link.part(self._lost)
+            while link.busy:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(MOMENT)
+            await self._tolerating(STOPPED, self.client.unload(model, headers=self.front.auth))
+            while self._status(model) is not ModelStatus.UNLOADED:
+                await self._next_look()
+        finally:
+            self._unloading.discard(link.engine)
+            self._kick.set()
+        log.info("model_unloaded", engine=link.engine, seconds=round(time.monotonic() - begun, 3))
+        return True
+
+    async def _next_look(self) -> None:
+        looked = self._looked
+        self._kick.set()
+        await asyncio.sleep(MOMENT)
+        await looked.wait()
+
+    @staticmethod
+    async def _tolerating(words: str, asked: Awaitable[None]) -> None:
+        """It may have been done by others meanwhile."""
+        try:
+            await asked
+        except EngineError as error:
+            if words not in error.message:
+                raise

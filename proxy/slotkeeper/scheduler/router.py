@@ -1,0 +1,108 @@
+"""What is known of one router, which loads and unloads models, and how far a swap of ours is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final
+
+from slotkeeper.scheduler.events import ModelStatus, ModelView
+from slotkeeper.scheduler.types import EngineId, ModelName
+
+RETRY_SECONDS: Final = 30.0  # after a load that failed: each try costs another model its place
+LOADED: Final = (ModelStatus.LOADED, ModelStatus.SLEEPING)
+
+
+@dataclass(slots=True)
+class Router:
+    """One router. Of its models at most `most` are loaded at once; 0: all of them."""
+
+    base: EngineId
+    most: int = 0
+    models: dict[EngineId, ModelView] = field(default_factory=dict)
+    leaving: EngineId | None = None  # the victim: nothing begins there, its slots are saved
+    unloading: bool = False  # and now it is being unloaded
+    wanted: EngineId | None = None  # for which the victim goes
+    loading: EngineId | None = None  # we have asked for it
+    began: float | None = None  # when the swap under way did, once nothing was left to save
+    swapped_at: float = -inf  # when a model was last loaded for us
+    swap_seconds: float = 0.0  # that the last swap took
+    lost_until: float | None = None  # it does not answer, and is expected back by then
+    failed: dict[EngineId, float] = field(default_factory=dict)  # until when it is not tried again
+
+    def __repr__(self) -> str:
+        models = " ".join(f"{view.name}:{view.status}" for view in self.models.values())
+        return f"<Router {self.base} | {models} | {self.leaving or '-'} -> {self.wanted or '-'}>"
+
+    def listed(self, models: Iterable[ModelView], most: int) -> None:
+        self.models = {view.engine: view for view in models}
+        self.most, self.lost_until = most, None
+        if self.leaving is not None and not self.is_(self.leaving, *LOADED):
+            self.leaving, self.unloading = None, False
+        for engine in [engine for engine in self.failed if engine not in self.models]:
+            del self.failed[engine]
+
+    def lost(self, until: float) -> None:
+        """It does not answer: nothing is loaded there any more."""
+        unloaded = {e: replace(view, status=ModelStatus.UNLOADED) for e, view in self.models.items()}
+        self.models, self.lost_until = unloaded, until
+        self._over()
+
+    def serves(self, now: float) -> float | None:
+        """Until when a request for one of its models waits; None where it is not expected back."""
+        if self.lost_until is None:
+            return inf
+        return self.lost_until if self.lost_until > now else None
+
+    def is_(self, engine: EngineId, *states: ModelStatus) -> bool:
+        view = self.models.get(engine)
+        return view is not None and view.status in states
+
+    def engine_of(self, model: ModelName) -> EngineId | None:
+        """Which of its models has this name."""
+        return next((view.engine for view in self.models.values() if view.name == model), None)
+
+    @property
+    def loaded(self) -> list[EngineId]:
+        """Those that can be unloaded, now or soon."""
+        return [engine for engine in self.models if self.is_(engine, *LOADED)]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more can be loaded, and no other has to go."""
+        taken = sum(not self.is_(engine, ModelStatus.UNLOADED) for engine in self.models)
+        return not self.most or taken < self.most
+
+    @property
+    def busy(self) -> bool:
+        """Whether a swap of ours is under way."""
+        return self.leaving is not None or self.loading is not None
+
+    def unloads(self, now: float) -> None:
+        self.unloading, self.began = True, now
+
+    def loads(self, engine: EngineId, now: float) -> None:
+        self.loading, self.began = engine, now if self.began is None else self.began
+
+    def given_up(self, engine: EngineId, now: float) -> bool:
+        """Whether a load of it has just failed."""
+        return self.failed.get(engine, -inf) > now
+
+    def came_up(self, engine: EngineId, now: float) -> None:
+        """It is loaded, and its slots are known."""
+        self.failed.pop(engine, None)
+        if engine == self.loading:
+            self.swapped_at, self.swap_seconds = now, now - (now if self.began is None else self.began)
+            self._over()
+
+    def swap_failed(self, engine: EngineId, now: float, *, broken: bool) -> None:
+        """`broken`: so will the next one."""
+        if broken:
+            self.failed[engine] = now + RETRY_SECONDS
+        if engine in {self.loading, self.leaving}:
+            self._over()
+
+    def _over(self) -> None:
+        self.leaving = self.loading = self.wanted = self.began = None
+        self.unloading = False

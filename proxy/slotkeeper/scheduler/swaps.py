@@ -1,0 +1,180 @@
+"""Which model a router loads next, and which one goes for it.
+
+A router says nothing before it evicts a model, and what its slots held would be lost. So requests that need
+another model are held here: the victim gets no new requests, its answers end, its slots are saved, it is
+unloaded, and only then is the other one loaded. Conversations of the victim are restored from their files
+when it is loaded again, as after any restart.
+
+* Requests of loaded models go first, but a request waits for its model at most `Limits.swap_wait` seconds
+  from its arrival or from the last swap: two agents on two models do not thrash, and neither starves.
+* A model without requests is kept for as long as a swap takes: its agent's next turn may be on its way.
+  Waiting so long costs at most twice what knowing the future would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from slotkeeper.scheduler import chores
+from slotkeeper.scheduler.effects import Effect, Forward, LoadModel, Refuse, UnloadModel
+from slotkeeper.scheduler.events import ModelsListed, ModelStatus, SwapFailed
+from slotkeeper.scheduler.router import Router
+from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.types import EngineId, Reason
+
+
+def models_listed(state: State, event: ModelsListed) -> None:
+    router = state.routers.setdefault(event.router, Router(event.router))
+    if event.models:
+        gone = router.models.keys() - {view.engine for view in event.models}
+        router.listed(event.models, event.most)
+        for engine in gone:
+            _forget(state, engine)
+    else:
+        router.lost(event.at + state.limits.engine_wait)
+    _mark_leaving(state)
+
+
+def _forget(state: State, engine: EngineId) -> None:
+    """A model that its router lists no more, with all that was known of it."""
+    table = state.tables.get(engine)
+    if table is None or table.up:
+        return
+    del state.tables[engine]
+    if not any(other.model == table.model for other in state.tables.values()):
+        state.trees.pop(table.model, None)
+
+
+def swap_failed(state: State, event: SwapFailed) -> None:
+    for router in state.routers.values():
+        router.swap_failed(event.engine, event.at, broken=event.broken)
+    _mark_leaving(state)
+
+
+def settle(state: State, now: float) -> Iterator[Effect]:
+    """Take the next step of every router's swap, and refuse what cannot be served."""
+    for router in state.routers.values():
+        yield from _refused(state, router, now)
+        yield from _next_step(state, router, now)
+    _mark_leaving(state)
+
+
+def send_slotless(state: State) -> Iterator[Effect]:
+    """Requests that take no slot go as soon as their model is loaded."""
+    for request in tuple(state.slotless):
+        pending = state.requests[request]
+        for table in state.open_for(pending.arrived.model)[:1]:
+            state.slotless.remove(request)
+            del state.requests[request]
+            yield Forward(request=request, engine=table.engine, slot=None, reason=Reason.SLOTLESS)
+
+
+def due_at(state: State, now: float) -> float:
+    """When a swap can begin that is put off now; infinite if none is."""
+    return min((_decides_at(state, router, now) for router in state.routers.values()), default=inf)
+
+
+def _decides_at(state: State, router: Router, now: float) -> float:
+    if router.busy or router.wanted is None:
+        return inf
+    times = [_patience_ends(state, router), *(_kept_until(state, router, at) for at in router.loaded)]
+    return min((at for at in times if at > now), default=inf)
+
+
+def _next_step(state: State, router: Router, now: float) -> Iterator[Effect]:
+    if router.loading or router.unloading or router.lost_until is not None:
+        return
+    if router.leaving is None:
+        router.wanted = _wanted(state, router)
+        if router.wanted is None:
+            return
+        if router.has_room:
+            router.loads(router.wanted, now)
+            yield LoadModel(engine=router.wanted)
+            return
+        router.leaving = _victim(state, router, now)
+        _mark_leaving(state)
+    if router.leaving is not None and _may_unload(state, router.leaving, now):
+        router.unloads(now)
+        yield UnloadModel(engine=router.leaving)
+
+
+def _mark_leaving(state: State) -> None:
+    leaving = {router.leaving for router in state.routers.values()}
+    for table in state.tables.values():
+        if table.leaving != (table.engine in leaving):
+            table.leaving = not table.leaving
+            table.moves += 1  # its queued requests can be decided
+
+
+# -- for whom, and who goes ------------------------------------------------------------------------------
+
+
+def _waiting(state: State, router: Router) -> Iterator[tuple[EngineId, float]]:
+    """The models of this router that requests wait for, and since when, in the order of the queue."""
+    for request in state.waiting_requests():
+        arrived = state.requests[request].arrived
+        engine = router.engine_of(arrived.model)
+        if engine is not None:
+            yield engine, arrived.at
+
+
+def _wanted(state: State, router: Router) -> EngineId | None:
+    """The model to load next: for which another one was unloaded, if its requests still wait."""
+    waiting = [engine for engine, _ in _waiting(state, router) if router.is_(engine, ModelStatus.UNLOADED)]
+    if router.wanted in waiting:
+        return router.wanted
+    return next(iter(waiting), None)
+
+
+def _victim(state: State, router: Router, now: float) -> EngineId | None:
+    """The model that goes, if any may go yet: one that nothing is asked of, else the longest unused."""
+    asked = {engine for engine, _ in _waiting(state, router)}
+    idle = [engine for engine in router.loaded if engine not in asked and not _serving(state, engine)]
+    gone = [engine for engine in idle if _kept_until(state, router, engine) <= now]
+    if not gone and _patience_ends(state, router) <= now:
+        gone = idle or router.loaded
+    return min(gone, key=lambda engine: _used_at(state, engine), default=None)
+
+
+def _serving(state: State, engine: EngineId) -> bool:
+    table = state.tables.get(engine)
+    return table is not None and table.up and table.serving
+
+
+def _used_at(state: State, engine: EngineId) -> float:
+    """When a task last began or ended there; a sleeping model was unused for longer than any other."""
+    table = state.tables.get(engine)
+    return table.active_at if table is not None and table.up else -inf
+
+
+def _kept_until(state: State, router: Router, engine: EngineId) -> float:
+    """As long as a swap takes, but no longer than a request waits for one."""
+    return _used_at(state, engine) + min(router.swap_seconds, state.limits.swap_wait)
+
+
+def _patience_ends(state: State, router: Router) -> float:
+    """When the first request for the wanted model has waited long enough."""
+    since = min((at for engine, at in _waiting(state, router) if engine == router.wanted), default=inf)
+    return max(since, router.swapped_at) + state.limits.swap_wait
+
+
+def _may_unload(state: State, engine: EngineId, now: float) -> bool:
+    """Whether nothing runs there, and all is saved that is worth it. An unload would break off what runs."""
+    table = state.tables.get(engine)
+    if table is None or not table.up:  # it sleeps, or is not known yet
+        return True
+    return table.at_rest and not chores.left_at(state, table, now)
+
+
+def _refused(state: State, router: Router, now: float) -> Iterator[Effect]:
+    """Requests for a model that has just failed to load."""
+    for request in tuple(state.waiting_requests()) if router.failed else ():
+        engine = router.engine_of(state.requests[request].arrived.model)
+        if engine is not None and router.given_up(engine, now):
+            state.forget(request)
+            if router.is_(engine, ModelStatus.LOADED):  # it serves, but we cannot find out more of it
+                yield Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
+            else:
+                yield Refuse(request=request, engine=engine)

@@ -1,0 +1,159 @@
+"""Real routers over tiny models, and conversations with several of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from patience import PATIENCE
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny, build
+from slotkeeper.engine.answers import EngineError, EngineGoneError
+from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.router import RouterClient
+from slotkeeper.scheduler.events import ModelStatus
+from slotkeeper.scheduler.types import ModelName
+
+BUILD: Final = "b10434"  # the server of the newer build is a library without a router
+MODELS: Final = {"coder": Tiny.DENSE, "writer": Tiny.HYBRID}
+ALIAS: Final = "gpt-x"  # of the first one
+CONTEXT: Final = 16384
+LOOK_SECONDS: Final = 0.05
+
+PRESET: Final = f"""[*]
+slots = true
+metrics = true
+jinja = true
+np = 2
+kvu = off
+c = {CONTEXT}
+cache-ram = 0
+t = 1
+stop-timeout = 5
+"""
+
+
+def preset(folder: Path, **more: str) -> Path:
+    """The models, and `more` that are files at these paths."""
+    paths = {name: str(build(tiny)) for name, tiny in MODELS.items()} | more
+    sections = [f"[{name}]\nmodel = {path}\n" for name, path in paths.items()]
+    sections[0] += f"alias = {ALIAS}\n"
+    file = folder / "models.ini"
+    file.write_text(PRESET + "".join(sections))
+    return file
+
+
+@asynccontextmanager
+async def router(folder: Path, *args: str, most: int = 1, **more: str) -> AsyncIterator[lab.Restartable]:
+    """One that loads at most so many models at once. Slot files lie in `folder`/slots."""
+    slots = folder / "slots"
+    slots.mkdir(exist_ok=True)
+    words = f"--models-preset {preset(folder, **more)} --models-max {most} --slot-save-path {slots}"
+    flags = f"{words} --host 127.0.0.1 --port {free_port()} --device none".split()
+    async with lab.restartable(find_engine(BUILD), [*flags, *args], folder / "router.log") as started:
+        yield started
+
+
+@asynccontextmanager
+async def in_front_of(started: lab.Restartable, **settings: Any) -> AsyncIterator[Sidecar]:
+    """A sidecar that has read the router's models."""
+    ours: dict[str, Any] = {
+        "slot_dir": started.flags.slot_save_path,
+        "save_pause": lab.PAUSE_SECONDS,
+        "drain_timeout": 1,
+    }
+    async with lab.in_front_of(started.base, **(ours | settings)) as sidecar:
+        yield sidecar
+
+
+async def until(so: Callable[[], bool]) -> None:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE):
+        while not so():
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def status(base: str, model: str) -> ModelStatus:
+    """By the router's own listing, which wakes nothing."""
+    client = RouterClient(base)
+    try:
+        listing = await client.listing()
+    finally:
+        await client.close()
+    return next(entry.status for entry in listing.models if entry.name == ModelName(model))
+
+
+async def comes_to(base: str, model: str, wanted: ModelStatus) -> None:
+    """Wait until the router says that the model is in this state. Raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                if await status(base, model) is wanted:
+                    return
+            except (EngineError, EngineGoneError):
+                pass
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+# -- conversations ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Talk:
+    """One conversation with one model, whose questions are known beforehand."""
+
+    model: str
+    name: str
+    words: int = 400  # of its first message
+    each: int = 60  # of each further one
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
+    computed: int = 0  # prompt tokens, by the engine's own figures
+    answers: list[str] = field(default_factory=list)
+
+    def asks(self) -> list[Mapping[str, Any]]:
+        """The messages of its next turn."""
+        turn = len(self.answers)
+        count = self.each if turn else self.words
+        text = " ".join(f"{self.name}{turn}x{n}" for n in range(count))
+        self.messages.append({"role": "user", "content": text})
+        return self.messages
+
+    async def turn(self, client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+        """Raises AssertionError for every answer but a whole one."""
+        body = {"model": self.model, "messages": self.asks(), "max_tokens": 4, "temperature": 0, **more}
+        response = await client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        said = response.json()
+        self.computed += said["timings"]["prompt_n"]
+        message = said["choices"][0]["message"]
+        self.messages.append({"role": "assistant", "content": message["content"]})
+        self.answers.append(message["content"])
+        return response
+
+
+def talks(each: int = 2) -> list[Talk]:
+    """So many conversations with each model, in turn."""
+    return [Talk(model, f"{model}{n}") for n in range(each) for model in MODELS]
+
+
+async def resident(folder: Path, turns: int) -> Sequence[Talk]:
+    """The same conversations where all models stay loaded, each conversation in a slot of its own."""
+    found, fresh = talks(), httpx.Limits(max_keepalive_connections=0)
+    async with router(folder, most=0) as started:
+        control = RouterClient(started.base)
+        for model in MODELS:
+            await control.load(ModelName(model))
+            await comes_to(started.base, model, ModelStatus.LOADED)
+        await control.close()
+        async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE, limits=fresh) as client:
+            for _ in range(turns):
+                for n, talk in enumerate(found):
+                    await talk.turn(client, id_slot=n // len(MODELS))
+    return found

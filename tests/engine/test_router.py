@@ -1,0 +1,176 @@
+"""A real router behind us: state survives its swaps, and no request is lost in one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from engine.routers import ALIAS, MODELS, Talk, comes_to, in_front_of, resident, router, status, talks
+from patience import PATIENCE
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.scheduler.events import ModelStatus
+
+TURNS = 10
+MORE = 1.05  # times the oracle may be computed
+EACH = 16  # tokens more of one conversation: a file may end a little before the slot did
+
+
+def client_of(sidecar: Sidecar) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE)
+
+
+def computed(found: Sequence[Talk], sidecar: Sidecar | None = None) -> int:
+    """By the engine's own figures, and what we had it compute."""
+    ours = lab.spent(sidecar)
+    return sum(talk.computed for talk in found) + ours.plant + ours.idle
+
+
+async def _whole(lines: AsyncIterator[str]) -> list[str]:
+    return [line async for line in lines if line]
+
+
+async def test_twenty_swaps_compute_no_more_than_models_that_stay(tmp_path: Path) -> None:
+    """One loaded at a time, two agents on each; every turn is a swap."""
+    (tmp_path / "stay").mkdir()
+    oracle = computed(await resident(tmp_path / "stay", TURNS // 2))
+    found = talks()
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        for _ in range(TURNS // 2):
+            for talk in found:
+                await talk.turn(client)
+        assert computed(found, sidecar) <= MORE * oracle
+
+
+async def test_clients_that_never_wait_for_each_other_all_get_answers(tmp_path: Path) -> None:
+    """Stock fails with 500 for one request in seven, and stalls."""
+    async with (
+        router(tmp_path) as started,
+        in_front_of(started, swap_wait=0.5) as sidecar,
+        client_of(sidecar) as client,
+    ):
+
+        async def chats(talk: Talk) -> None:
+            for _ in range(6):
+                await talk.turn(client)
+
+        await asyncio.gather(*(chats(talk) for talk in talks()))
+
+
+async def test_a_request_for_another_model_breaks_no_stream(tmp_path: Path) -> None:
+    async with (
+        router(tmp_path) as started,
+        in_front_of(started, swap_wait=0) as sidecar,
+        client_of(sidecar) as client,
+    ):
+        body = {"model": "coder", "messages": [{"role": "user", "content": "count"}], "max_tokens": 400}
+        whole = {**body, "stream": True, "ignore_eos": True, "temperature": 0}
+        async with client.stream("POST", "/v1/chat/completions", json=whole) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            other = Talk("writer", "w")
+            rest, _ = await asyncio.gather(_whole(lines), other.turn(client))
+        assert rest[-1] == "data: [DONE]"
+        assert orjson.loads(rest[-2][6:])["timings"]["predicted_n"] == body["max_tokens"]
+        assert await status(started.base, "coder") is ModelStatus.UNLOADED
+
+
+async def test_a_sleeping_model_is_not_woken_by_us_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    sleepy = ("--sleep-idle-seconds", "2")
+    async with (
+        router(tmp_path, *sleepy) as started,
+        in_front_of(started) as sidecar,
+        client_of(sidecar) as client,
+    ):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        await comes_to(started.base, "coder", ModelStatus.SLEEPING)
+        for _ in range(20):
+            assert await status(started.base, "coder") is ModelStatus.SLEEPING
+            await asyncio.sleep(0.1)
+        first, talk.computed = talk.computed, 0
+        await talk.turn(client)
+        assert talk.computed < first / 2
+
+
+async def test_a_swap_by_others_costs_no_more_than_the_last_turn(tmp_path: Path) -> None:
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        await lab.rested(sidecar)
+        async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE) as elsewhere:
+            await Talk("writer", "b").turn(elsewhere)
+        await comes_to(started.base, "coder", ModelStatus.UNLOADED)
+        first, talk.computed = talk.computed, 0
+        await talk.turn(client)
+        assert talk.computed < first / 2
+
+
+async def test_a_router_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        found = [Talk("coder", "a"), Talk("writer", "b")]
+        for talk in found:
+            await talk.turn(client)
+        await lab.rested(sidecar)
+        await started.restart()
+        for talk in found:
+            first, talk.computed = talk.computed, 0
+            await talk.turn(client)
+            assert talk.computed < first / 2
+
+
+async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_serve_on(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model")
+    async with router(tmp_path, broken=str(broken)) as started, in_front_of(started) as sidecar:
+        async with client_of(sidecar) as client:
+            talk = Talk("coder", "a")
+            await talk.turn(client)
+            body = {"model": "broken", "messages": [{"role": "user", "content": "hello"}]}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 503
+            assert "broken could not be loaded" in answer.json()["error"]["message"]
+            assert int(answer.headers["Retry-After"]) > 0
+            first, talk.computed = talk.computed, 0
+            await talk.turn(client)
+            assert talk.computed < first / 2
+
+
+@pytest.mark.parametrize("named", [{"model": "zzz"}, {}])
+async def test_a_model_that_the_router_does_not_know_is_its_own_error(
+    tmp_path: Path, named: dict[str, str]
+) -> None:
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        body = {**named, "messages": [{"role": "user", "content": "hello"}]}
+        async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE) as direct:
+            theirs = await direct.post("/v1/chat/completions", json=body)
+        ours = await client.post("/v1/chat/completions", json=body)
+        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+
+
+async def test_what_takes_no_slot_goes_to_its_model_too(tmp_path: Path) -> None:
+    """A conversation of the model that has to go for it is not lost."""
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        talk = Talk(ALIAS, "a")
+        await talk.turn(client)
+        for model in ("writer", ALIAS):
+            answer = await client.post("/tokenize", json={"model": model, "content": "hello"})
+            assert answer.json()["tokens"]
+        assert await status(started.base, "coder") is ModelStatus.LOADED
+        first, talk.computed = talk.computed, 0
+        await talk.turn(client)
+        assert talk.computed < first / 2
+
+
+async def test_models_are_listed_as_the_router_lists_them(tmp_path: Path) -> None:
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [entry["id"] for entry in listed] == list(MODELS)
+        assert {entry["status"]["value"] for entry in listed} == {"unloaded"}
+        ready = await client.get(f"http://{sidecar.addresses[1]}/readyz")
+        assert ready.status_code == 200
