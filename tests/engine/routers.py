@@ -102,6 +102,19 @@ async def comes_to(base: str, model: str, wanted: ModelStatus) -> None:
             await asyncio.sleep(LOOK_SECONDS)
 
 
+def child_of(started: lab.Restartable, model: str) -> int:
+    """The process that has this model loaded."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended
+            continue
+        if parent == started.process.pid and words[words.index("--alias") + 1 :][:1] == [model]:
+            return int(path.parent.name)
+    raise AssertionError(f"{model} is not loaded")
+
+
 # -- conversations ---------------------------------------------------------------------------------------
 
 

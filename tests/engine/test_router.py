@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -10,7 +12,18 @@ import httpx
 import orjson
 import pytest
 
-from engine.routers import ALIAS, MODELS, Talk, comes_to, in_front_of, resident, router, status, talks
+from engine.routers import (
+    ALIAS,
+    MODELS,
+    Talk,
+    child_of,
+    comes_to,
+    in_front_of,
+    resident,
+    router,
+    status,
+    talks,
+)
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -174,3 +187,21 @@ async def test_models_are_listed_as_the_router_lists_them(tmp_path: Path) -> Non
         assert {entry["status"]["value"] for entry in listed} == {"unloaded"}
         ready = await client.get(f"http://{sidecar.addresses[1]}/readyz")
         assert ready.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/completion"])
+async def test_a_stream_whose_engine_dies_does_not_look_whole(tmp_path: Path, path: str) -> None:
+    """The router ends it in order."""
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        asked = {"messages": [{"role": "user", "content": "count"}], "input": "count", "prompt": "count"}
+        most = {"max_tokens": 4000, "n_predict": 4000, "max_output_tokens": 4000, "ignore_eos": True}
+        async with client.stream(
+            "POST", path, json={"model": "coder", "stream": True, **asked, **most}
+        ) as stream:
+            lines = stream.aiter_lines()
+            for _ in range(10):
+                await anext(lines)
+            os.kill(child_of(started, "coder"), signal.SIGKILL)
+            rest = await _whole(lines)
+        assert '"error"' in rest[-1]
+        assert "[DONE]" not in rest[-1]

@@ -324,6 +324,8 @@ class Relay:
                 waiting.stop()
                 if progress:
                     await out.write(progress.close())
+                if link.address.model:
+                    self._check_whole(answer)
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
@@ -335,6 +337,15 @@ class Relay:
             account.finished(forward, link, answer.status)
             await out.end()
         return response
+
+    def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
+        """A router ends a stream in order whose engine has died, with a line of its own in it (engine.md 11).
+
+        Raises UpstreamFault.
+        """
+        heard = self._account.listener.end()
+        if flows(answer) and answer.status < 400 and not heard.complete and heard.error is None:
+            raise UpstreamFault("the router broke off in the middle of an answer: its engine has ended")
 
     async def _predicted(self) -> None:
         """The prediction is ready by now but for very short prompts, which may be given a moment."""

@@ -27,8 +27,8 @@ from yarl import URL
 from slotkeeper.api import headers as names
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.headers import forwardable
-from slotkeeper.engine.address import EngineAddress
 from slotkeeper.engine.answers import EngineFrozenError
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.runtime.link import EngineLink
 
 PIECE: Final = 64 * 1024

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Final, ParamSpec
 
 from slotkeeper.api.errors import UpstreamFault
-from slotkeeper.engine.address import EngineAddress
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import Seldom, get_logger, id_of
 from slotkeeper.observe.metrics import Metrics

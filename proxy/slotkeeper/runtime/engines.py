@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from slotkeeper.engine.address import EngineAddress
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.router import ModelEntry
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.link import EngineLink

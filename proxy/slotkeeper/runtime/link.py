@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from slotkeeper.api.document import Doc, Prompt
-from slotkeeper.engine.address import EngineAddress
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, Pulse
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.remembered import Tokenizers, completed, keep_flags, with_flags

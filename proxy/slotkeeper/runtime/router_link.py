@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from slotkeeper.engine.address import EngineAddress
 from slotkeeper.engine.answers import EngineError, EngineGoneError
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.router import Listing, ModelEntry, RouterClient, listen
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
