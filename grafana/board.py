@@ -23,6 +23,7 @@ INFO: Final = "slotkeeper_build_info"  # every sidecar has it, from the start
 ROWS: Final = {
     "Is it worth it": rows.headline,
     "Tokens": rows.tokens,
+    "Models": rows.models,
     "Latency": rows.latency,
     "Slots and the line": rows.slots,
     "Snapshots": rows.snapshots,

@@ -125,6 +125,27 @@ def tokens() -> list[Panel]:
     ]
 
 
+def models() -> list[Panel]:
+    return [
+        lines(
+            "Tokens, by model of a router",
+            "Computed beside the oracle. Good is close together, also where models are swapped.",
+            {"{{model}}, {{source}}": NOW.rate("model_prompt_tokens_total", "model", "source")},
+            unit=TOKENS,
+            width=HALF,
+        ),
+        lines(
+            "Models loaded",
+            "How often, and how long it took. Good is seldom: models that take turns cost a load each time.",
+            {
+                "{{model}}, {{outcome}}": NOW.increase("model_loads_total", "model", "outcome"),
+                "seconds": ratio(NOW.rate("model_load_seconds_sum"), NOW.rate("model_load_seconds_count")),
+            },
+            width=HALF,
+        ),
+    ]
+
+
 def latency() -> list[Panel]:
     histogram = "time_to_first_token_seconds"
     return [

@@ -50,14 +50,19 @@ def preset(folder: Path, **more: str) -> Path:
     return file
 
 
-@asynccontextmanager
-async def router(folder: Path, *args: str, most: int = 1, **more: str) -> AsyncIterator[lab.Restartable]:
-    """One that loads at most so many models at once. Slot files lie in `folder`/slots."""
+def router_flags(folder: Path, *, most: int = 1, **more: str) -> list[str]:
+    """Of one that loads at most so many models at once. Slot files lie in `folder`/slots."""
     slots = folder / "slots"
     slots.mkdir(exist_ok=True)
     words = f"--models-preset {preset(folder, **more)} --models-max {most} --slot-save-path {slots}"
-    flags = f"{words} --host 127.0.0.1 --port {free_port()} --device none".split()
-    async with lab.restartable(find_engine(BUILD), [*flags, *args], folder / "router.log") as started:
+    return f"{words} --host 127.0.0.1 --port {free_port()} --device none".split()
+
+
+@asynccontextmanager
+async def router(folder: Path, *args: str, most: int = 1, **more: str) -> AsyncIterator[lab.Restartable]:
+    """As `router_flags` says, and with these words."""
+    flags = [*router_flags(folder, most=most, **more), *args]
+    async with lab.restartable(find_engine(BUILD), flags, folder / "router.log") as started:
         yield started
 
 

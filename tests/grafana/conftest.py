@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import httpx
 import pytest
 
 from engine.conftest import start, wait_until
+from engine.routers import BUILD, MODELS, Talk, router_flags
+from patience import PATIENCE
 from scraping import TOKEN, Watched, running, scraping, used
-from slotkeeper.engine.launch import EngineKind, free_port
+from slotkeeper.bench import lab
+from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +26,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         engine = start("tiny-hybrid", EngineKind.XLLAMACPP, folder=folder)
         stack.callback(engine.process.kill)
         data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        where = ("--upstream", engine.base, "--listen", data, "--admin-listen", admin)
+        router = lab.Restartable(find_engine(BUILD), router_flags(folder), folder / "router.log")
+        stack.callback(router.kill)
+        asyncio.run(router.start())
+        upstreams = ("--upstream", engine.base, "--upstream", router.base)
+        where = (*upstreams, "--listen", data, "--admin-listen", admin)
         more = ("--slot-dir", str(engine.slot_dir), "--save-pause", "0.05", "--drain-delay", "0")
         command = (sys.executable, "-m", "slotkeeper", "serve", *where, *more)
         secret = {"SLOTKEEPER_ADMIN_TOKEN": TOKEN}
@@ -30,7 +38,15 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         prometheus = stack.enter_context(scraping(admin, folder))
         wait_until(lambda: bool(prometheus.values("slotkeeper_build_info")))  # so all zeros were seen
         asyncio.run(used(f"http://{data}"))
+        asyncio.run(_each_model(f"http://{data}"))
         wait_until(lambda: any(prometheus.values("slotkeeper_snapshots")))  # what is done in the pause, too
         ended = time.time()
         wait_until(lambda: prometheus.caught_up(ended))
         yield Watched(f"http://{data}", f"http://{admin}", prometheus)
+
+
+async def _each_model(base: str) -> None:
+    """A request for each model of the router."""
+    async with httpx.AsyncClient(base_url=base, timeout=PATIENCE) as client:
+        for model in MODELS:
+            await Talk(model, model).turn(client)

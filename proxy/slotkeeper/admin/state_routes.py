@@ -100,6 +100,7 @@ class StateRoutes:
                 "engines": [
                     self._engine(link, placement.tables.get(link.engine), latest, now)
                     for link in self._driver.links.values()
+                    if not link.routes
                 ],
             }
         )
@@ -153,6 +154,7 @@ class StateRoutes:
         """Also one that was never there: then there is nothing more to say of it."""
         known: Document = {
             "engine": link.engine,
+            "model": link.address.model or None,
             "up": bool(table and table.up),
             "health": link.health.value,
             "down_seconds": None if link.down_since is None else round(max(0.0, now - link.down_since), 1),

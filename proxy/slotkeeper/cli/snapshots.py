@@ -246,6 +246,7 @@ def table(listed: Sequence[dict[str, Any]], now: float, width: int) -> Table:
 def notes(one: dict[str, Any]) -> list[str]:
     """What is special about it; a folder without a sidecar does not know of engines."""
     found = [word for trait, word in TRAITS.items() if one[trait]]
+    found += sorted({model for engine in one.get("engines") or () if (model := engine.partition("#")[2])})
     return [*found, "fits no engine here"] if one.get("engines") == [] else found
 
 

@@ -53,6 +53,7 @@ STATES: Final = {
     "loading": "is loading its model",
     "sleeping": "sleeps, and wakes with the next request",
 }
+UNLOADED: Final = "unloaded"  # a model that its router loads when it is wanted
 COLOURS: Final = {"idle": "dim", "running": "green", "launched": "green", "tended": "cyan"}
 
 
@@ -95,13 +96,13 @@ def headline(state: Document, where: str) -> Text:
 def alarms(engines: Sequence[Document]) -> Iterator[Text]:
     """One line for each engine that does not answer."""
     for engine in engines:
-        if engine["up"]:
+        if engine["up"] or engine["health"] == UNLOADED:
             continue
         since = engine["down_seconds"]
         state = STATES.get(engine["health"], f"cannot be probed ({engine['health']}): its log says why")
         text = f"{engine['engine']} {state}" + (f", for {span(since)}" if since is not None else "")
         yield Text(text, "bold red")
-    if engines and not any(engine["up"] for engine in engines):
+    if engines and not any(engine["up"] or engine["health"] == UNLOADED for engine in engines):
         yield Text("No engine is up: requests fail until one is.", "bold red")
 
 
@@ -132,7 +133,13 @@ def slots(engine: Document, width: int) -> Iterator[RenderableType]:
     speed = engine["prefill_tokens_per_second"]
     facts = [engine["build"], engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
     name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in facts if word))
-    yield name if engine["up"] else name.append(f", down ({engine['health']})", "bold red")
+    if engine["health"] == UNLOADED:
+        name.append(", not loaded", "dim")
+    elif not engine["up"]:
+        name.append(f", down ({engine['health']})", "bold red")
+    yield name
+    if engine["health"] == UNLOADED:
+        return
     rows = [slot | {"context_tokens": engine["context_tokens"]} for slot in engine["slots"]]
     if rows:
         yield fitted(SLOTS, [_filled(row, width) for row in rows], width)

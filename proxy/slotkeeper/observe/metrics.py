@@ -31,7 +31,7 @@ from slotkeeper.scheduler.figures import Loss, of_request
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.types import Crowded, EngineId, Reason
+from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason
 from slotkeeper.store.trouble import Trouble
 
 Fallback = Literal[
@@ -180,6 +180,18 @@ class Metrics:
         self.prepared_tokens = counter(
             "prepared_tokens_total", "Of the cached prompt tokens, those that were computed in idle time."
         )
+        self.model_tokens = counter(
+            "model_prompt_tokens_total",
+            "Prompt tokens for each model of a router: reused, computed, and the least possible.",
+            "model",
+            "source",
+        )
+        self.model_loads = counter(
+            "model_loads_total", "Times that a router was asked to load a model.", "model", "outcome"
+        )
+        self.model_load_seconds = histogram(
+            "model_load_seconds", "From that to a model that serves, without saving the other one.", PREFILL
+        )
         self.lost_tokens = counter(
             "lost_tokens_total",
             "Prompt tokens computed although they had been computed before, by why no cache had them.",
@@ -247,6 +259,12 @@ class Metrics:
     def engine_up(self, engine: EngineId, *, up: bool) -> None:
         self._up.labels(engine=engine).set(up)
 
+    def loaded(self, model: ModelName, seconds: float | None) -> None:
+        """A router was asked to load this model; None: it could not."""
+        self.model_loads.labels(model=model, outcome="failed" if seconds is None else "ok").inc()
+        if seconds is not None:
+            self.model_load_seconds.observe(seconds)
+
     def report(self, report: Report) -> None:
         """Count one answered request, from the engine's figures."""
         usage = report.usage
@@ -260,6 +278,10 @@ class Metrics:
         self.prompt_tokens.labels(source="computed").inc(usage.computed, known_as)
         self.prepared_tokens.inc(usage.prepared)
         self.oracle_tokens.inc(figures["oracle"])
+        if report.model:  # as its router lists it, so there are no more of them
+            for source, count in (("cached", usage.reused), ("computed", usage.computed)):
+                self.model_tokens.labels(model=report.model, source=source).inc(count)
+            self.model_tokens.labels(model=report.model, source="oracle").inc(figures["oracle"])
         self.saved_seconds.inc(report.reused_seconds or 0.0)
         self.step_seconds.inc(report.step_seconds)
         if report.predicted is not None:

@@ -79,6 +79,7 @@ class Driver:
         self.engines = Engines(
             links,
             self.tasks,
+            metrics,
             wait=self._limits.engine_wait,
             back_by=lambda model: self.placement.back_by(self.now(), model),
             new_link=new_link,

@@ -13,6 +13,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.router import ModelEntry
 from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.router_link import RouterLink
 from slotkeeper.runtime.tasks import Tasks, lifeline
@@ -33,6 +34,7 @@ class Engines:
         self,
         links: Mapping[EngineId, EngineLink],
         tasks: Tasks,
+        metrics: Metrics,
         *,
         wait: float,
         back_by: Callable[[ModelName], float | None],
@@ -47,6 +49,7 @@ class Engines:
         self.links = dict(links)
         self.routers: dict[EngineId, RouterLink] = {}
         self._tasks = tasks
+        self._metrics = metrics
         self._wait = wait
         self._back_by = back_by
         self._new_link = new_link
@@ -95,6 +98,7 @@ class Engines:
                 front,
                 api_key=self._api_key,
                 tasks=self._tasks,
+                metrics=self._metrics,
                 post=told,
                 added=added,
                 removed=removed,

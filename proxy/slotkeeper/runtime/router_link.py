@@ -16,6 +16,7 @@ from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.router import Listing, ModelEntry, RouterClient, listen
 from slotkeeper.observe.log import get_logger, sayable
+from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import Event, ModelsListed, ModelStatus, ModelView, SwapFailed
@@ -44,6 +45,7 @@ class RouterLink:
         *,
         api_key: str | None,
         tasks: Tasks,
+        metrics: Metrics,
         post: Callable[[Event], None],
         added: Callable[[EngineId, ModelEntry], EngineLink],
         removed: Callable[[EngineLink], None],
@@ -55,6 +57,7 @@ class RouterLink:
         self.listing = UNLISTED  # the last one
         self.reached = False
         self._tasks = tasks
+        self._metrics = metrics
         self._post = post
         self._added = added
         self._removed = removed
@@ -189,6 +192,7 @@ class RouterLink:
             seen = seen or status is ModelStatus.LOADING
             if status is ModelStatus.UNLOADED and (seen or time.monotonic() - begun > BEGINS):
                 log.warning("model_not_loaded", engine=link.engine)
+                self._metrics.loaded(model, None)
                 return False
             await self._next_look()
         loaded = time.monotonic()
@@ -197,7 +201,9 @@ class RouterLink:
                 return False
             link.kick()
             await self._next_look()
-        log.info("model_loaded", engine=link.engine, seconds=round(time.monotonic() - begun, 3))
+        seconds = time.monotonic() - begun
+        self._metrics.loaded(model, seconds)
+        log.info("model_loaded", engine=link.engine, seconds=round(seconds, 3))
         return True
 
     async def _unload(self, link: EngineLink) -> bool:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.types import EngineId, Place, Reason, RequestId, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Reason, RequestId, Tokens
 
 
 class Purpose(StrEnum):
@@ -193,6 +193,7 @@ class Report:
     lost: Lost | None = None  # computed beyond the oracle
     reused_seconds: float | None = None  # of prefill that the reused tokens would have taken
     step_seconds: float = 0.0  # that it waited for restores, touches and steers
+    model: ModelName = NO_ROUTER
 
 
 Effect = (

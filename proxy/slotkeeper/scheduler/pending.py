@@ -196,6 +196,7 @@ class Pending:
         unplanned = Reason.BYPASS if self.arrived.bypass else Reason.FAIL_OPEN
         return Report(
             request=self.arrived.request,
+            model=self.arrived.model,
             reason=plan.reason if plan else unplanned,
             slot=self.slot,
             usage=usage,

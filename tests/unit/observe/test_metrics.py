@@ -20,7 +20,7 @@ from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.figures import Loss, Lost, Usage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId
+from slotkeeper.scheduler.types import EngineId, ModelName, Reason, RequestId
 from unit.observe.watched import record
 
 # What was promised: name -> labels. A dashboard breaks when one of these changes.
@@ -63,6 +63,9 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_prefill_saved_seconds_total": set(),
     "slotkeeper_connections_cut_total": {"reason"},
     "slotkeeper_crowded_requests_total": {"reason"},
+    "slotkeeper_model_prompt_tokens_total": {"model", "source"},
+    "slotkeeper_model_loads_total": {"model", "outcome"},
+    "slotkeeper_model_load_seconds": set(),
 }
 UNITS: Final = ("_seconds", "_bytes", "_tokens")
 ABBREVIATED: Final = re.compile(
@@ -94,7 +97,8 @@ def used(metrics) -> Metrics:
     """Every series exists."""
     metrics.engine_up(EngineId("http://e"), up=True)
     metrics.freezes.labels(engine="http://e")
-    metrics.report(REPORT)
+    metrics.report(replace(REPORT, model=ModelName("coder")))
+    metrics.loaded(ModelName("coder"), 1.5)
     return metrics
 
 
@@ -331,3 +335,26 @@ def test_an_engine_that_is_lost_is_shown_as_down(metrics):
     assert value(metrics, "engine_up", engine=engine) == 1
     metrics.engine_up(engine, up=False)
     assert value(metrics, "engine_up", engine=engine) == 0
+
+
+# -- models of a router ------------------------------------------------------------------------------------
+
+
+def test_each_model_has_figures_of_its_own(metrics):
+    metrics.report(replace(REPORT, model=ModelName("coder")))
+    metrics.report(replace(REPORT, model=ModelName("writer"), usage=Usage(prompt=10, cached=0), oracle=10))
+    metrics.report(REPORT)
+    found = {
+        (model, source): value(metrics, "model_prompt_tokens_total", model=model, source=source)
+        for model in ("coder", "writer")
+        for source in ("cached", "computed", "oracle")
+    }
+    assert list(found.values()) == [900, 100, 80, 0, 10, 10]
+
+
+def test_loads_are_counted_and_timed(metrics):
+    metrics.loaded(ModelName("coder"), 1.5)
+    metrics.loaded(ModelName("coder"), None)
+    assert value(metrics, "model_loads_total", model="coder", outcome="ok") == 1
+    assert value(metrics, "model_loads_total", model="coder", outcome="failed") == 1
+    assert value(metrics, "model_load_seconds_sum") == 1.5

@@ -32,7 +32,7 @@ class Broken:
 
 
 def engines(link: StubLink) -> Engines:
-    return Engines({ENGINE: link}, Tasks(print), wait=0.0, back_by=lambda _: None)
+    return Engines({ENGINE: link}, Tasks(print), Metrics(), wait=0.0, back_by=lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ const STATES = {
 /** @param {Element} list @returns {(engines: object[]) => void} */
 export function alarms(list) {
   return (engines) => {
-    const down = engines.filter((engine) => !engine.up);
+    const down = engines.filter((engine) => !engine.up && engine.health !== "unloaded");
     const found = down.map((engine) => ({ key: engine.engine, text: told(engine) }));
     if (down.length > 0 && down.length === engines.length) {
       found.push({ key: "", text: "No engine is up: requests fail until one is." });

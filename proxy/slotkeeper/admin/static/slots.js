@@ -21,8 +21,9 @@ function makeEngine() {
 function showEngine(node, engine) {
   const [title, facts, list] = node.children;
   const [state, address] = title.children;
-  put(state, { "data-state": engine.up ? "up" : "down" });
-  say(state, engine.up ? engine.health : "down");
+  const unloaded = engine.health === "unloaded"; // its router loads it when it is wanted
+  put(state, { "data-state": engine.up ? "up" : unloaded ? "idle" : "down" });
+  say(state, engine.up ? engine.health : unloaded ? "not loaded" : "down");
   say(address, engine.engine.replace(/^https?:\/\//, ""));
   const speed = engine.prefill_tokens_per_second;
   const kept = engine.ram_cache_entries_tokens.length;
@@ -38,7 +39,7 @@ function showEngine(node, engine) {
       .filter(Boolean)
       .join(" · "),
   );
-  keyed(list, engine.slots, (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine));
+  keyed(list, unloaded ? [] : engine.slots, (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine));
 }
 
 function makeSlot() {
