@@ -37,6 +37,7 @@ pytestmark = pytest.mark.alternating
 CHAT: Final = "/v1/chat/completions"
 ON_ITS_WAY: Final = 0.1  # seconds after which a call has reached an engine that stands still
 MOMENT: Final = 0.01  # seconds
+TRIES: Final = 10  # to let an engine die in the middle of a prefill
 ENDLESS: Final = {"stream": True, "max_tokens": 5000, "ignore_eos": True}
 CONTEXT: Final = 32768
 
@@ -223,8 +224,11 @@ async def scene(build, tmp_path) -> AsyncIterator[Scene]:
         yield Scene(engine, sidecar, client, tmp_path / "slots")
 
 
-async def dies(scene: Scene, stage: Stage, first: Any, second: Any) -> Callable[[], Awaitable[str]]:
-    """Bring the engine to its end at that stage of the second turn. Returns how that turn's answer is had."""
+async def dies(scene: Scene, stage: Stage, first: Any, second: Any) -> Callable[[], Awaitable[str | None]]:
+    """Bring the engine to its end at that stage of the second turn. Returns how that turn's answer is had.
+
+    None: the stage was over by then, since the engine had the processor for longer than it was meant to.
+    """
     loop, upstream = asyncio.get_running_loop(), scene.sidecar._upstream
     match stage:
         case Stage.CONNECT:
@@ -263,8 +267,10 @@ async def dies(scene: Scene, stage: Stage, first: Any, second: Any) -> Callable[
             asked = loop.create_task(heard(scene.client, second))
             await scene.death()
 
-            async def rest() -> str:
+            async def rest() -> str | None:
                 stream = await asked
+                if b"broke off" in stream and b'"delta"' in stream:
+                    return None
                 assert looks_whole(Api.CHAT, stream), stream[-300:]
                 return "".join(map(text_of, events(stream)))
 
@@ -294,9 +300,12 @@ async def test_an_engine_that_dies_costs_a_wait_whatever_it_is_when_it_is_back(s
         first, second = turns(number, length)
         before = scene.counted(stage) if stage in COUNTED else 0
         with capture_logs() as log:
-            answer = await dies(scene, stage, first, second)
-            await scene.comes_back(*fate.args)
-            assert await answer() == known[fate, length], fate
+            for _ in range(TRIES):
+                answer = await dies(scene, stage, first, second)
+                await scene.comes_back(*fate.args)
+                if (text := await answer()) is not None:
+                    break
+            assert text == known[fate, length], fate
             await lab.rested(scene.sidecar)
         seen = [line for line in log if line["event"].startswith("engine_")]
         assert seen[-1]["event"] == "engine_up", "\n".join([*map(str, log), scene.engine.process.tail()])

@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from engine.routers import (
+from benchmarks.routers import (
     ALIAS,
     MODELS,
     Talk,

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from engine.conftest import start, wait_until
-from engine.routers import BUILD, MODELS, Talk, router_flags
+from benchmarks.routers import BUILD, MODELS, Talk, router_flags
 from patience import PATIENCE
 from scraping import TOKEN, Watched, running, scraping, used
 from slotkeeper.bench import lab

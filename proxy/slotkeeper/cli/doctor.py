@@ -17,8 +17,12 @@ from rich.table import Table
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.router import RouterClient
 from slotkeeper.engine.traits import Reading, read_traits, state_bytes
 from slotkeeper.scheduler.engine_model import Known
+from slotkeeper.scheduler.events import ModelStatus
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.store import files
 from slotkeeper.store.snapshot_folder import SnapshotFolder
@@ -34,7 +38,39 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
 
     It prefills a few hundred tokens in an unused engine. With a folder it also tries out
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
+    Of a router it looks at each model that is loaded.
     """
+    async with EngineClient(upstream, api_key=api_key) as client:
+        routes = await client.health() is Health.ROUTER
+    if not routes:
+        return await _examine(upstream, api_key, console, slot_dir)
+    router = RouterClient(upstream, api_key=api_key)
+    try:
+        listing = await router.listing()
+    except (EngineError, EngineGoneError) as error:
+        console.print(f"[red]{escape(str(error))}[/]")
+        return 1
+    finally:
+        await router.close()
+    found = []
+    for entry in listing.models:
+        engine = EngineAddress(upstream.rstrip("/"), entry.name).engine
+        console.print(f"[bold]{escape(engine)}[/]")
+        if entry.status is ModelStatus.LOADED:
+            found.append(await _examine(engine, api_key, console, slot_dir, entry.flags))
+        else:
+            console.print(f"It is {entry.status}: looking closer would load it. Send it a request first.")
+    return max(found, default=0)
+
+
+async def _examine(
+    upstream: str,
+    api_key: str | None,
+    console: Console,
+    slot_dir: Path | None,
+    flags: EngineFlags | None = None,
+) -> int:
+    """One engine, with its flags where its router says them. Returns as `doctor` does."""
     unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []
     usable = slot_dir if not _fails(unfit) else None
     async with EngineClient(upstream, api_key=api_key) as client:
@@ -46,7 +82,7 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
             seen = await probe(client)
             reading = None
             if health is Health.OK:
-                reading = await read_traits(client, slot_dir=usable, may_compute=True, may_read=True)
+                reading = await read_traits(client, flags, slot_dir=usable, may_compute=True, may_read=True)
         except EngineGoneError as error:
             console.print(f"[red]{escape(str(error))}[/]")
             return 1

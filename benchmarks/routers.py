@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import httpx
 
-from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
@@ -26,6 +25,7 @@ MODELS: Final = {"coder": Tiny.DENSE, "writer": Tiny.HYBRID}
 ALIAS: Final = "gpt-x"  # of the first one
 CONTEXT: Final = 16384
 LOOK_SECONDS: Final = 0.05
+PATIENCE: Final = 120.0  # seconds until a wait counts as failed
 
 PRESET: Final = f"""[*]
 slots = true
