@@ -20,6 +20,7 @@ from benchmarks import (
     retention,
     rewriting,
     scenarios,
+    swaps,
     watching,
     when_needed,
 )
@@ -36,6 +37,7 @@ PROGRAMS = (
     hard_bodies,
     growth,
     restart,
+    swaps,
     large_files,
     retention,
     idle_work,

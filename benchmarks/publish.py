@@ -41,6 +41,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "recorded": _fields(*TOKENS),
         "restart": lambda figures: figures["computed"],
         "crowd": lambda figures: figures["rows"],
+        "swaps": lambda figures: figures,
         "soak": lambda figures: figures["worlds"],
     }
 )

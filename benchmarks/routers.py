@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ ALIAS: Final = "gpt-x"  # of the first one
 CONTEXT: Final = 16384
 LOOK_SECONDS: Final = 0.05
 PATIENCE: Final = 120.0  # seconds until a wait counts as failed
+CONTROL_SECONDS: Final = 60.0  # for one answer: a router that stalls would not answer ever
 
 PRESET: Final = f"""[*]
 slots = true
@@ -78,13 +79,6 @@ async def in_front_of(started: lab.Restartable, **settings: Any) -> AsyncIterato
         yield sidecar
 
 
-async def until(so: Callable[[], bool]) -> None:
-    """Raises TimeoutError."""
-    async with asyncio.timeout(PATIENCE):
-        while not so():
-            await asyncio.sleep(LOOK_SECONDS)
-
-
 async def status(base: str, model: str) -> ModelStatus:
     """By the router's own listing, which wakes nothing."""
     client = RouterClient(base)
@@ -123,6 +117,10 @@ def child_of(started: lab.Restartable, model: str) -> int:
 # -- conversations ---------------------------------------------------------------------------------------
 
 
+class NoAnswerError(Exception):
+    """The engine or the router answered with an error."""
+
+
 @dataclass
 class Talk:
     """One conversation with one model, whose questions are known beforehand."""
@@ -144,10 +142,11 @@ class Talk:
         return self.messages
 
     async def turn(self, client: httpx.AsyncClient, **more: Any) -> httpx.Response:
-        """Raises AssertionError for every answer but a whole one."""
+        """Raises NoAnswerError for every answer but a whole one."""
         body = {"model": self.model, "messages": self.asks(), "max_tokens": 4, "temperature": 0, **more}
         response = await client.post("/v1/chat/completions", json=body)
-        assert response.status_code == 200, response.text
+        if response.status_code != 200:
+            raise NoAnswerError(response.text)
         said = response.json()
         self.computed += said["timings"]["prompt_n"]
         message = said["choices"][0]["message"]
@@ -161,16 +160,21 @@ def talks(each: int = 2) -> list[Talk]:
     return [Talk(model, f"{model}{n}") for n in range(each) for model in MODELS]
 
 
+def fresh_client(base: str, *, seconds: float = PATIENCE) -> httpx.AsyncClient:
+    """Each request has a connection of its own: a router closes them."""
+    return httpx.AsyncClient(base_url=base, timeout=seconds, limits=httpx.Limits(max_keepalive_connections=0))
+
+
 async def resident(folder: Path, turns: int) -> Sequence[Talk]:
     """The same conversations where all models stay loaded, each conversation in a slot of its own."""
-    found, fresh = talks(), httpx.Limits(max_keepalive_connections=0)
+    found = talks()
     async with router(folder, most=0) as started:
         control = RouterClient(started.base)
         for model in MODELS:
             await control.load(ModelName(model))
             await comes_to(started.base, model, ModelStatus.LOADED)
         await control.close()
-        async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE, limits=fresh) as client:
+        async with fresh_client(started.base) as client:
             for _ in range(turns):
                 for n, talk in enumerate(found):
                     await talk.turn(client, id_slot=n // len(MODELS))

@@ -268,6 +268,19 @@ def comparison() -> str:
     return "```\n" + str(found["printed"]).rstrip() + "\n```"
 
 
+def swaps() -> str:
+    def cells(row: Row) -> Sequence[str]:
+        def told(way: str) -> Sequence[str]:
+            found = row[way]
+            return f"{found['computed'] / row['oracle']:.2f}", f"{found['errors']}"
+
+        (stock, failed), (ours, ours_failed) = told("stock"), told("sidecar")
+        return row["agents"], stock, failed, f"**{ours}**", ours_failed
+
+    head = ("agents", "stock", "requests that failed", "Slotkeeper, total / oracle", "requests that failed")
+    return table(head, map(cells, measured("swaps")))
+
+
 MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "README.md": {
         "demo": comparison,
@@ -286,5 +299,6 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "recorded-cells": recorded_cells,
         "crowd-cells": crowd_cells,
     },
+    "docs/models.md": {"swaps": swaps},
     "docs/reliability.md": {"soak": soak},
 }

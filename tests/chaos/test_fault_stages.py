@@ -263,21 +263,25 @@ async def dies(scene: Scene, stage: Stage, first: Any, second: Any) -> Callable[
         case Stage.HEAD:
             scene.dies_in(upstream, "send")
         case Stage.PREFILL:
-            scene.dies_behind(upstream, "send")  # the head comes when the task begins
-            asked = loop.create_task(heard(scene.client, second))
-            await scene.death()
-
-            async def rest() -> str | None:
-                stream = await asked
-                if b"broke off" in stream and b'"delta"' in stream:
-                    return None
-                assert looks_whole(Api.CHAT, stream), stream[-300:]
-                return "".join(map(text_of, events(stream)))
-
-            return rest
+            return await _dies_in_prefill(scene, second)
     answer = loop.create_task(said(scene.client, second))
     await scene.death()
     return lambda: answer
+
+
+async def _dies_in_prefill(scene: Scene, body: Any) -> Callable[[], Awaitable[str | None]]:
+    scene.dies_behind(scene.sidecar._upstream, "send")  # the head comes when the task begins
+    asked = asyncio.get_running_loop().create_task(heard(scene.client, body))
+    await scene.death()
+
+    async def rest() -> str | None:
+        stream = await asked
+        if b"broke off" in stream and b'"delta"' in stream:  # its answer had begun
+            return None
+        assert looks_whole(Api.CHAT, stream), stream[-300:]
+        return "".join(map(text_of, events(stream)))
+
+    return rest
 
 
 async def _dies_while_it_waits(scene: Scene, body: Any) -> Callable[[], Awaitable[str]]:

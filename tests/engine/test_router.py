@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 import orjson
 import pytest
-
 from benchmarks.routers import (
     ALIAS,
     MODELS,
@@ -24,6 +23,7 @@ from benchmarks.routers import (
     status,
     talks,
 )
+
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
+from benchmarks.routers import BUILD, MODELS, Talk, router_flags
 
 from engine.conftest import start, wait_until
-from benchmarks.routers import BUILD, MODELS, Talk, router_flags
 from patience import PATIENCE
 from scraping import TOKEN, Watched, running, scraping, used
 from slotkeeper.bench import lab

@@ -32,7 +32,7 @@ Headers = Mapping[str, str]
 
 # -- where: a server of its own, or one model of a router ----------------------------------------------------
 # A router finds the model in the body of a POST and in the query of a GET, and would load any that is named,
-# evicting another. So every call of ours says `autoload=false` (engine.md 11).
+# evicting another. So every call of ours says `autoload=false` (engine.md 13).
 
 NO_AUTOLOAD: Final = "autoload=false"
 _MARK: Final = "#"  # no base URL has a fragment

@@ -1,4 +1,4 @@
-"""llama-server in router mode: which models it has, and having it load and unload them (engine.md 11)."""
+"""llama-server in router mode: which models it has, and having it load and unload them (engine.md 13)."""
 
 from __future__ import annotations
 

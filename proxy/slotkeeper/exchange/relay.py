@@ -339,7 +339,7 @@ class Relay:
         return response
 
     def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
-        """A router ends a stream in order whose engine has died, with a line of its own in it (engine.md 11).
+        """A router ends a stream in order whose engine has died, with a line of its own in it (engine.md 13).
 
         Raises UpstreamFault.
         """

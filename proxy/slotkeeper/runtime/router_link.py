@@ -170,14 +170,17 @@ class RouterLink:
         self._tasks.start(self._swapped(link, self._unload(link)))
 
     async def _swapped(self, link: EngineLink, swapping: Awaitable[bool]) -> None:
-        """`swapping` says whether it was done; if not, the model is not to be tried again at once."""
+        """`swapping` says whether it was done; if not, the model is not to be tried again at once.
+
+        Whatever fails is said: the scheduler waits for it.
+        """
         self._swaps += 1
         broken = False
         try:
             if await swapping:
                 return
             broken = True
-        except (EngineError, EngineGoneError) as error:
+        except Exception as error:  # noqa: BLE001
             log.warning("swap_refused", engine=link.engine, error=sayable(error))
             await asyncio.sleep(AGAIN)
         finally:

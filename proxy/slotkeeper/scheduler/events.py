@@ -282,7 +282,7 @@ class ModelStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
-    """One model in its router's listing (engine.md 11)."""
+    """One model in its router's listing (engine.md 13)."""
 
     engine: EngineId
     name: ModelName

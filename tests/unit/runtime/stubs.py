@@ -38,6 +38,10 @@ class StubClient(EngineClient):
     closed: bool = False
     cancelled: int = 0
 
+    @property
+    def busy(self) -> bool:
+        return False
+
     async def slots(self, **_: Any) -> tuple[SlotView, ...]:
         self.looks += 1
         if isinstance(self.refuse, EngineGoneError | EngineError):

@@ -1,0 +1,286 @@
+"""A line to a router that does what the test says: swaps that go wrong, and models that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from patience import PATIENCE
+from slotkeeper.engine.answers import EngineError, EngineGoneError
+from slotkeeper.engine.router import Listing, ModelEntry, RouterClient
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime import router_link
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.router_link import RouterLink
+from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.events import Event, ModelsListed, ModelStatus, SwapFailed
+from slotkeeper.scheduler.types import EngineId, ModelName
+from unit.runtime.stubs import StubLink
+
+BASE = EngineId("http://router")
+CODER = EngineId("http://router#coder")
+MODELS = (ModelEntry(name=ModelName("coder"), aliases=("gpt",), port=0), ModelEntry(name=ModelName("writer")))
+
+
+class FakeRouter(RouterClient):
+    """Its models are as the test says; a load or an unload does what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(BASE)
+        self.models = {entry.name: entry for entry in MODELS}
+        self.trouble: Exception | None = None  # of any call
+        self.loads: Callable[[ModelName], None] = lambda model: self.becomes(model, ModelStatus.LOADED)
+        self.unloads: Callable[[ModelName], None] = lambda model: self.becomes(model, ModelStatus.UNLOADED)
+
+    def becomes(self, model: str, status: ModelStatus, port: int = 1) -> None:
+        name = ModelName(model)
+        self.models[name] = replace(self.models[name], status=status, port=port)
+
+    async def listing(self, **_: Any) -> Listing:
+        if self.trouble:
+            raise self.trouble
+        return Listing(models=tuple(self.models.values()), most=1)
+
+    async def load(self, model: ModelName, **_: Any) -> None:
+        self.loads(model)
+
+    async def unload(self, model: ModelName, **_: Any) -> None:
+        self.unloads(model)
+
+    async def events(self, heard: Callable[[], object], **_: Any) -> None:
+        await asyncio.Event().wait()
+
+
+class Line(StubLink):
+    """A line to a model; it is up as soon as the router has it, unless the test says otherwise."""
+
+    probes = True
+
+    def __init__(self, engine: EngineId) -> None:
+        super().__init__(engine)
+        self.up = self.listed = False
+
+    def kick(self) -> None:
+        super().kick()
+        self.up = self.listed and self.probes
+
+
+@dataclass
+class Scene:
+    router: RouterLink
+    fake: FakeRouter
+    metrics: Metrics
+    said: list[Event] = field(default_factory=list)
+    lines: dict[EngineId, Line] = field(default_factory=dict)
+
+    async def comes(self, so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not so():
+                await asyncio.sleep(0.01)
+
+    async def listed(self) -> Line:
+        await self.comes(lambda: CODER in self.lines)
+        return self.lines[CODER]
+
+    async def failed(self) -> SwapFailed:
+        await self.comes(lambda: isinstance(self.said[-1], SwapFailed))
+        event = self.said[-1]
+        assert isinstance(event, SwapFailed)
+        return event
+
+
+@pytest.fixture
+async def scene(monkeypatch) -> AsyncIterator[Scene]:
+    for name in ("CALM", "EAGER", "BEGINS", "PROBED", "AGAIN"):
+        monkeypatch.setattr(router_link, name, 0.02)
+    failures: list[BaseException] = []
+    tasks, metrics = Tasks(failures.append), Metrics()
+    made: list[Scene] = []
+
+    def added(engine: EngineId, _: ModelEntry) -> Line:
+        made[0].lines[engine] = Line(engine)
+        return made[0].lines[engine]
+
+    def removed(line: EngineLink) -> None:
+        del made[0].lines[line.engine]
+
+    def post(event: Event) -> None:
+        made[0].said.append(event)
+
+    front = StubLink(BASE)
+    link = RouterLink(
+        front,
+        api_key=None,
+        tasks=tasks,
+        metrics=metrics,
+        post=post,
+        added=added,
+        removed=removed,
+        lost=lambda _: None,
+    )
+    fake = FakeRouter()
+    link.client = fake
+    made.append(Scene(link, fake, metrics))
+    tasks.start(link.watch())
+    yield made[0]
+    await tasks.close()
+    await link.close()
+    assert not failures
+
+
+async def test_each_model_has_a_line_and_a_name(scene):
+    await scene.listed()
+    assert list(scene.lines) == [CODER, "http://router#writer"]
+    assert [scene.router.model_of(name) for name in ("coder", "gpt", "zzz")] == ["coder", "coder", None]
+    (event,) = scene.said
+    assert isinstance(event, ModelsListed)
+    assert (event.router, event.most) == (BASE, 1)
+
+
+async def test_a_listing_that_did_not_change_is_not_said_again(scene):
+    await scene.listed()
+    await asyncio.sleep(0.1)
+    assert len(scene.said) == 1
+
+
+async def test_a_model_that_is_listed_no_more_has_no_line(scene):
+    await scene.listed()
+    del scene.fake.models[ModelName("coder")]
+    await scene.comes(lambda: CODER not in scene.lines)
+
+
+async def test_a_new_port_is_another_process(scene):
+    line = await scene.listed()
+    scene.fake.becomes("coder", ModelStatus.LOADED, port=1)
+    await scene.comes(lambda: line.kicks == 1)
+    scene.fake.becomes("coder", ModelStatus.LOADED, port=2)
+    await scene.comes(lambda: line.kicks == 2)
+
+
+async def test_a_load_ends_when_its_line_is_up(scene):
+    line = await scene.listed()
+    scene.router.load(line)
+    await scene.comes(lambda: line.up)
+    await scene.comes(lambda: counted(scene, "ok") == 1)
+    assert not any(isinstance(event, SwapFailed) for event in scene.said)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "broken"),
+    [(EngineError(500, "model limit reached, try again later"), False), (EngineGoneError("gone"), False)],
+)
+async def test_a_load_that_is_refused_may_be_tried_again(scene, refusal, broken):
+    line = await scene.listed()
+    scene.fake.loads = raising(refusal)
+    scene.router.load(line)
+    assert (await scene.failed()).broken is broken
+
+
+async def test_what_runs_already_counts_as_loaded(scene):
+    line = await scene.listed()
+
+    def runs(model: ModelName) -> None:
+        scene.fake.becomes(model, ModelStatus.LOADED)
+        raise EngineError(400, "model is already running")
+
+    scene.fake.loads = runs
+    scene.router.load(line)
+    await scene.comes(lambda: line.up)
+
+
+async def test_a_process_that_ends_while_it_loads_is_broken(scene):
+    line = await scene.listed()
+    scene.fake.loads = lambda model: scene.fake.becomes(model, ModelStatus.LOADING)
+    scene.router.load(line)
+    await scene.comes(lambda: line.listed)
+    scene.fake.becomes("coder", ModelStatus.UNLOADED)
+    assert (await scene.failed()).broken
+    assert counted(scene, "failed") == 1
+
+
+async def test_a_load_that_never_begins_is_given_up(scene):
+    line = await scene.listed()
+    scene.fake.loads = lambda _: None
+    scene.router.load(line)
+    assert (await scene.failed()).broken
+
+
+async def test_a_model_that_cannot_be_probed_is_not_waited_for(scene):
+    line = await scene.listed()
+    line.probes = False
+    scene.router.load(line)
+    assert (await scene.failed()).broken
+
+
+async def test_before_an_unload_all_that_was_asked_is_answered(scene):
+    line = await scene.listed()
+    scene.router.load(line)
+    await scene.comes(lambda: line.up)
+    unloaded: list[ModelName] = []
+    scene.fake.unloads = unloaded.append
+    async with line.pulse.answer():
+        scene.router.unload(line)
+        await asyncio.sleep(0.1)
+        assert not line.up
+        assert not unloaded
+    await scene.comes(lambda: unloaded == ["coder"])
+    assert not line.listed  # the listing still says that it is loaded
+    scene.fake.becomes("coder", ModelStatus.UNLOADED)
+    await scene.comes(lambda: not scene.router._unloading)
+
+
+@pytest.mark.parametrize("error", [EngineError(500, "no"), EngineGoneError("gone"), ValueError("a bug")])
+async def test_a_model_whose_unload_was_refused_serves_on(scene, error):
+    line = await scene.listed()
+    scene.router.load(line)
+    await scene.comes(lambda: line.up)
+    scene.fake.unloads = raising(error)
+    scene.router.unload(line)
+    assert not (await scene.failed()).broken
+    await scene.comes(lambda: line.up)
+
+
+async def test_a_router_that_is_gone_takes_its_models_with_it_and_brings_them_back(scene):
+    line = await scene.listed()
+    scene.fake.becomes("coder", ModelStatus.LOADED)
+    await scene.comes(lambda: line.up)
+    scene.fake.trouble = EngineGoneError("gone")
+    await scene.comes(lambda: not line.up)
+    last = scene.said[-1]
+    assert isinstance(last, ModelsListed)
+    assert last.models == ()
+    assert scene.router.model_of("gpt") == "coder"
+    scene.fake.trouble = None
+    await scene.comes(lambda: line.up)
+    last = scene.said[-1]
+    assert isinstance(last, ModelsListed)
+    assert len(last.models) == 2
+
+
+async def test_a_server_that_is_no_router_any_more_has_no_models(scene):
+    await scene.listed()
+    scene.fake.trouble = EngineError(200, "no router", foreign=True)
+    await scene.comes(lambda: not scene.lines)
+
+
+async def test_a_refusal_of_the_listing_changes_nothing(scene):
+    await scene.listed()
+    scene.fake.trouble = EngineError(401, "Invalid API Key")
+    await asyncio.sleep(0.1)
+    assert scene.lines
+
+
+def raising(error: Exception) -> Callable[[ModelName], None]:
+    def call(_: ModelName) -> None:
+        raise error
+
+    return call
+
+
+def counted(scene: Scene, outcome: str) -> float:
+    labels = {"model": "coder", "outcome": outcome}
+    return scene.metrics.registry.get_sample_value("slotkeeper_model_loads_total", labels) or 0
