@@ -16,7 +16,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.launch import find_engine, free_port
-from slotkeeper.engine.router import RouterClient
+from slotkeeper.engine.router_client import RouterClient
 from slotkeeper.scheduler.events import ModelStatus
 from slotkeeper.scheduler.types import ModelName
 

@@ -430,9 +430,10 @@ def targets(descriptors: Path) -> Iterator[str]:
 
 
 def connections(table: Path, port: int) -> set[str]:
-    """What the descriptors of connections to that port lead to."""
+    """What the descriptors of connections to that port lead to. A closed one that lingers has none."""
     rows = (line.split() for line in table.read_text().splitlines()[1:])
-    return {f"socket:[{row[9]}]" for row in rows if int(row[2].rpartition(":")[2], 16) == port}
+    there = {row[9] for row in rows if int(row[2].rpartition(":")[2], 16) == port}
+    return {f"socket:[{inode}]" for inode in there if inode != "0"}
 
 
 async def world(model: Tiny, build: str, seconds: float, *, clients: int, seed: int) -> Result:

@@ -108,6 +108,7 @@ class Claim:
     named: Any  # what stands under `id_slot`, if anything does
     id_slot: int | None  # the slot that this chooses, as the engine reads it (T8); None: it chooses none
     copies: int  # tasks that it becomes: `n`, times the number of prompts
+    model: Any = None  # what stands under `model`
 
 
 UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
@@ -136,15 +137,17 @@ def load(body: bytes, encoding: str = "") -> Doc:
 
 def claim(api: Api, doc: Doc) -> Claim:
     """What `doc` takes on a route of this kind."""
-    named = doc.get("id_slot", _ABSENT)
+    named, model = doc.get("id_slot", _ABSENT), doc.get("model")
     if not api.pinnable:  # there the engine drops id_slot and n (T5)
-        return Claim(named=named, id_slot=None, copies=_tasks(doc) if api is Api.TASK else 1)
+        tasks = _tasks(doc) if api is Api.TASK else 1
+        return Claim(named=named, id_slot=None, copies=tasks, model=model)
     slot = as_int(named)
     prompts = _count(doc.get("prompt")) if api in {Api.COMPLETION, Api.COMPLETIONS} else 1
     copies = as_int(doc.get("n_cmpl"))
     if copies is None:
         copies = as_int(doc.get("n"))
-    return Claim(named=named, id_slot=None if slot == -1 else slot, copies=max(1, copies or 1) * prompts)
+    copies = max(1, copies or 1) * prompts
+    return Claim(named=named, id_slot=None if slot == -1 else slot, copies=copies, model=model)
 
 
 def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:

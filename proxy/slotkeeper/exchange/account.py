@@ -101,7 +101,6 @@ class Account:
         self.arrived = driver.now()
         self.outcome = "broken"
         self.key_name: str | None = None  # of its client's key, in the list of our own
-        self.named_model: str | None = None  # by its body
         self.model = NO_ROUTER  # of a router, that must serve it
         self.cost = 0  # tokens that were computed and generated for it
         self.progress: ProgressFilter | None = None  # of the prefill, where it was asked for
@@ -128,8 +127,6 @@ class Account:
         """
         self.record.body_bytes, self._came = len(body), body
         doc, self.claim = await run(_loaded, self._api, body, encoding)
-        named = doc.get("model")
-        self.named_model = named if isinstance(named, str) else None
         return doc
 
     async def parse(
@@ -221,7 +218,7 @@ class Account:
         found: list[Found] = [NOT_FOUND, NOT_FOUND]
         asks = [ask, *filter(None, (self.rewritten,))]
         try:
-            while (link := await driver.engines.serving(self.model, lambda: self._waits(key))).ready:
+            while (link := await driver.engines.serving(self.model, lambda: self._open)).ready:
                 try:
                     found[: len(asks)] = await asyncio.gather(*(self._found(link, each) for each in asks))
                     break
@@ -249,10 +246,6 @@ class Account:
                 )
             )
         self._metrics.spent("render", driver.now() - started)
-
-    def _waits(self, key: RequestId) -> bool:
-        """Whether it is still known under this key."""
-        return self._open and self.key == key
 
     async def _found(self, link: EngineLink, ask: Ask) -> Found:
         """Its tokens, and where other prompts may part from it. Raises what `render` does."""
@@ -307,15 +300,14 @@ class Account:
     def gone(self) -> None:
         """The client left or the answer broke off, unless it has ended."""
         if self._open:
-            self._open = False
+            self._open, driver = False, self._driver
             reached, cached = self._reached()
-            pending = self._driver.placement.pending(self.key)
-            planted = self._driver.effect_runner.computed(self.key) + (pending.planted if pending else 0)
+            pending = driver.placement.pending(self.key)
+            planted = driver.effect_runner.computed(self.key) + (pending.planted if pending else 0)
             self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
-            self._driver.effect_runner.forget(self.key)
-            self._driver.post(Gone(at=self._driver.now(), request=self.key, reached=reached, cached=cached))
-            if self.model:
-                self._driver.engines.came_or_went()  # its tokens are not wanted any more
+            driver.effect_runner.forget(self.key)
+            driver.post(Gone(at=driver.now(), request=self.key, reached=reached, cached=cached))
+            driver.engines.came_or_went()  # its tokens are not wanted any more
 
     def _reached(self) -> tuple[int | None, int]:
         """How far the engine was in the prompt, and what of that was cached, as it said last."""

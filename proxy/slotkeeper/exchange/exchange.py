@@ -243,7 +243,7 @@ class Exchange:
         engines = driver.engines
         engines.rouse(account.model)
         await engines.awake(self._waits_since, account.model)
-        account.model = engines.model_of(account.named_model)
+        account.model = engines.model_of(account.claim.model)
         engines.rouse(account.model)
         if self._judged is KeyCheck.LATER:
             await self._judge()

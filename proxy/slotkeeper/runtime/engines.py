@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.engine.router import ModelEntry
+from slotkeeper.engine.router_client import ModelEntry
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
@@ -130,9 +130,10 @@ class Engines:
         """Those whose addresses were named: engines, and routers themselves."""
         return [link for link in self.links.values() if not link.address.model]
 
-    def model_of(self, named: str | None) -> ModelName:
+    def model_of(self, named: Any) -> ModelName:
         """Which model of a router a request means that names it so; NO_ROUTER where none has that name."""
-        models = (router.model_of(named) for router in self.routers.values()) if named else ()
+        routers = self.routers.values() if isinstance(named, str) else ()
+        models = (router.model_of(named) for router in routers)
         return next((model for model in models if model), NO_ROUTER)
 
     def of(self, model: ModelName) -> list[EngineLink]:

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.engine.answers import SAID
-from slotkeeper.engine.canary import ProbeResult
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, Pulse
+from slotkeeper.engine.client import EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import EngineAddress
-from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
-from slotkeeper.runtime.remembered import Tokenizers, completed, keep_flags, with_flags
-from slotkeeper.scheduler.effects import Learned
-from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.types import EngineId, SlotId, Tokens
-from slotkeeper.vocab.tokenizer import Tokenizer
+from slotkeeper.runtime.known_engine import KnownEngine
+from slotkeeper.scheduler.types import EngineId, SlotId
 
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
 EAGER: Final = 0.1  # seconds, while the engine is not there
@@ -35,13 +25,10 @@ UNAUTHORIZED: Final = 401
 THERE: Final = frozenset({Health.OK, Health.SLEEPING, Health.ROUTER, Health.UNLOADED})
 REFUSALS: Final = 3  # of GET /slots in a row: without it free slots cannot be known
 
-# Between a request's text and the call stand caches and encoders that know of no client.
-_LENT: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("lent", default=None)
-
 log = get_logger(__name__)
 
 
-class EngineLink:
+class EngineLink(KnownEngine):
     """Watches one engine and speaks its control routes."""
 
     def __init__(
@@ -61,30 +48,22 @@ class EngineLink:
         canary, while it is unused, `may_read` to look for its process on this machine. It is given up after
         `frozen_after` seconds of silence.
         """
-        self.engine = engine
-        self.address = EngineAddress.of(engine)
+        super().__init__(
+            engine,
+            api_key=api_key,
+            flags=flags,
+            slot_dir=slot_dir,
+            may_compute=may_compute,
+            may_read=may_read,
+        )
         self.routes = False  # it is a router, or was the last time that it answered
         self.listed = True  # whether it may be looked at: a model only while its router has it loaded
-        self.files: ProbeResult | None = None  # what its slot files are like
-        self.build = ""
-        self._slot_dir = slot_dir
-        self._may_compute = may_compute
-        self._may_read = may_read
-        self.pulse = Pulse()
-        self.client = EngineClient(engine, api_key=api_key, pulse=self.pulse)
         self.frozen_after = frozen_after
         self.replace: Callable[[], None] | None = None  # ends its process, and another is started
         self._silences = 0  # looks in a row that it did not answer
-        self.flags = flags
-        self.tokenizer: Tokenizer | None = None
-        self._tokenizers = Tokenizers(self.tokenize)
-        self.traits: EngineTraits | None = None
-        self.end_of_turn = -1  # the id that ends a reply
         self.health = Health.DOWN
         self.down_since: float | None = time.monotonic()  # None: it answers
-        self.auth: dict[str, str] = {}  # of the last client whom the engine let in, for our own calls
         self._own_key = api_key is not None
-        self.process = ""  # changes with every start of the engine
         self.losses = 0  # how often it was lost
         self.returns = False  # whether it was lost because it ended, so that it may be back soon
         self._kick = asyncio.Event()
@@ -95,7 +74,6 @@ class EngineLink:
         self.up = False  # probed, so that requests may be placed; until then they go through as they came
         self.probed = 0  # tokens that the probe has computed, not counted yet
         self.fresh = False  # no slot had been used when it was probed
-        self._keeping = asyncio.Lock()
 
     @property
     def coming(self) -> bool:
@@ -317,11 +295,11 @@ class EngineLink:
     async def _probe(self) -> None:
         before = self.client.computed
         try:
-            reading = await self._read(may_compute=self._may_compute)
+            reading = await self.read(may_compute=self.may_compute)
         finally:
             self.probed += self.client.computed - before
         self.fresh = await self._unused(reading.left)
-        self.tokenizer = await self._tokenizers.fitting(reading)
+        self.tokenizer = await self.fitting(reading)
         ending = await self.render_text(str(reading.props.get("eos_token") or ""), {})
         self.end_of_turn = ending[0] if len(ending) == 1 else -1
         log.info(
@@ -337,59 +315,21 @@ class EngineLink:
             notes=reading.notes,
         )
 
-    async def _read(self, *, may_compute: bool) -> Reading:
-        reading = await read_traits(
-            self.client,
-            self.flags,
-            headers=self.auth,
-            slot_dir=self._slot_dir,
-            may_compute=may_compute,
-            may_read=self._may_read,
-            known=self.files,
-        )
-        folder, self.build = self._slot_dir, reading.build
-        self.traits = await completed(folder, reading.traits) if folder else reading.traits
-        if folder and self.traits.guessed:
-            self.traits = await with_flags(folder, self.process, self.traits)
-        self.files = reading.files or self.files
-        return reading
-
-    def learned(self, what: Learned) -> None:
-        """The scheduler found this out."""
-        if self.traits:
-            self.traits = self.traits.corrected(what.how, **{what.name: what.value})
-
-    async def keep_learned(self) -> None:
-        """For the next sidecar: it may find an engine in use, which cannot be tried out."""
-        async with self._keeping:
-            if self._slot_dir and self.traits:
-                await keep_flags(self._slot_dir, self.process, self.traits)
-
     async def look_for_files(self, found: Callable[[EngineLink], None]) -> None:
         """Until they are found, or the engine is lost: what was wrong with the folder may be mended."""
         while self.lacks_files:
             await asyncio.sleep(FILES_RETRY)
             try:
-                await self._read(may_compute=False)
+                await self.read(may_compute=False)
             except (EngineError, EngineGoneError) as error:
                 self._not_probed(str(error))
         if self.up:
             found(self)
 
     @property
-    def layout(self) -> str:
-        """Of its slot files, where one with tokens was seen."""
-        return self.files.layout if self.files else ""
-
-    @property
     def lacks_files(self) -> bool:
         """Whether it is up, and its slot files cannot be used though there is a folder for them."""
-        return self.up and self._slot_dir is not None and not (self.traits and self.traits.snapshots)
-
-    def saw_layout(self, layout: str) -> None:
-        """Of a file that it has just written."""
-        if self.files and not self.files.layout:
-            self.files = replace(self.files, layout=layout)
+        return self.up and self.slot_dir is not None and not (self.traits and self.traits.snapshots)
 
     async def _unused(self, left: Mapping[SlotId, int]) -> bool:
         """Whether its slots are as at its start, or hold the tokens that we `left` there.
@@ -401,47 +341,8 @@ class EngineLink:
         slots = await self.client.slots(headers=self.auth)
         return not any(slot.busy or slot.held not in {None, 0, left.get(slot.slot)} for slot in slots)
 
-    # -- what the renderer needs -------------------------------------------------------------------
-
-    async def tokenize(
-        self, content: str | list[int | str], *, add_special: bool, parse_special: bool
-    ) -> list[int]:
-        return await self.client.tokenize(
-            content, add_special=add_special, parse_special=parse_special, headers=_LENT.get() or self.auth
-        )
-
-    async def render_chat(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
-        """The exact prompt of a chat body (engine.md 1.4). Raises EngineError, EngineGoneError."""
-        text = await self.client.apply_template(chat, headers=auth or self.auth)
-        with _lending(auth):
-            return await self._tokenizer().tokenize(text)
-
-    async def render_prompt(self, prompt: Prompt, auth: Mapping[str, str]) -> Tokens:
-        with _lending(auth):
-            return await self._tokenizer().tokenize_prompt(prompt)
-
-    async def render_text(self, text: str, auth: Mapping[str, str]) -> Tokens:
-        """Plain text in the middle of a prompt."""
-        with _lending(auth):
-            return await self._tokenizer().tokenize(text, add_special=False)
-
-    def _tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise EngineGoneError(f"{self.engine} has not been probed yet")
-        return self.tokenizer
-
     def let_in(self, auth: dict[str, str]) -> None:
         """The engine wants a key and takes this one. Ours, if any, comes first, then what still works."""
         if not self._own_key and auth and auth != self.auth and not (self.up and self.auth):
             self.auth = auth
             self.kick()  # what was refused to us may be shown now
-
-
-@contextmanager
-def _lending(auth: Mapping[str, str]) -> Iterator[None]:
-    """What is asked of the engine in this block goes under the credential of a client."""
-    before = _LENT.set(auth)
-    try:
-        yield
-    finally:
-        _LENT.reset(before)

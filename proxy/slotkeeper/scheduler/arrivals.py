@@ -10,8 +10,15 @@ from slotkeeper.scheduler import chores, en_route, swaps
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Forward, Observe
 from slotkeeper.scheduler.events import Arrived, Rendered
-from slotkeeper.scheduler.pending import Form, Pending, Stage, Weighed, changed_by_messages, computed
-from slotkeeper.scheduler.slot_contents import reuse
+from slotkeeper.scheduler.pending import (
+    Form,
+    Pending,
+    Stage,
+    Weighed,
+    changed_by_messages,
+    computed,
+    priced_late,
+)
 from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
@@ -54,7 +61,7 @@ def rendered(state: State, event: Rendered) -> None:
     if pending.other is not None:
         pending.other = replace(pending.other, prompt=event.rewritten, boundaries=event.rewritten_boundaries)
     elif pending.weighed is not None:  # messages have decided it: the prices follow
-        own = _priced_late(pending, event)
+        own = priced_late(pending, event)
     _takes(state, pending, own)
     pending.predict()
 
@@ -65,21 +72,6 @@ def _takes(state: State, pending: Pending, form: Form) -> None:
     pending.prompt = form.prompt
     if form.prompt is not None:
         pending.structure = en_route.structured(state, form.prompt, form.boundaries, pending.arrived.model)
-
-
-def _priced_late(pending: Pending, event: Rendered) -> Form:
-    """The form that went out, or is about to. Both are priced at the state that its slot held."""
-    plan, taken = pending.plan, pending.goes_changed
-    base = pending.base or (plan.table.shadow.slots[plan.slot] if plan and plan.slot is not None else None)
-    if plan is not None:
-        own, changed = (
-            None if prompt is None else len(prompt) - reuse(base, prompt, plan.table.traits)
-            for prompt in (event.prompt, event.rewritten)
-        )
-        pending.weighed = Weighed(own, changed, taken)
-    if taken:
-        return Form(pending.arrived.hash_chain, event.rewritten, event.rewritten_boundaries)
-    return Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
@@ -169,9 +161,9 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
 
 def _holds_in_turn(state: State, pending: Pending) -> Sequence[EngineTable]:
     """Engines on which others' tasks must end for it, once enough requests have overtaken it."""
-    copies = pending.arrived.copies
-    tables = state.open_for(pending.arrived.model)
-    ours = [table for table in tables if table.own >= min(copies, len(table.states))]
+    request = pending.arrived
+    tables = state.open_for(request.model)
+    ours = [table for table in tables if table.own >= min(request.copies, len(table.states))]
     return ours if ours and _overtaken(state, pending) else ()
 
 
@@ -197,8 +189,8 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     own = _place(state, pending, now)
     as_changed = replace(pending, arrived=replace(request, hash_chain=other.hash_chain), prompt=other.prompt)
     changed = _place(state, as_changed, now)
-    prices = computed(own, pending.prompt), computed(changed, other.prompt)
-    weighed = Weighed.of(*prices, moved=request.moved)
+    price, price_changed = computed(own, pending.prompt), computed(changed, other.prompt)
+    weighed = Weighed.of(price, price_changed, moved=request.moved)
     plan = changed if weighed.taken else own
     if plan and not plan.wait:
         _weighed(state, pending, weighed)
@@ -257,9 +249,8 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
 def _losing_least(state: State, request: Arrived, reason: Reason, now: float) -> Plan | None:
     """Where least is lost, whatever slots hold of it."""
     pinnable, space = request.pinnable, request.namespace
-    tables = state.open_for(request.model)
-    plan = blind(tables, pinnable=pinnable, now=now, catalog=state.catalog, space=space)
-    return _named(plan, reason)
+    tables, catalog = state.open_for(request.model), state.catalog
+    return _named(blind(tables, pinnable=pinnable, now=now, catalog=catalog, space=space), reason)
 
 
 def _named(plan: Plan | None, reason: Reason) -> Plan | None:

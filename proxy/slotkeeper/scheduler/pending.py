@@ -15,7 +15,7 @@ from typing import Final
 
 from slotkeeper.scheduler.choice import Plan, continuing, restore_price
 from slotkeeper.scheduler.effects import Report
-from slotkeeper.scheduler.events import Arrived, Finished, Gone
+from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import Answered, Lost, Usage, lost, oracle, usage_of
 from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
 from slotkeeper.scheduler.prompt_tree import PromptTree
@@ -234,3 +234,18 @@ def _seconds(usage: Usage | None, plan: Plan) -> float | None:
     """What the reused tokens would have taken, at the rate that the engine has shown so far."""
     rate = plan.table.rates.shown
     return usage.reused / rate if usage and rate else None
+
+
+def priced_late(pending: Pending, event: Rendered) -> Form:
+    """The form that went out, or is about to. Both are priced at the state that its slot held."""
+    plan, taken = pending.plan, pending.goes_changed
+    base = pending.base or (plan.table.shadow.slots[plan.slot] if plan and plan.slot is not None else None)
+    if plan is not None:
+        own, changed = (
+            None if prompt is None else len(prompt) - reuse(base, prompt, plan.table.traits)
+            for prompt in (event.prompt, event.rewritten)
+        )
+        pending.weighed = Weighed(own, changed, taken)
+    if taken:
+        return Form(pending.arrived.hash_chain, event.rewritten, event.rewritten_boundaries)
+    return Form(pending.arrived.hash_chain, event.prompt, event.boundaries)

@@ -3,7 +3,7 @@
 import pytest
 
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.engine.router import entry_of
+from slotkeeper.engine.router_client import entry_of
 from slotkeeper.scheduler.events import ModelStatus
 
 BASE = "http://router:8080"
