@@ -234,6 +234,21 @@ def test_a_client_that_leaves_stops_a_swap_that_has_not_begun():
     assert play << ends("r1", 1000) >> reports("r1")
 
 
+def test_a_client_that_leaves_while_the_victim_drains_stops_the_swap():
+    play = routed("a", limits=Limits(swap_wait=0))
+    assert play << arrives("r1", model="a") << knows("r1", SHORT) >> goes("r1", engine="a")
+    assert play << starts("r1") << arrives("r2", model="b")
+    assert play << arrives("r3", model="a") << knows("r3", SHORT + SHORT)
+    assert play << leaves("r2") >> goes("r3", engine="a")
+
+
+def test_a_model_that_is_loaded_and_cannot_be_probed_serves_unpinned():
+    play = routed()
+    assert play << lists("a")
+    assert play << arrives("r1", model="a")
+    assert play << swap_fails("a", broken=True) >> unpinned("r1", Reason.FAIL_OPEN, engine="a")
+
+
 def test_what_takes_no_slot_waits_for_its_model_as_well():
     play = routed("a")
     assert play << arrives("r1", model="a", slotless=True) >> unpinned("r1", Reason.SLOTLESS, engine="a")

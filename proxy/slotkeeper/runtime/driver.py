@@ -300,6 +300,7 @@ class Driver:
         self.placement = Placement(*upstreams, limits=self._limits)
         if renew:
             self._events.append(SnapshotsChanged(at=self.now(), snapshots=catalog))
+            self._events.extend(router.listed() for router in self.engines.routers.values())
         for link in self.links.values() if renew else ():
             if link.traits and link.up:
                 self._events.append(self._up(link, fresh=False))

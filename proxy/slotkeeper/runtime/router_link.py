@@ -26,7 +26,7 @@ CALM: Final = 1.0  # seconds between looks at the listing, which wakes nothing
 EAGER: Final = 0.1  # seconds, while a swap of ours is under way
 MOMENT: Final = 0.01  # seconds
 BEGINS: Final = 2.0  # seconds in which a load that was accepted shows in the listing
-PROBED: Final = 30.0  # seconds from a loaded model to one that we have probed
+PROBED: Final = 30.0  # seconds from a loaded model to one that we have probed; then it serves unpinned
 AGAIN: Final = 1.0  # seconds after a swap that the router refused
 RUNS: Final = "already running"  # a router's words
 STOPPED: Final = "not running"
@@ -65,6 +65,7 @@ class RouterLink:
         self._links: dict[EngineId, EngineLink] = {}
         self._ports: dict[EngineId, int] = {}
         self._unloading: set[EngineId] = set()
+        self._since: dict[EngineId, float] = {}  # when a model was loaded whose line is not up yet
         self._swaps = 0
         self._kick = asyncio.Event()
         self._looked = asyncio.Event()
@@ -115,7 +116,7 @@ class RouterLink:
         self.reached = False
         for link in self._links.values():
             link.part(self._lost)
-        self._post(ModelsListed(at=time.monotonic(), router=self.front.engine, models=()))
+        self._post(self.listed())
         self._wake()
 
     def _wake(self) -> None:
@@ -134,13 +135,18 @@ class RouterLink:
                 link = self._links[engine] = self._added(engine, entry)
             self._update(link, entry)
         if changed:
-            views = tuple(
-                ModelView(engine=engine, name=entry.name, status=entry.status)
-                for engine, entry in there.items()
-            )
-            router = self.front.engine
-            self._post(ModelsListed(at=time.monotonic(), router=router, models=views, most=listing.most))
+            self._post(self.listed())
         self._wake()
+
+    def listed(self) -> ModelsListed:
+        """The listing as the scheduler takes it: none where the router does not answer."""
+        views = tuple(
+            ModelView(engine=self._engine(entry.name), name=entry.name, status=entry.status)
+            for entry in self.listing.models
+            if self.reached
+        )
+        router, most = self.front.engine, self.listing.most
+        return ModelsListed(at=time.monotonic(), router=router, models=views, most=most)
 
     def _update(self, link: EngineLink, entry: ModelEntry) -> None:
         """Have its line look at once where something has changed."""
@@ -151,6 +157,17 @@ class RouterLink:
         link.auth = link.auth or self.front.auth
         if changed:
             link.kick()
+        self._check_probed(link, entry)
+
+    def _check_probed(self, link: EngineLink, entry: ModelEntry) -> None:
+        """Say of a model that is loaded, and cannot be probed, that its requests need not wait for that."""
+        engine, now = link.engine, time.monotonic()
+        if link.up or not link.listed or entry.status is not ModelStatus.LOADED:
+            self._since.pop(engine, None)
+        elif now - self._since.setdefault(engine, now) > PROBED:
+            del self._since[engine]
+            log.warning("model_not_probed", engine=engine)
+            self._post(SwapFailed(at=now, engine=engine, broken=True))
 
     def _engine(self, model: ModelName) -> EngineId:
         return EngineAddress(self.front.address.base, model).engine
@@ -192,17 +209,16 @@ class RouterLink:
         await self._tolerating(RUNS, self.client.load(model, headers=self.front.auth))
         seen = False
         while (status := self._status(model)) not in LOADED:
+            if not self.reached:
+                raise EngineGoneError("the router does not answer")
             seen = seen or status is ModelStatus.LOADING
             if status is ModelStatus.UNLOADED and (seen or time.monotonic() - begun > BEGINS):
                 log.warning("model_not_loaded", engine=link.engine)
                 self._metrics.loaded(model, None)
                 return False
             await self._next_look()
-        loaded = time.monotonic()
         while not link.up and self._status(model) is ModelStatus.LOADED:
-            if time.monotonic() - loaded > PROBED:
-                return False
-            link.kick()
+            link.kick()  # `_check_probed` ends it if that never comes
             await self._next_look()
         seconds = time.monotonic() - begun
         self._metrics.loaded(model, seconds)

@@ -47,7 +47,7 @@ class Router:
         """It does not answer: nothing is loaded there any more."""
         unloaded = {e: replace(view, status=ModelStatus.UNLOADED) for e, view in self.models.items()}
         self.models, self.lost_until = unloaded, until
-        self._over()
+        self.over()
 
     def serves(self, now: float) -> float | None:
         """Until when a request for one of its models waits; None where it is not expected back."""
@@ -94,15 +94,16 @@ class Router:
         self.failed.pop(engine, None)
         if engine == self.loading:
             self.swapped_at, self.swap_seconds = now, now - (now if self.began is None else self.began)
-            self._over()
+            self.over()
 
     def swap_failed(self, engine: EngineId, now: float, *, broken: bool) -> None:
         """`broken`: so will the next one."""
         if broken:
             self.failed[engine] = now + RETRY_SECONDS
         if engine in {self.loading, self.leaving}:
-            self._over()
+            self.over()
 
-    def _over(self) -> None:
+    def over(self) -> None:
+        """No swap is under way."""
         self.leaving = self.loading = self.wanted = self.began = None
         self.unloading = False

@@ -85,6 +85,8 @@ def _decides_at(state: State, router: Router, now: float) -> float:
 def _next_step(state: State, router: Router, now: float) -> Iterator[Effect]:
     if router.loading or router.unloading or router.lost_until is not None:
         return
+    if router.leaving is not None and _wanted(state, router) is None:  # its clients have left
+        router.over()
     if router.leaving is None:
         router.wanted = _wanted(state, router)
         if router.wanted is None:

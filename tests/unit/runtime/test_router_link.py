@@ -209,11 +209,24 @@ async def test_a_load_that_never_begins_is_given_up(scene):
     assert (await scene.failed()).broken
 
 
-async def test_a_model_that_cannot_be_probed_is_not_waited_for(scene):
+@pytest.mark.parametrize("ours", [True, False], ids=["loaded by us", "loaded by others"])
+async def test_a_model_that_cannot_be_probed_is_not_waited_for(scene, ours):
     line = await scene.listed()
     line.probes = False
-    scene.router.load(line)
+    if ours:
+        scene.router.load(line)
+    else:
+        scene.fake.becomes("coder", ModelStatus.LOADED)
     assert (await scene.failed()).broken
+
+
+async def test_a_router_that_goes_while_it_loads_has_not_broken_the_model(scene):
+    line = await scene.listed()
+    scene.fake.loads = lambda model: scene.fake.becomes(model, ModelStatus.LOADING)
+    scene.router.load(line)
+    await scene.comes(lambda: line.listed)
+    scene.fake.trouble = EngineGoneError("gone")
+    assert not (await scene.failed()).broken
 
 
 async def test_before_an_unload_all_that_was_asked_is_answered(scene):
