@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.routers import Talk, fresh_client, in_front_of, router
 from playwright.async_api import Browser, Route, expect
 
 from dashboard.reading import PHONE, admin_of, reading
@@ -182,3 +184,20 @@ async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, vi
         await expect(item).to_contain_text("gemma · slot 1")
         assert await looker.page.evaluate(FITS)
         assert looker.complaints == []
+
+
+async def test_a_model_that_is_not_loaded_is_shown_and_no_alarm(browser: Browser, tmp_path: Path):
+    async with router(tmp_path) as started, in_front_of(started) as sidecar:
+        async with reading(browser, admin_of(sidecar)) as looker, fresh_client(lab.url_of(sidecar)) as client:
+            await Talk("coder", "c").turn(client)
+            await looker.open()
+            engines = looker.page.locator(".engine")
+            await expect(engines).to_have_count(2)
+            await expect(engines.nth(0)).to_contain_text("ok127.0.0.1")
+            await expect(engines.nth(0)).to_contain_text("#coder")
+            await expect(engines.nth(0).locator(".slot")).to_have_count(2)
+            await expect(engines.nth(1)).to_contain_text("not loaded")
+            await expect(engines.nth(1).locator(".slot")).to_have_count(0)
+            await expect(looker.page.locator("#alarms li")).to_have_count(0)
+            assert looker.complaints == []
+            await looker.page.screenshot(path=tmp_path / "page.png", full_page=True)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from io import StringIO
 from pathlib import Path
 
 import httpx
@@ -23,10 +24,12 @@ from benchmarks.routers import (
     status,
     talks,
 )
+from rich.console import Console
 
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
+from slotkeeper.cli.doctor import doctor
 from slotkeeper.scheduler.events import ModelStatus
 
 TURNS = 10
@@ -205,3 +208,17 @@ async def test_a_stream_whose_engine_dies_does_not_look_whole(tmp_path: Path, pa
             rest = await _whole(lines)
         assert '"error"' in rest[-1]
         assert "[DONE]" not in rest[-1]
+
+
+async def test_doctor_looks_at_loaded_models_and_loads_none(tmp_path: Path) -> None:
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        await Talk("coder", "a").turn(client)
+        await lab.rested(sidecar)
+        out = StringIO()
+        console = Console(file=out, width=200)
+        assert await doctor(started.base, None, console) == 0
+        said = out.getvalue()
+        assert f"{started.base}#coder" in said
+        assert "2 of 8192 tokens" in said
+        assert "It is unloaded" in said.partition(f"{started.base}#writer")[2]
+        assert await status(started.base, "writer") is ModelStatus.UNLOADED

@@ -97,6 +97,14 @@ def test_an_engine_that_is_down_says_so_and_an_unmeasured_one_no_speed():
     assert "812 tokens/s" in drawn()
 
 
+def test_a_model_that_its_router_has_not_loaded_is_no_trouble():
+    model = engine(engine=f"{ENGINE}#coder", up=False, health="unloaded", down_seconds=None)
+    out = drawn(engines=[model])
+    assert f"{ENGINE}#coder, b11549, hybrid, 812 tokens/s, not loaded" in out
+    assert "does not answer" not in out
+    assert "No engine is up" not in out
+
+
 def test_an_engine_that_cannot_be_probed_has_slots_of_unknown_size():
     out = drawn(engines=[engine(context_tokens=0)])
     assert line(out, "0")[2:4] == ["················", "-"]
