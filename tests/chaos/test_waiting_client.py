@@ -266,10 +266,10 @@ async def test_another_engine_may_have_it_also_after_our_head(monkeypatch):
         asked: list[EngineId] = []
         send = upstream.send
 
-        async def late(base, *more, **named):
-            asked.append(base)
+        async def late(address, *more, **named):
+            asked.append(address.engine)
             await dead.wait()
-            return await send(base, *more, **named)
+            return await send(address, *more, **named)
 
         monkeypatch.setattr(upstream, "send", late)
         async with dial(sidecar.addresses[0]) as wire:
