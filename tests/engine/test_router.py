@@ -34,7 +34,8 @@ from slotkeeper.scheduler.events import ModelStatus
 
 TURNS = 10
 MORE = 1.05  # times the oracle may be computed
-EACH = 16  # tokens more of one conversation: a file may end a little before the slot did
+TRIES = 20
+WHOLE = ("[DONE]", "message_stop", "response.completed", '"stop":true')  # ends of streams
 
 
 def client_of(sidecar: Sidecar) -> httpx.AsyncClient:
@@ -157,10 +158,17 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_serve_on
             assert talk.computed < first / 2
 
 
-@pytest.mark.parametrize("named", [{"model": "zzz"}, {}])
-async def test_a_model_that_the_router_does_not_know_is_its_own_error(
-    tmp_path: Path, named: dict[str, str]
-) -> None:
+async def test_a_model_that_the_router_does_not_list_gets_no_slot(tmp_path: Path) -> None:
+    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+        body = {"model": "zzz", "messages": [{"role": "user", "content": "hello"}]}
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("model 'zzz' not found")
+        assert await status(started.base, "coder") is ModelStatus.UNLOADED
+
+
+@pytest.mark.parametrize("named", [{"model": None}, {}])
+async def test_without_a_model_the_router_answers_itself(tmp_path: Path, named: dict[str, str]) -> None:
     async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
         body = {**named, "messages": [{"role": "user", "content": "hello"}]}
         async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE) as direct:
@@ -194,20 +202,20 @@ async def test_models_are_listed_as_the_router_lists_them(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/completion"])
 async def test_a_stream_whose_engine_dies_does_not_look_whole(tmp_path: Path, path: str) -> None:
-    """The router ends it in order."""
+    """The router ends it in order. A route that drops `ignore_eos` may have ended it before: then again."""
     async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
         asked = {"messages": [{"role": "user", "content": "count"}], "input": "count", "prompt": "count"}
         most = {"max_tokens": 4000, "n_predict": 4000, "max_output_tokens": 4000, "ignore_eos": True}
-        async with client.stream(
-            "POST", path, json={"model": "coder", "stream": True, **asked, **most}
-        ) as stream:
-            lines = stream.aiter_lines()
-            for _ in range(10):
-                await anext(lines)
-            os.kill(child_of(started, "coder"), signal.SIGKILL)
-            rest = await _whole(lines)
-        assert '"error"' in rest[-1]
-        assert "[DONE]" not in rest[-1]
+        body = {"model": "coder", "stream": True, **asked, **most}
+        for _ in range(TRIES):
+            async with client.stream("POST", path, json=body) as stream:
+                lines = stream.aiter_lines()
+                first = await anext(lines)
+                os.kill(child_of(started, "coder"), signal.SIGKILL)
+                rest = [first, *await _whole(lines)]
+            if not any(end in line for line in rest[-2:] for end in WHOLE):
+                break
+        assert '"error"' in rest[-1], rest[-3:]
 
 
 async def test_doctor_looks_at_loaded_models_and_loads_none(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ class Exchange:
         engines = driver.engines
         engines.rouse(account.model)
         await engines.awake(self._waits_since, account.model)
-        account.model = engines.model_of(account.claim.model)
+        account.model = await engines.newest_model_of(account.claim.model)
         engines.rouse(account.model)
         if self._judged is KeyCheck.LATER:
             await self._judge()
@@ -330,6 +330,7 @@ class Exchange:
             body, progress = ask_for(body), ProgressFilter()
         self._account.progress = progress
         link = driver.links[forward.engine]
+        driver.engines.check_listed(link, self._account.claim.model)
         try:
             parent = self._trace.trace_parent if self._trace else None
             async with answering(link):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from slotkeeper.api.errors import ClientFault
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
@@ -21,6 +22,8 @@ from slotkeeper.scheduler.events import Event
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName
 
 PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes a fifth of one
+
+LONGEST_NAME: Final = 100  # characters of a model's, in an error
 
 LinkMaker = Callable[[EngineId, EngineFlags | None], EngineLink]
 
@@ -135,6 +138,24 @@ class Engines:
         routers = self.routers.values() if isinstance(named, str) else ()
         models = (router.model_of(named) for router in routers)
         return next((model for model in models if model), NO_ROUTER)
+
+    async def newest_model_of(self, named: Any) -> ModelName:
+        """The same; a name that is not known is looked for in new listings."""
+        if not isinstance(named, str) or self.model_of(named):
+            return self.model_of(named)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(*(router.refresh() for router in self.routers.values()))
+        return self.model_of(named)
+
+    def check_listed(self, link: EngineLink, named: Any) -> None:
+        """Raises ClientFault for a model that the router does not list, before a request for it goes there.
+
+        A router knows models under more names, and would give the request a slot that we did not choose.
+        """
+        if link.routes and isinstance(named, str) and not self.model_of(named):
+            name = named[:LONGEST_NAME]
+            raise ClientFault(f"model '{name}' not found: name one as GET /v1/models lists it")
 
     def of(self, model: ModelName) -> list[EngineLink]:
         return [link for link in self.links.values() if link.address.model == model]

@@ -83,11 +83,16 @@ class RouterLink:
                 return entry.name
         return None
 
+    async def refresh(self) -> None:
+        """Wait for the next listing."""
+        await self._next_look()
+
     async def watch(self) -> None:
         """Runs until what answers there is no router any more."""
         ear = self._tasks.start(listen(self.client, self._kick.set, rest=CALM))
         try:
             while await self._look():
+                self._wake()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(EAGER if self._swaps or not self.reached else CALM):
                         await self._kick.wait()
@@ -117,7 +122,6 @@ class RouterLink:
         for link in self._links.values():
             link.part(self._lost)
         self._post(self.listed())
-        self._wake()
 
     def _wake(self) -> None:
         self._looked.set()
@@ -136,7 +140,6 @@ class RouterLink:
             self._update(link, entry)
         if changed:
             self._post(self.listed())
-        self._wake()
 
     def listed(self) -> ModelsListed:
         """The listing as the scheduler takes it: none where the router does not answer."""
