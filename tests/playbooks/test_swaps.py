@@ -292,11 +292,12 @@ def test_for_a_router_that_was_lost_a_request_waits_as_for_any_engine():
     assert play << knows("r1", SHORT) >> goes("r1", engine="a")
 
 
-def test_what_does_not_come_back_is_not_waited_for():
+@pytest.mark.parametrize("slotless", [False, True])
+def test_what_does_not_come_back_is_not_waited_for(slotless):
     play = routed("a", limits=Limits(engine_wait=60))
     assert play << engine_lost("a")
     assert play << ModelsListed(at=0.0, router=EngineId("e0"), models=())
-    assert play << arrives("r1", model="a")
+    assert play << arrives("r1", model="a", slotless=slotless)
     assert next_decision(play) >> unpinned("r1", Reason.FAIL_OPEN, engine="a")
 
 

@@ -83,7 +83,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from _send_steered(state, now)
     yield from _fail_open(state, now)
     yield from swaps.settle(state, now)
-    yield from swaps.send_slotless(state)
+    yield from swaps.send_slotless(state, now)
     yield from _serve(state, now)
     yield from chores.settle(state, now, or_at=swaps.due_at(state, now))
     for table in state.tables.values():

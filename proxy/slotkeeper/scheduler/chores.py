@@ -102,7 +102,8 @@ def _decides_anew(state: State, now: float) -> float:
 
 def _gives_up(state: State, now: float) -> float:
     """When requests stop waiting for an engine to come back; infinite if none waits."""
-    if not state.waiting or all(table.up for table in state.tables.values()):
+    waits = state.waiting or state.slotless
+    if not waits or all(table.up for table in state.tables.values()):
         return inf
     models = {state.requests[request].arrived.model for request in state.waiting_requests()}
     back = (state.back_by(now, model) for model in models)

@@ -60,14 +60,17 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     _mark_leaving(state)
 
 
-def send_slotless(state: State) -> Iterator[Effect]:
-    """Requests that take no slot go as soon as their model is loaded."""
+def send_slotless(state: State, now: float) -> Iterator[Effect]:
+    """Requests that take no slot go as soon as their model is loaded, or is not expected any more."""
     for request in tuple(state.slotless):
-        pending = state.requests[request]
-        for table in state.open_for(pending.arrived.model)[:1]:
-            state.slotless.remove(request)
-            del state.requests[request]
-            yield Forward(request=request, engine=table.engine, slot=None, reason=Reason.SLOTLESS)
+        model = state.requests[request].arrived.model
+        if tables := state.open_for(model):
+            state.forget(request)
+            yield Forward(request=request, engine=tables[0].engine, slot=None, reason=Reason.SLOTLESS)
+        elif not state.up_for(model) and state.back_by(now, model) is None:
+            state.forget(request)
+            engine = state.fallback(model)
+            yield Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
 
 
 def due_at(state: State, now: float) -> float:
