@@ -122,6 +122,16 @@ def test_nothing_is_unloaded_while_it_answers():
     assert play << saved("s1") >> unloads("a")
 
 
+def test_what_a_slot_holds_is_known_before_it_is_saved():
+    """The tokens of a brief request are found when its answer is over."""
+    play = routed("a")
+    assert play << arrives("r1", model="a", brief=True) >> goes("r1", engine="a", reason=Reason.BRIEF)
+    assert play << starts("r1") << arrives("r2", model="b")
+    assert play << ends("r1", 1000)
+    assert play << knows("r1", A) >> reports("r1") >> saves(0, tokens=A)
+    assert play << saved("s1") >> unloads("a")
+
+
 def test_a_broken_off_answer_ends_in_the_engine_first():
     play = routed("a")
     assert play << arrives("r1", model="a") << knows("r1", A) >> goes("r1", engine="a")

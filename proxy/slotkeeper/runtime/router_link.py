@@ -99,8 +99,8 @@ class RouterLink:
                 self._kick.clear()
         finally:
             ear.cancel()
-            self._gone()
-            self._take(UNLISTED)
+        self._gone()
+        self._take(UNLISTED)
 
     async def _look(self) -> bool:
         """Whether it may still be a router."""

@@ -83,8 +83,8 @@ def _at_rest(state: State, table: EngineTable) -> bool:
 
 def _may_begin(state: State, table: EngineTable, now: float) -> bool:
     """Whether a free slot may be taken for idle work: no request wants it, or none is served any more."""
-    if table.leaving:
-        return table.quiet and not table.unseen
+    if table.leaving:  # a file is kept only where it holds what we expect
+        return table.quiet and not table.unseen and not state.open_accounts(table)
     return state.closing or (table.open_for_pins(now) and not state.waiting)
 
 

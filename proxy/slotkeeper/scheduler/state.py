@@ -16,7 +16,7 @@ from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import Arrived
-from slotkeeper.scheduler.pending import Pending, Scene
+from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.router import Router
 from slotkeeper.scheduler.slot_contents import SlotContents
@@ -188,6 +188,11 @@ class State:
     def ends(self, table: EngineTable) -> bool:
         """Whether its slots are about to be lost, and what is worth it is saved now."""
         return self.closing or table.leaving
+
+    def open_accounts(self, table: EngineTable) -> bool:
+        """Whether a request has ended there whose tokens are still being found: nor are its slot's known."""
+        ended = (p.plan for p in self.requests.values() if p.stage is Stage.ENDED and p.plan)
+        return any(plan.table is table for plan in ended)
 
     def waiting_requests(self) -> Iterator[RequestId]:
         """All that wait for an engine, in the order in which they are served."""

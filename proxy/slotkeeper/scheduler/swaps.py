@@ -170,7 +170,8 @@ def _may_unload(state: State, engine: EngineId, now: float) -> bool:
     table = state.tables.get(engine)
     if table is None or not table.up:  # it sleeps, or is not known yet
         return True
-    return table.at_rest and not chores.left_at(state, table, now)
+    known = table.at_rest and not state.open_accounts(table)
+    return known and not chores.left_at(state, table, now)
 
 
 def _refused(state: State, router: Router, now: float) -> Iterator[Effect]:
