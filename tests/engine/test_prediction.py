@@ -115,9 +115,14 @@ class Promise:
 
 
 async def answered(engine, seed: int, requests: int) -> list[Promise]:
-    """Chats with real replies, which go back to the sidecar as they came."""
+    """Chats with real replies, which go back to the sidecar as they came.
+
+    Nothing is computed in pauses: how long these are is the machine's affair. An answer that begins before
+    its prompt was rendered has no prediction.
+    """
     walk, promises = Chats(random.Random(seed)), list[Promise]()
-    async with lab.sidecar(engine.base, engine.flags) as url, aiohttp.ClientSession(url) as session:
+    sidecar = lab.sidecar(engine.base, engine.flags, idle_tokens=0)
+    async with sidecar as url, aiohttp.ClientSession(url) as session:
         while len(promises) < requests:
             _, number = walk.next()
             messages = walk.chats[number]
@@ -125,7 +130,8 @@ async def answered(engine, seed: int, requests: int) -> list[Promise]:
             async with session.post("/v1/chat/completions", json=body) as response:
                 answer = await response.json()
             messages.append(answer["choices"][0]["message"])
-            promises.append(Promise(int(response.headers[PREDICTED]), answer["timings"]["cache_n"]))
+            if PREDICTED in response.headers:
+                promises.append(Promise(int(response.headers[PREDICTED]), answer["timings"]["cache_n"]))
     return promises
 
 
