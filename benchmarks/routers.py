@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import httpx
 
-from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.answers import EngineError, EngineGoneError
@@ -67,25 +66,10 @@ async def router(folder: Path, *args: str, most: int = 1, **more: str) -> AsyncI
         yield started
 
 
-@asynccontextmanager
-async def in_front_of(started: lab.Restartable, **settings: Any) -> AsyncIterator[Sidecar]:
-    """A sidecar that has read the router's models."""
-    ours: dict[str, Any] = {
-        "slot_dir": started.flags.slot_save_path,
-        "save_pause": lab.PAUSE_SECONDS,
-        "drain_timeout": 1,
-    }
-    async with lab.in_front_of(started.base, **(ours | settings)) as sidecar:
-        yield sidecar
-
-
 async def status(base: str, model: str) -> ModelStatus:
     """By the router's own listing, which wakes nothing."""
-    client = RouterClient(base)
-    try:
+    async with RouterClient(base) as client:
         listing = await client.listing()
-    finally:
-        await client.close()
     return next(entry.status for entry in listing.models if entry.name == ModelName(model))
 
 
@@ -169,11 +153,10 @@ async def resident(folder: Path, turns: int) -> Sequence[Talk]:
     """The same conversations where all models stay loaded, each conversation in a slot of its own."""
     found = talks()
     async with router(folder, most=0) as started:
-        control = RouterClient(started.base)
-        for model in MODELS:
-            await control.load(ModelName(model))
-            await comes_to(started.base, model, ModelStatus.LOADED)
-        await control.close()
+        async with RouterClient(started.base) as control:
+            for model in MODELS:
+                await control.load(ModelName(model))
+                await comes_to(started.base, model, ModelStatus.LOADED)
         async with fresh_client(started.base) as client:
             for _ in range(turns):
                 for n, talk in enumerate(found):

@@ -27,7 +27,6 @@ from benchmarks.routers import (
     NoAnswerError,
     Talk,
     fresh_client,
-    in_front_of,
     resident,
     router,
     talks,
@@ -92,7 +91,7 @@ async def stock(folder: Path, played: Played, turns: int) -> Result:
 
 
 async def ours(folder: Path, played: Played, turns: int) -> Result:
-    async with router(folder) as started, in_front_of(started) as sidecar:
+    async with router(folder) as started, lab.keeping(started) as sidecar:
         return await _measured(lab.url_of(sidecar), played, turns, sidecar)
 
 

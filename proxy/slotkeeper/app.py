@@ -70,20 +70,9 @@ class Sidecar:
         self._engine_key = key
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         known = flags or {}
-
-        def new_link(engine: EngineId, flags: EngineFlags | None) -> EngineLink:
-            return EngineLink(
-                engine,
-                api_key=key,
-                flags=flags,
-                slot_dir=settings.slot_dir,
-                may_compute=settings.probe,
-                may_read=settings.read_flags,
-                frozen_after=settings.engine_frozen_after,
-            )
-
-        links = {engine: new_link(engine, known.get(engine)) for engine in map(EngineId, settings.upstream)}
         self.settings = settings
+        upstreams = map(EngineId, settings.upstream)
+        links = {engine: self._new_link(engine, known.get(engine)) for engine in upstreams}
         self.metrics = Metrics()
         store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
         limits = limits_in(settings)
@@ -95,7 +84,7 @@ class Sidecar:
             store=store,
             limits=limits,
             journal=journal,
-            new_link=new_link,
+            new_link=self._new_link,
             api_key=key,
         )
         self.admin = AdminPort(
@@ -122,6 +111,18 @@ class Sidecar:
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
+
+    def _new_link(self, engine: EngineId, flags: EngineFlags | None) -> EngineLink:
+        settings = self.settings
+        return EngineLink(
+            engine,
+            api_key=self._engine_key,
+            flags=flags,
+            slot_dir=settings.slot_dir,
+            may_compute=settings.probe,
+            may_read=settings.read_flags,
+            frozen_after=settings.engine_frozen_after,
+        )
 
     def _recording(self, folder: Path) -> Recorder:
         return Recorder(folder, int(self.settings.record_bytes), lambda _: self.metrics.fallback("record"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.routers import Talk, fresh_client, in_front_of, router
+from benchmarks.routers import Talk, fresh_client, router
 from playwright.async_api import Browser, Route, expect
 
 from dashboard.reading import PHONE, admin_of, reading
@@ -187,7 +187,7 @@ async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, vi
 
 
 async def test_a_model_that_is_not_loaded_is_shown_and_no_alarm(browser: Browser, tmp_path: Path):
-    async with router(tmp_path) as started, in_front_of(started) as sidecar:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar:
         async with reading(browser, admin_of(sidecar)) as looker, fresh_client(lab.url_of(sidecar)) as client:
             await Talk("coder", "c").turn(client)
             await looker.open()

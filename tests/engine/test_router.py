@@ -18,7 +18,6 @@ from benchmarks.routers import (
     Talk,
     child_of,
     comes_to,
-    in_front_of,
     resident,
     router,
     status,
@@ -57,7 +56,7 @@ async def test_twenty_swaps_compute_no_more_than_models_that_stay(tmp_path: Path
     (tmp_path / "stay").mkdir()
     oracle = computed(await resident(tmp_path / "stay", TURNS // 2))
     found = talks()
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         for _ in range(TURNS // 2):
             for talk in found:
                 await talk.turn(client)
@@ -68,7 +67,7 @@ async def test_clients_that_never_wait_for_each_other_all_get_answers(tmp_path: 
     """Stock fails with 500 for one request in seven, and stalls."""
     async with (
         router(tmp_path) as started,
-        in_front_of(started, swap_wait=0.5) as sidecar,
+        lab.keeping(started, swap_wait=0.5) as sidecar,
         client_of(sidecar) as client,
     ):
 
@@ -82,7 +81,7 @@ async def test_clients_that_never_wait_for_each_other_all_get_answers(tmp_path: 
 async def test_a_request_for_another_model_breaks_no_stream(tmp_path: Path) -> None:
     async with (
         router(tmp_path) as started,
-        in_front_of(started, swap_wait=0) as sidecar,
+        lab.keeping(started, swap_wait=0) as sidecar,
         client_of(sidecar) as client,
     ):
         body = {"model": "coder", "messages": [{"role": "user", "content": "count"}], "max_tokens": 400}
@@ -101,7 +100,7 @@ async def test_a_sleeping_model_is_not_woken_by_us_and_goes_on_where_it_was(tmp_
     sleepy = ("--sleep-idle-seconds", "2")
     async with (
         router(tmp_path, *sleepy) as started,
-        in_front_of(started) as sidecar,
+        lab.keeping(started) as sidecar,
         client_of(sidecar) as client,
     ):
         talk = Talk("coder", "a")
@@ -116,7 +115,7 @@ async def test_a_sleeping_model_is_not_woken_by_us_and_goes_on_where_it_was(tmp_
 
 
 async def test_a_swap_by_others_costs_no_more_than_the_last_turn(tmp_path: Path) -> None:
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         talk = Talk("coder", "a")
         await talk.turn(client)
         await lab.rested(sidecar)
@@ -129,7 +128,7 @@ async def test_a_swap_by_others_costs_no_more_than_the_last_turn(tmp_path: Path)
 
 
 async def test_a_router_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         found = [Talk("coder", "a"), Talk("writer", "b")]
         for talk in found:
             await talk.turn(client)
@@ -144,7 +143,7 @@ async def test_a_router_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> 
 async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_serve_on(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"no model")
-    async with router(tmp_path, broken=str(broken)) as started, in_front_of(started) as sidecar:
+    async with router(tmp_path, broken=str(broken)) as started, lab.keeping(started) as sidecar:
         async with client_of(sidecar) as client:
             talk = Talk("coder", "a")
             await talk.turn(client)
@@ -159,7 +158,7 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_serve_on
 
 
 async def test_a_model_that_the_router_does_not_list_gets_no_slot(tmp_path: Path) -> None:
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         body = {"model": "zzz", "messages": [{"role": "user", "content": "hello"}]}
         answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400
@@ -169,7 +168,7 @@ async def test_a_model_that_the_router_does_not_list_gets_no_slot(tmp_path: Path
 
 @pytest.mark.parametrize("named", [{"model": None}, {}])
 async def test_without_a_model_the_router_answers_itself(tmp_path: Path, named: dict[str, str]) -> None:
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         body = {**named, "messages": [{"role": "user", "content": "hello"}]}
         async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE) as direct:
             theirs = await direct.post("/v1/chat/completions", json=body)
@@ -179,7 +178,7 @@ async def test_without_a_model_the_router_answers_itself(tmp_path: Path, named: 
 
 async def test_what_takes_no_slot_goes_to_its_model_too(tmp_path: Path) -> None:
     """A conversation of the model that has to go for it is not lost."""
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         talk = Talk(ALIAS, "a")
         await talk.turn(client)
         for model in ("writer", ALIAS):
@@ -192,7 +191,7 @@ async def test_what_takes_no_slot_goes_to_its_model_too(tmp_path: Path) -> None:
 
 
 async def test_models_are_listed_as_the_router_lists_them(tmp_path: Path) -> None:
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         listed = (await client.get("/v1/models")).json()["data"]
         assert [entry["id"] for entry in listed] == list(MODELS)
         assert {entry["status"]["value"] for entry in listed} == {"unloaded"}
@@ -203,7 +202,7 @@ async def test_models_are_listed_as_the_router_lists_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/completion"])
 async def test_a_stream_whose_engine_dies_does_not_look_whole(tmp_path: Path, path: str) -> None:
     """The router ends it in order. A route that drops `ignore_eos` may have ended it before: then again."""
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         asked = {"messages": [{"role": "user", "content": "count"}], "input": "count", "prompt": "count"}
         most = {"max_tokens": 4000, "n_predict": 4000, "max_output_tokens": 4000, "ignore_eos": True}
         body = {"model": "coder", "stream": True, **asked, **most}
@@ -219,7 +218,7 @@ async def test_a_stream_whose_engine_dies_does_not_look_whole(tmp_path: Path, pa
 
 
 async def test_doctor_looks_at_loaded_models_and_loads_none(tmp_path: Path) -> None:
-    async with router(tmp_path) as started, in_front_of(started) as sidecar, client_of(sidecar) as client:
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         await Talk("coder", "a").turn(client)
         await lab.rested(sidecar)
         out = StringIO()

@@ -139,8 +139,7 @@ def claim(api: Api, doc: Doc) -> Claim:
     """What `doc` takes on a route of this kind."""
     named, model = doc.get("id_slot", _ABSENT), doc.get("model")
     if not api.pinnable:  # there the engine drops id_slot and n (T5)
-        tasks = _tasks(doc) if api is Api.TASK else 1
-        return Claim(named=named, id_slot=None, copies=tasks, model=model)
+        return Claim(named=named, id_slot=None, copies=_tasks(doc) if api is Api.TASK else 1, model=model)
     slot = as_int(named)
     prompts = _count(doc.get("prompt")) if api in {Api.COMPLETION, Api.COMPLETIONS} else 1
     copies = as_int(doc.get("n_cmpl"))
@@ -272,6 +271,15 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
         hash_chain=() if shape.chat is None else hash_chain(shape.chat, shape.lead),
         conversation=offered(doc),
     )
+
+
+def named_model(body: bytes) -> str | None:
+    """The model that a body names, if it is a JSON object with one."""
+    try:
+        named = load(body).get("model")
+    except NotPlain:
+        return None
+    return named if isinstance(named, str) else None
 
 
 def model_of(doc: Doc) -> str | None:

@@ -44,14 +44,12 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
         routes = await client.health() is Health.ROUTER
     if not routes:
         return await _examine(upstream, api_key, console, slot_dir)
-    router = RouterClient(upstream, api_key=api_key)
     try:
-        listing = await router.listing()
+        async with RouterClient(upstream, api_key=api_key) as router:
+            listing = await router.listing()
     except (EngineError, EngineGoneError) as error:
         console.print(f"[red]{escape(str(error))}[/]")
         return 1
-    finally:
-        await router.close()
     found = []
     for entry in listing.models:
         engine = EngineAddress(upstream.rstrip("/"), entry.name).engine

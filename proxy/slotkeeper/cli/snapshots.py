@@ -19,6 +19,7 @@ from slotkeeper.admin.snapshot_routes import FileVerdict, overview, verified
 from slotkeeper.cli.admin_client import ANSWER_SECONDS, AdminClient, AskedError, admin_port, refusal
 from slotkeeper.cli.terminal import UNKNOWN, age, complain, one_line, say, size
 from slotkeeper.config import UsageError
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.store import Store
@@ -246,7 +247,8 @@ def table(listed: Sequence[dict[str, Any]], now: float, width: int) -> Table:
 def notes(one: dict[str, Any]) -> list[str]:
     """What is special about it; a folder without a sidecar does not know of engines."""
     found = [word for trait, word in TRAITS.items() if one[trait]]
-    found += sorted({model for engine in one.get("engines") or () if (model := engine.partition("#")[2])})
+    models = {EngineAddress.of(engine).model for engine in one.get("engines") or ()}
+    found += sorted(filter(None, models))
     return [*found, "fits no engine here"] if one.get("engines") == [] else found
 
 

@@ -38,6 +38,7 @@ from slotkeeper.cli.terminal import (
     sparkline,
     tokens,
 )
+from slotkeeper.engine.answers import Health
 from slotkeeper.scheduler.figures import hit_rate
 
 Document = dict[str, Any]
@@ -53,7 +54,6 @@ STATES: Final = {
     "loading": "is loading its model",
     "sleeping": "sleeps, and wakes with the next request",
 }
-UNLOADED: Final = "unloaded"  # a model that its router loads when it is wanted
 COLOURS: Final = {"idle": "dim", "running": "green", "launched": "green", "tended": "cyan"}
 
 
@@ -93,16 +93,25 @@ def headline(state: Document, where: str) -> Text:
     return text.append(", draining", "bold yellow") if state["draining"] else text
 
 
+def _unloaded(engine: Document) -> bool:
+    """Of a model that its router loads when it is wanted."""
+    return bool(engine["health"] == Health.UNLOADED)
+
+
+def _serves(engine: Document) -> bool:
+    return engine["up"] or _unloaded(engine)
+
+
 def alarms(engines: Sequence[Document]) -> Iterator[Text]:
     """One line for each engine that does not answer."""
     for engine in engines:
-        if engine["up"] or engine["health"] == UNLOADED:
+        if _serves(engine):
             continue
         since = engine["down_seconds"]
         state = STATES.get(engine["health"], f"cannot be probed ({engine['health']}): its log says why")
         text = f"{engine['engine']} {state}" + (f", for {span(since)}" if since is not None else "")
         yield Text(text, "bold red")
-    if engines and not any(engine["up"] or engine["health"] == UNLOADED for engine in engines):
+    if engines and not any(map(_serves, engines)):
         yield Text("No engine is up: requests fail until one is.", "bold red")
 
 
@@ -133,12 +142,12 @@ def slots(engine: Document, width: int) -> Iterator[RenderableType]:
     speed = engine["prefill_tokens_per_second"]
     facts = [engine["build"], engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
     name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in facts if word))
-    if engine["health"] == UNLOADED:
+    if _unloaded(engine):
         name.append(", not loaded", "dim")
     elif not engine["up"]:
         name.append(f", down ({engine['health']})", "bold red")
     yield name
-    if engine["health"] == UNLOADED:
+    if _unloaded(engine):
         return
     rows = [slot | {"context_tokens": engine["context_tokens"]} for slot in engine["slots"]]
     if rows:

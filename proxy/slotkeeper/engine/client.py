@@ -62,6 +62,11 @@ PREFILL_FIELDS: Final = [
 ]
 
 
+def is_router(props: Mapping[str, Any]) -> bool:
+    """Whether this is what a router answers to GET /props."""
+    return props.get("role") == "router"
+
+
 class EngineClient:
     """One engine's control routes. Use as an async context manager, or `close` it."""
 
@@ -105,7 +110,7 @@ class EngineClient:
             return Health.DOWN
         if OWN_PROPS.isdisjoint(props):
             return Health.FOREIGN
-        if props.get("role") == "router":
+        if is_router(props):
             return Health.ROUTER
         return Health.SLEEPING if props.get("is_sleeping") else Health.OK
 

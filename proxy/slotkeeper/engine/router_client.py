@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.client import QUICK
+from slotkeeper.engine.client import QUICK, is_router
 from slotkeeper.engine.flags import EngineFlags, FlagError
 from slotkeeper.engine.http import CallKind, CallLimits, EngineHttp, Headers
 from slotkeeper.scheduler.events import ModelStatus
@@ -41,7 +41,10 @@ class Listing:
 
 
 class RouterClient:
-    """A router's own routes; none of them loads or wakes a model unasked. `close` it."""
+    """A router's own routes; none of them loads or wakes a model unasked.
+
+    Use as an async context manager, or `close` it.
+    """
 
     def __init__(self, base: str, *, api_key: str | None = None) -> None:
         self._http = EngineHttp(base, api_key=api_key)
@@ -50,6 +53,12 @@ class RouterClient:
     def __repr__(self) -> str:
         return f"<RouterClient {self._http!r}>"
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         await self._http.close()
 
@@ -57,7 +66,7 @@ class RouterClient:
         """Raises EngineError, EngineGoneError."""
         props = await self._http.json("GET", "/props", limits=QUICK, headers=headers)
         listed = await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers)
-        if not isinstance(props, dict) or props.get("role") != "router":
+        if not isinstance(props, dict) or not is_router(props):
             raise EngineError(200, "/props: no router", foreign=True)
         entries = listed.get("data", []) if isinstance(listed, dict) else []
         models = tuple(entry_of(entry) for entry in entries if isinstance(entry, dict))

@@ -10,7 +10,6 @@ import uuid
 from types import TracebackType
 from typing import Any, Final, Self
 
-import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -18,7 +17,7 @@ from slotkeeper.api import errors
 from slotkeeper.api import headers as names
 from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
 from slotkeeper.api.headers import Secrets, request_id
-from slotkeeper.api.request import NotPlain, plain
+from slotkeeper.api.request import NotPlain, named_model, plain
 from slotkeeper.api.routes import Api, classify, takes_form
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.connections import Connections
@@ -144,14 +143,7 @@ def _known_as(request: web.Request) -> str:
 
 def _model_in(request: web.BaseRequest, body: bytes | None) -> str | None:
     """Where a router looks for it: in the body of a POST, in the query of a GET."""
-    if request.method in READS:
-        return request.query.get("model")
-    try:
-        doc: Any = orjson.loads(body or b"")
-    except orjson.JSONDecodeError:
-        return None
-    named = doc.get("model") if isinstance(doc, dict) else None
-    return named if isinstance(named, str) else None
+    return request.query.get("model") if request.method in READS else named_model(body or b"")
 
 
 class DataPort:

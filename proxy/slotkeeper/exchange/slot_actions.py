@@ -21,6 +21,7 @@ import orjson
 from aiohttp import web
 
 from slotkeeper.api.errors import ClientFault, UpstreamFault
+from slotkeeper.api.request import named_model
 from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer, answering
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler.effects import Forward
@@ -65,17 +66,8 @@ def read_action(target: str, body: bytes, prefix: str = "") -> SlotAction:
         act=act,
         target=f"{prefix}/slots/{NO_SLOT if slot is None else slot}?action={act or NO_ACTION}",
         body=b"{}" if act is Act.ERASE or act is None else _checked(body),
-        model=_model_in(body),
+        model=named_model(body),
     )
-
-
-def _model_in(body: bytes) -> str | None:
-    try:
-        doc: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    named = doc.get("model") if isinstance(doc, dict) else None
-    return named if isinstance(named, str) else None
 
 
 def _checked(body: bytes) -> bytes:

@@ -303,7 +303,7 @@ class Driver:
             self._events.extend(router.listed() for router in self.engines.routers.values())
         for link in self.links.values() if renew else ():
             if link.traits and link.up:
-                self._events.append(self._up(link, fresh=False))
+                self._events.append(self._up(link, link.traits, fresh=False))
         engine, released = self.engines.front().engine, list[Effect]()
         for request, grant in waiting.items():
             if not grant.done():
@@ -318,13 +318,12 @@ class Driver:
         link.probed = 0
         if link.traits:
             self.metrics.engine_up(link.engine, up=True)
-            self.post(self._up(link, fresh=link.fresh))
+            self.post(self._up(link, link.traits, fresh=link.fresh))
             self.engines.came_or_went()
             if link.lacks_files:
                 self.tasks.start(link.look_for_files(self._files_found))
 
-    def _up(self, link: EngineLink, *, fresh: bool) -> EngineUp:
-        traits = link.traits or EngineTraits()
+    def _up(self, link: EngineLink, traits: EngineTraits, *, fresh: bool) -> EngineUp:
         model = link.address.model
         return EngineUp(at=self.now(), engine=link.engine, traits=traits, fresh=fresh, model=model)
 

@@ -145,7 +145,7 @@ class Engines:
             return self.model_of(named)
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
-                await asyncio.gather(*(router.refresh() for router in self.routers.values()))
+                await asyncio.gather(*(router.next_look() for router in self.routers.values()))
         return self.model_of(named)
 
     def check_listed(self, link: EngineLink, named: Any) -> None:

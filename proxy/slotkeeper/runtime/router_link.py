@@ -20,6 +20,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import Event, ModelsListed, ModelStatus, ModelView, SwapFailed
+from slotkeeper.scheduler.router import LOADED
 from slotkeeper.scheduler.types import EngineId, ModelName
 
 CALM: Final = 1.0  # seconds between looks at the listing, which wakes nothing
@@ -30,7 +31,6 @@ PROBED: Final = 30.0  # seconds from a loaded model to one that we have probed; 
 AGAIN: Final = 1.0  # seconds after a swap that the router refused
 RUNS: Final = "already running"  # a router's words
 STOPPED: Final = "not running"
-LOADED: Final = (ModelStatus.LOADED, ModelStatus.SLEEPING)
 UNLISTED: Final = Listing(models=(), most=0)
 
 log = get_logger(__name__)
@@ -82,10 +82,6 @@ class RouterLink:
             if named == entry.name or named in entry.aliases:
                 return entry.name
         return None
-
-    async def refresh(self) -> None:
-        """Wait for the next listing."""
-        await self._next_look()
 
     async def watch(self) -> None:
         """Runs until what answers there is no router any more."""
@@ -219,10 +215,10 @@ class RouterLink:
                 log.warning("model_not_loaded", engine=link.engine)
                 self._metrics.loaded(model, None)
                 return False
-            await self._next_look()
+            await self.next_look()
         while not link.up and self._status(model) is ModelStatus.LOADED:
             link.kick()  # `_check_probed` ends it if that never comes
-            await self._next_look()
+            await self.next_look()
         seconds = time.monotonic() - begun
         self._metrics.loaded(model, seconds)
         log.info("model_loaded", engine=link.engine, seconds=round(seconds, 3))
@@ -238,14 +234,15 @@ class RouterLink:
                 await asyncio.sleep(MOMENT)
             await self._tolerating(STOPPED, self.client.unload(model, headers=self.front.auth))
             while self._status(model) is not ModelStatus.UNLOADED:
-                await self._next_look()
+                await self.next_look()
         finally:
             self._unloading.discard(link.engine)
             self._kick.set()
         log.info("model_unloaded", engine=link.engine, seconds=round(time.monotonic() - begun, 3))
         return True
 
-    async def _next_look(self) -> None:
+    async def next_look(self) -> None:
+        """Wait until the listing was read once more."""
         looked = self._looked
         self._kick.set()
         await asyncio.sleep(MOMENT)

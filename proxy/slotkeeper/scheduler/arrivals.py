@@ -98,11 +98,11 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
     left_waiting, scene = 0, CurrentScene(state, now)
     for request in _served_next(state):
         pending, begun = state.requests[request], False
-        if not state.open_for(pending.arrived.model):
-            continue
         if not scene.keeps_waiting(pending):
             if left_waiting == LOOKAHEAD:
                 break
+            if not state.open_for(pending.arrived.model):
+                continue
             plan = _decide(state, pending, now)
             if plan and not plan.wait:
                 begun = True
