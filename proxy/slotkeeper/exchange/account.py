@@ -45,8 +45,7 @@ from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import usage_of
-from slotkeeper.scheduler.structure import Boundary
-from slotkeeper.scheduler.types import NO_ROUTER, Reason, RequestId, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, Boundary, Reason, RequestId, Tokens
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})

@@ -34,17 +34,17 @@ from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.engine_model import checkpoints_last
-from slotkeeper.scheduler.structure import (
+from slotkeeper.scheduler.types import (
     UNKNOWN,
     Boundary,
     BoundaryKind,
     Markers,
+    Tokens,
     begins,
     boundaries,
     endings,
     last_message,
 )
-from slotkeeper.scheduler.types import Tokens
 from slotkeeper.vocab.tokenizer import TokenizeError
 
 # ValueError and TokenizeError: a prompt that the tokenizer refuses (ids that are none, several prompts).

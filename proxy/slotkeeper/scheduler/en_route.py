@@ -30,9 +30,8 @@ from slotkeeper.scheduler.planting import Structure
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.steps import Step, Wipe
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, in_replies
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import ModelName, Reason, SlotId, Tokens
+from slotkeeper.scheduler.types import UNKNOWN, Boundary, ModelName, Reason, SlotId, Tokens, in_replies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from slotkeeper.scheduler.structure import UNKNOWN, Markers
+from slotkeeper.scheduler.types import UNKNOWN, Markers
 
 
 class Memory(StrEnum):

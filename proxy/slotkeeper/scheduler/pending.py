@@ -22,9 +22,8 @@ from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messages
 from slotkeeper.scheduler.steps import Load, Step
-from slotkeeper.scheduler.structure import Boundary
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Reason, SlotId, Tokens
+from slotkeeper.scheduler.types import Boundary, Reason, SlotId, Tokens
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, about
 

@@ -40,9 +40,8 @@ from slotkeeper.scheduler.prompt_tree import Branch
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.steps import Keep, Prefill, Step, marked
-from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import Boundary, BoundaryKind, Tokens
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
 TAKEN: Final = 3  # of the engine's checkpoints that a plant makes, at most
