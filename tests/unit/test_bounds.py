@@ -12,10 +12,10 @@ import pytest
 from prometheus_client import generate_latest
 
 from playbooks.playbook import Play, arrives, ends
-from slotkeeper.api import layouts
+from slotkeeper.api import document
+from slotkeeper.api.answer import SseSplitter
 from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import SseSplitter
 from slotkeeper.conversation import facts, naming
 from slotkeeper.conversation.book import REPLIES, Conversations
 from slotkeeper.conversation.layout import Who
@@ -231,11 +231,11 @@ def prompt_tree() -> tuple[int, int]:
 
 
 def layouts_of_requests() -> tuple[int, int]:
-    recent = layouts.RecentRequests()
-    for n in range(10 * layouts.RECENT):
+    recent = document.RecentRequests()
+    for n in range(10 * document.RECENT):
         doc = {"messages": [user(f"{n}")]}
         recent.add(Api.CHAT, "key", doc, lay_out(Api.CHAT, doc), 100)
-    return len(recent._kept), layouts.RECENT
+    return len(recent._kept), document.RECENT
 
 
 def pieces_of_text() -> tuple[int, int]:

@@ -14,8 +14,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any, Final, TypeVar
 
-from slotkeeper.api.document import Doc, compact, rows, table, text
-from slotkeeper.api.layouts import hash_chain
+from slotkeeper.api.document import Doc, compact, hash_chain, rows, table, text
 from slotkeeper.api.routes import Api
 
 # Two texts that part in their first token, whatever stands before them: letters are joined to a space

@@ -12,7 +12,8 @@ from typing import Final
 
 import orjson
 
-from slotkeeper.api.answer import Answer, Figures
+from slotkeeper.api.answer import Answer, ProgressFilter
+from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
 from slotkeeper.api.errors import Fault
 from slotkeeper.api.headers import Secrets
@@ -30,7 +31,6 @@ from slotkeeper.api.request import (
     read,
 )
 from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import ProgressFilter
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.learning import AnsweredRequest, Explaining, Listener, NameKeeper, learn

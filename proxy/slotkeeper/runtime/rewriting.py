@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.api.document import Doc
+from slotkeeper.api.document import Doc, RecentRequests, SeenRequest, most_like, seen
 from slotkeeper.api.headers import named
-from slotkeeper.api.layouts import RecentRequests, SeenRequest, most_like, seen
 from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations, goes_on

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.api.layouts import RECENT, RecentRequests, most_like, seen
+from slotkeeper.api.document import RECENT, RecentRequests, most_like, seen
 from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
 
