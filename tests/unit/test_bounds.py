@@ -26,8 +26,8 @@ from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owner
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import BUCKET, BUCKETS, Clients, History
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
-from slotkeeper.runtime.remembered import MOST as ENGINES
-from slotkeeper.runtime.remembered import learnt
+from slotkeeper.runtime.known_engine import MOST as ENGINES
+from slotkeeper.runtime.known_engine import learnt
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler import outcomes

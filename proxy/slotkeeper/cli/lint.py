@@ -26,8 +26,8 @@ from slotkeeper.cli.terminal import one_line
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Cause, Explained, explain
+from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION
 from slotkeeper.conversation.layout import Layout, Section, Who
-from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Mode, RuleName
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.engine.slotfile import Damage, SlotFile, read
+from slotkeeper.engine.slotfile import Damage, SlotFile
+from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
