@@ -9,7 +9,18 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.effects import Effect, Purpose, SetTimer, Stop
+from slotkeeper.scheduler.effects import (
+    Drop,
+    Effect,
+    Keep,
+    Load,
+    Prefill,
+    Purpose,
+    SetTimer,
+    Step,
+    Stop,
+    Wipe,
+)
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
     coldest,
@@ -22,10 +33,9 @@ from slotkeeper.scheduler.idle_work import (
     warming_step,
     way_back,
 )
-from slotkeeper.scheduler.retention import drop
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, Wipe, effect
+from slotkeeper.scheduler.steps import Chore, effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
 
@@ -229,7 +239,8 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
     for snapshot in [s for s in state.catalog if len(s.tokens) in cuts]:
         same_kind = snapshot.fingerprint == traits.fingerprint
         if same_kind and contents.tokens.begins_with(snapshot.tokens):
-            yield from drop(state, snapshot)
+            state.catalog.take(snapshot.id)
+            yield Drop(snapshot=snapshot.id, to_cold=False)
 
 
 def left(state: State, now: float) -> bool:

@@ -1,11 +1,14 @@
-"""What the scheduler wants done. The driver does it and reports the outcome as an event."""
+"""What the scheduler wants done: effects, and the steps of plans that become effects.
+
+The driver does it and reports the outcome as an event.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slotkeeper.scheduler.engine_model import Known
+from slotkeeper.scheduler.engine_model import TAIL, Known
 from slotkeeper.scheduler.figures import Lost, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Reason, RequestId, Tokens
@@ -214,3 +217,66 @@ Effect = (
     | Poisoned
     | Report
 )
+
+
+# -- steps: what can be done to a slot before a request goes there, or in idle time ----------------------
+# A step is part of a plan; bound to its owner and its slot it is an effect (steps.py).
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Make the slot hold exactly these tokens."""
+
+    tokens: Tokens
+    purpose: Purpose
+
+    @property
+    def parks(self) -> bool:
+        """Whether it only gives up a few tokens, so that the state behind them can be saved."""
+        return self.purpose is Purpose.BACK
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Save what the slot holds."""
+
+    moment: SaveMoment
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Restore a file into the slot."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """Empty the slot: the engine would go on from it where it must not (T9, T11)."""
+
+
+Step = Prefill | Keep | Load | Wipe
+
+
+def foreign_token(prompt: Tokens) -> Tokens:
+    """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
+    first = prompt[0]
+    return Tokens([next((token for token in prompt if token != first), first)])
+
+
+def marked(tokens: Tokens) -> Tokens:
+    """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
+
+    A prompt that continues there diverges from the foreign ones and rolls back to it and its drafts.
+    """
+    return tokens + Tokens([tokens[0]] * TAIL)
+
+
+def unmarked(tokens: Tokens) -> Tokens:
+    """Without the foreign tokens, where there are some."""
+    bare = tokens.cut(0, max(0, len(tokens) - TAIL))
+    return bare if bare and tokens == marked(bare) else tokens
+
+
+def is_marked(tokens: Tokens) -> bool:
+    return unmarked(tokens) is not tokens

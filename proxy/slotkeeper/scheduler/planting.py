@@ -28,7 +28,7 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE, HourlyBudget
-from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step, marked
 from slotkeeper.scheduler.engine_model import (
     TAIL,
     EngineTraits,
@@ -39,7 +39,6 @@ from slotkeeper.scheduler.engine_model import (
 from slotkeeper.scheduler.prompt_tree import Branch
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
-from slotkeeper.scheduler.steps import Keep, Prefill, Step, marked
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import Boundary, BoundaryKind, Tokens
 
