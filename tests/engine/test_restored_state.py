@@ -11,7 +11,7 @@ import pytest
 
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
-from slotkeeper.api.headers import DECISION
+from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable

@@ -13,8 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
-from slotkeeper.api.routes import Api
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import boundaries_of, prompt_of

@@ -14,8 +14,8 @@ from prometheus_client import generate_latest
 from playbooks.playbook import Play, arrives, ends
 from slotkeeper.api import document
 from slotkeeper.api.answer import SseSplitter
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation import facts, naming
 from slotkeeper.conversation.book import REPLIES, Conversations
 from slotkeeper.conversation.layout import Who

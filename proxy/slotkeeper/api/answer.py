@@ -14,9 +14,9 @@ import orjson
 from slotkeeper.api.answer_builder import AnswerBuilder, Figures
 from slotkeeper.api.anthropic import AnthropicReading
 from slotkeeper.api.document import Doc
+from slotkeeper.api.head import Api
 from slotkeeper.api.openai import LlamaReading, OpenAiReading
 from slotkeeper.api.responses import ResponsesReading
-from slotkeeper.api.routes import Api
 
 # -- server-sent events out of bytes, cut anywhere (WHATWG rules) ----------------------------------------
 # Lines are cut with `split`, never byte by byte, and a line in pieces is joined once: cost is linear.

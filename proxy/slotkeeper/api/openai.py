@@ -85,7 +85,14 @@ class OpenAiReading:
 
 # -- bodies ----------------------------------------------------------------------------------------------
 
-_TEXT: Final = frozenset({"text", "refusal"})
+_ROLES: Final = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+}
+_PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type, and where its string is
 
 
 def chat_shape(doc: Doc) -> Shape:
@@ -98,23 +105,8 @@ def chat_shape(doc: Doc) -> Shape:
 
 def carries_media(messages: list[Doc]) -> bool:
     """Whether any message has a part that is not text."""
-    return any(_foreign(message.get("content")) for message in messages)
-
-
-def _foreign(content: Any) -> bool:
-    if not isinstance(content, list):
-        return False
-    return any(isinstance(part, dict) and text(part, "type") not in _TEXT for part in content)
-
-
-_ROLES: Final = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-    "function": Role.TOOL,
-}
-_PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type, and where its string is
+    parts = (part for message in messages for part in rows(message.get("content")))
+    return any(text(part, "type") not in _PARTS for part in parts)
 
 
 def lay_out_chat(doc: Doc, before: SeenRequest | None = None) -> Layout | None:

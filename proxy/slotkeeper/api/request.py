@@ -19,11 +19,10 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from slotkeeper.api import anthropic, openai, responses
-from slotkeeper.api.document import Doc, NotOurs, Prompt, SeenRequest, Shape, hash_chain
+from slotkeeper.api.document import Doc, NotOurs, Prompt, SeenRequest, Shape, hash_chain, offered
 from slotkeeper.api.errors import ClientFault
-from slotkeeper.api.headers import offered
+from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.layout import Layout
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]

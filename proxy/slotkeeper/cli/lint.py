@@ -18,9 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from slotkeeper.api.headers import named
+from slotkeeper.api.document import named
+from slotkeeper.api.head import classify
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import classify
 from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
 from slotkeeper.cli.terminal import one_line
 from slotkeeper.config import UsageError

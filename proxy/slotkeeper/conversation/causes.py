@@ -22,9 +22,9 @@ from slotkeeper.conversation.divergence import (
     same_text,
 )
 from slotkeeper.conversation.facts import FoundFact, digest, facts
-from slotkeeper.conversation.layout import NOWHERE, Conversation, Layout, Match, Message, Role, Section
+from slotkeeper.conversation.layout import NOWHERE, Conversation, Layout, Match, Message, Role, Section, says
 from slotkeeper.conversation.likeness import RequestKind, another_agent, asks_for_summary, kind_at, tool_name
-from slotkeeper.conversation.phrases import FILES, PRUNED, says
+from slotkeeper.conversation.phrases import FILES, PRUNED
 from slotkeeper.conversation.rules.base import RuleName
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]

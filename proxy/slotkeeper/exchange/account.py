@@ -16,7 +16,7 @@ from slotkeeper.api.answer import Answer, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
 from slotkeeper.api.errors import Fault
-from slotkeeper.api.headers import Secrets
+from slotkeeper.api.head import Api, Secrets
 from slotkeeper.api.request import (
     UNNAMED,
     Ask,
@@ -30,7 +30,6 @@ from slotkeeper.api.request import (
     model_of,
     read,
 )
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.learning import AnsweredRequest, Explaining, Listener, NameKeeper, learn

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.api.document import Doc, RecentRequests, SeenRequest, most_like, seen
-from slotkeeper.api.headers import named
+from slotkeeper.api.document import Doc, RecentRequests, SeenRequest, most_like, named, seen
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations, goes_on
 from slotkeeper.conversation.causes import Echo, Explained, by_our_rule, echo, explain, of_template
 from slotkeeper.conversation.divergence import CAUSES, Cause, length, parted
@@ -353,7 +352,12 @@ def _laid_out(api: Api, doc: Doc, who: Who, recent: Sequence[SeenRequest]) -> tu
 
 
 def _matched(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
-    return _as_it_is(goes_on(who, layout, found_by, near))
+    """Whose conversation it goes on: copies, to be read later, for conversations go on meanwhile."""
+    match = goes_on(who, layout, found_by, near)
+    before, sibling, beside = (
+        None if line is None else replace(line) for line in (match.before, match.sibling, match.beside)
+    )
+    return replace(match, before=before, sibling=sibling, beside=beside)
 
 
 def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, modes: Modes) -> Outcome:
@@ -366,11 +370,3 @@ def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, modes: Modes) -> Ou
 def _judged(taken: Taken) -> dict[bool, DivergenceReport]:
     forms = (False, True) if taken.changed is None else (taken.changed,)
     return {changed: taken.judge(changed=changed) for changed in forms}
-
-
-def _as_it_is(match: Match) -> Match:
-    """A copy to be read later: conversations go on meanwhile."""
-    before, sibling, beside = (
-        None if line is None else replace(line) for line in (match.before, match.sibling, match.beside)
-    )
-    return replace(match, before=before, sibling=sibling, beside=beside)

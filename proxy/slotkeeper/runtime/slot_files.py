@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
 from slotkeeper.engine.slotfile import Patch, SlotFile, keep, patched, repair_window, worth_keeping
-from slotkeeper.observe.log import get_logger, id_of
+from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Drop, Erase, Poison, Prove, Restore, Save, SaveMoment
@@ -24,6 +24,7 @@ from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Erased, Event, Filed, Loading, Restored, Saved, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.state import user_starts
+from slotkeeper.scheduler.types import id_of
 from slotkeeper.store import intake
 from slotkeeper.store.index import Kept, snapshot
 from slotkeeper.store.intake import SlotFileEdit

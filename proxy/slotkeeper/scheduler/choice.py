@@ -13,8 +13,8 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE
-from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe, foreign_token
-from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last
+from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
+from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     SlotContents,

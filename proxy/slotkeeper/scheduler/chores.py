@@ -25,7 +25,6 @@ from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
     coldest,
     first_step,
-    needs_warming,
     next_step,
     prefetch_plan,
     restore_step,
@@ -343,8 +342,10 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
 
 def _may_warm(state: State, table: EngineTable, now: float) -> bool:
     """Whether an empty slot may be warmed: not in a crowd, where others would have it at once."""
-    wanted = needs_warming(table) and not (state.ends(table) or state.waiting or table.crowded(now))
-    return wanted and table.may_save(now) and table.open_for_pins(now)
+    if not table.traits.speculative or table.traits.files_carry is not False:  # then files bring drafts too
+        return False
+    unwanted = state.ends(table) or state.waiting or table.crowded(now)
+    return not unwanted and table.may_save(now) and table.open_for_pins(now)
 
 
 def _name(state: State, now: float) -> RequestId:

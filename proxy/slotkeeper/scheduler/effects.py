@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slotkeeper.scheduler.engine_model import TAIL, Known
+from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Reason, RequestId, Tokens
@@ -256,27 +256,3 @@ class Wipe:
 
 
 Step = Prefill | Keep | Load | Wipe
-
-
-def foreign_token(prompt: Tokens) -> Tokens:
-    """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
-    first = prompt[0]
-    return Tokens([next((token for token in prompt if token != first), first)])
-
-
-def marked(tokens: Tokens) -> Tokens:
-    """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
-
-    A prompt that continues there diverges from the foreign ones and rolls back to it and its drafts.
-    """
-    return tokens + Tokens([tokens[0]] * TAIL)
-
-
-def unmarked(tokens: Tokens) -> Tokens:
-    """Without the foreign tokens, where there are some."""
-    bare = tokens.cut(0, max(0, len(tokens) - TAIL))
-    return bare if bare and tokens == marked(bare) else tokens
-
-
-def is_marked(tokens: Tokens) -> bool:
-    return unmarked(tokens) is not tokens

@@ -28,13 +28,14 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE, HourlyBudget
-from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step, marked
+from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step
 from slotkeeper.scheduler.engine_model import (
     TAIL,
     EngineTraits,
     after_prefill,
     checkpoints_last,
     keeps_checkpoints,
+    marked,
 )
 from slotkeeper.scheduler.prompt_tree import Branch
 from slotkeeper.scheduler.shadow import ReusePlan

@@ -14,8 +14,7 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
-from slotkeeper.scheduler.effects import unmarked
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.engine_model import EngineTraits, unmarked
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree

@@ -21,6 +21,16 @@ ClientId = NewType("ClientId", str)  # whose queue: an API key's digest, else an
 NO_ROUTER: Final = ModelName("")  # whatever an engine without a router serves
 
 
+def id_of(key: RequestId) -> str:
+    """The client's id of the request that the scheduler calls "17:ID". A chore has its key alone.
+
+    It is named at every call and in no context variable: what is done for one request often begins in the
+    task of another, whose end has made room for it.
+    """
+    number, _, name = key.partition(":")
+    return name if number.isdigit() else key
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
     """One slot of one engine. Every key of the scheduler is a Place."""

@@ -6,8 +6,8 @@ from copy import deepcopy
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.causes import Cause, explain, of_template
 from slotkeeper.conversation.divergence import CAUSES, EXCERPT, common_start, first_difference, length, parted
 from slotkeeper.conversation.layout import Section, Who

@@ -8,7 +8,7 @@ import pytest
 
 from at_once import at_once
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind

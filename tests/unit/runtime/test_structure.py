@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
-from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.runtime.render import boundaries_of
 from slotkeeper.scheduler.engine_model import Memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.effects import marked
+from slotkeeper.scheduler.engine_model import marked
 from slotkeeper.scheduler.figures import Sums, Usage, hit_rate, oracle, usage_of
 from slotkeeper.scheduler.state import MOST, Ahead
 from slotkeeper.scheduler.types import Tokens
