@@ -75,7 +75,7 @@ def classify(method: str, path: str, prefix: str = "") -> Api:
     """The meaning of `path` (without its query); `prefix` is the engine's --api-prefix.
 
     A trailing slash is another route to the engine (404), so it is to us. Percent escapes are not:
-    the engine decodes a path before it looks it up. It decodes more than we do; see `claim.plain`.
+    the engine decodes a path before it looks it up. It decodes more than we do; see `request.plain`.
     """
     if method != "POST":
         return Api.OTHER
