@@ -1,4 +1,4 @@
-"""What bodies of all APIs have in common: how they are read, their messages as a hash chain, their layout.
+"""What bodies of all APIs have in common: how they are read, hashed and laid out, and the name they give.
 
 Functions that read a document are small and total. They follow the engine's own `json_value`: a key that is
 missing, null or of another type is its default.

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from slotkeeper.engine import fingerprint
-from slotkeeper.engine.canary import NoFilesError, ProbeResult, Why, probe_files
+from slotkeeper.engine.answers import NoFilesError, Why
+from slotkeeper.engine.canary import ProbeResult, probe_files, try_flags
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.fingerprint import (
     Identity,
@@ -22,7 +23,6 @@ from slotkeeper.engine.fingerprint import (
     streams_of,
     voice_of,
 )
-from slotkeeper.engine.flag_canary import try_flags
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
 from slotkeeper.engine.markers import family_of, learn_markers, user_openers
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
