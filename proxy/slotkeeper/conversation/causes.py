@@ -352,7 +352,7 @@ def _otherwise(was: Message, now: Message) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Where it stands, and what to say should it not be what the slot holds."""
+    """The newest reply as it comes back: where it stands, and what to say if the slot holds it otherwise."""
 
     message: int  # index in the layout
     section: Section
