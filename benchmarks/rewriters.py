@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from slotkeeper.api.document import Doc
 from slotkeeper.bench.sessions import PLAIN, Script, Turn, prose, result
-from slotkeeper.conversation.reasons import Cause
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.rules.base import RuleName
 
 TASKS: Final = 2

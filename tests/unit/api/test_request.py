@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import Ask, NotOurs, parse
-from slotkeeper.api.routes import Api
 
 GENERATING = [api for api in Api if api.generates]
 HELLO = [{"role": "user", "content": "hello"}]

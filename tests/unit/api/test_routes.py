@@ -1,6 +1,6 @@
 import pytest
 
-from slotkeeper.api.routes import Api, classify, is_for_clients, is_open
+from slotkeeper.api.head import Api, classify, is_for_clients, is_open
 
 
 @pytest.mark.parametrize(
