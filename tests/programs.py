@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from slotkeeper.engine.launch import SKULK_NEEDS, runs_skulk
+
+needs_b10434 = pytest.mark.skipif(not runs_skulk(), reason=f"the b10434 wheel {SKULK_NEEDS}")
+
 
 def program(*names: str) -> str:
     """The path of the first that is there, what pip installed in front.

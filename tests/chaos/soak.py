@@ -47,8 +47,9 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import PLAIN, Turn, prose, system
 from slotkeeper.engine.http import KEPT
+from slotkeeper.engine.launch import runs_skulk
 
-WORLDS: Final = ((Tiny.DENSE, "b10434"), (Tiny.HYBRID, "b11549"))
+WORLDS: Final = ((Tiny.DENSE, "b10434" if runs_skulk() else "b11549"), (Tiny.HYBRID, "b11549"))
 SLOTS: Final = 4
 CONTEXT: Final = 4096  # tokens of each slot
 AGENTS: Final = 5

@@ -12,6 +12,7 @@ from playwright.async_api import Browser, Route, expect
 
 from dashboard.reading import PHONE, admin_of, reading
 from dashboard.traffic import ask, talk
+from programs import needs_b10434
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
@@ -186,6 +187,7 @@ async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, vi
         assert looker.complaints == []
 
 
+@needs_b10434
 async def test_a_model_that_is_not_loaded_is_shown_and_no_alarm(browser: Browser, tmp_path: Path):
     async with router(tmp_path) as started, lab.keeping(started) as sidecar:
         async with reading(browser, admin_of(sidecar)) as looker, fresh_client(lab.url_of(sidecar)) as client:

@@ -33,20 +33,18 @@ import httpx
 import pytest
 
 from patience import PATIENCE
+from programs import needs_b10434
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.bench.target import counted
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineKind, find_engine, free_port, skulk_can_exist
+from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 
 BUILDS: Final = tuple(
     pytest.param(
         kind.value,
-        marks=pytest.mark.skipif(
-            kind is EngineKind.SKULK and not skulk_can_exist(),
-            reason="this wheel is for Linux on x86-64 only",
-        ),
+        marks=needs_b10434 if kind is EngineKind.SKULK else (),
     )
     for kind in (EngineKind.SKULK, EngineKind.XLLAMACPP)
 )

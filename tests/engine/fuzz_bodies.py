@@ -38,6 +38,7 @@ from patience import PATIENCE
 from slotkeeper.api.document import NotOurs
 from slotkeeper.api.request import Claim, NotPlain, claim, load, placed, plain, read
 from slotkeeper.api.routes import Api, classify
+from slotkeeper.engine.launch import runs_skulk
 
 SLOTS: Final = 4
 PATHS_IN: Final = 20  # one path for so many bodies
@@ -328,10 +329,10 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=100_000, help="bodies for each build")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))
-    parser.add_argument("--build", action="append", help="b10434, b11549: by default both")
+    parser.add_argument("--build", action="append", help="b10434, b11549: by default those that run here")
     chosen = parser.parse_args()
     differences, console = 0, Console(soft_wrap=True, highlight=False)
-    for build in chosen.build or ("b10434", "b11549"):
+    for build in chosen.build or (["b10434"] if runs_skulk() else []) + ["b11549"]:
         console.print(f"{build}: {chosen.count} bodies, seed {chosen.seed}")
         with tempfile.TemporaryDirectory() as folder:
             engine = start("tiny-dense", build, args=("-np", str(SLOTS), "-c", "4096"), folder=Path(folder))

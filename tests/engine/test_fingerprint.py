@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from programs import needs_b10434
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.client import EngineClient, EngineError
@@ -66,6 +67,7 @@ async def test_a_model_of_the_same_shapes_is_another_engine_though_it_takes_the_
     assert await fingerprint(one, ours=False) != await fingerprint(other, ours=False)
 
 
+@needs_b10434
 async def test_another_rope_base_is_another_engine_though_it_takes_the_file(engine_factory):
     """Only with the build whose flags are all known to its program."""
     one = engine_factory(Tiny.DENSE, EngineKind.SKULK)
@@ -95,6 +97,7 @@ async def test_the_same_model_elsewhere_is_the_same_engine(engine_factory, build
     assert await fingerprint(one) == await fingerprint(other)
 
 
+@needs_b10434
 async def test_builds_that_do_not_read_each_others_files_differ(engine_factory):
     assert await fingerprint(engine_factory(build=EngineKind.SKULK)) != await fingerprint(
         engine_factory(build=EngineKind.XLLAMACPP)

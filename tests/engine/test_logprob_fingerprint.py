@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import needs_b10434
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import EngineKind
@@ -51,6 +52,7 @@ async def test_an_engine_that_starts_as_it_was_has_its_old_voice(look, build, mo
 
 
 # Only this build's program knows these flags.
+@needs_b10434
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP])
 @pytest.mark.parametrize("flags", ["--rope-freq-base 500000", "--rope-freq-scale 0.9"])
 async def test_another_rope_is_another_voice_and_the_old_one_is_known_again(look, model, flags):

@@ -15,7 +15,7 @@ from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.replay import generates, merged, read, shot
 from slotkeeper.bench.target import Target
-from slotkeeper.engine.launch import EngineKind, skulk_can_exist
+from slotkeeper.engine.launch import EngineKind, runs_skulk
 
 CONTEXT = 49152  # the longest prompt has 42,399 tokens
 REPLY = 16  # tokens: the history is the recorded one, whatever is said now
@@ -26,7 +26,7 @@ AT_MOST = 1.02  # times the oracle of what the client sent
 WITH_PLANTS = {"aider/main1": 1.12, "claude-code/trace-0100": 1.12, "claude-code/trace-0300": 1.12}
 ANYBODY_WITH_PLANTS = 1.06
 
-BUILDS = (EngineKind.SKULK, EngineKind.XLLAMACPP) if skulk_can_exist() else (EngineKind.XLLAMACPP,) * 2
+BUILDS = (EngineKind.SKULK, EngineKind.XLLAMACPP) if runs_skulk() else (EngineKind.XLLAMACPP,) * 2
 DEALT = [
     pytest.param(path, BUILDS[at % 2], id=recorded.name(path)) for at, path in enumerate(recorded.sessions())
 ]

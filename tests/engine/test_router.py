@@ -26,10 +26,13 @@ from benchmarks.routers import (
 from rich.console import Console
 
 from patience import PATIENCE
+from programs import needs_b10434
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.cli.doctor import doctor
 from slotkeeper.scheduler.events import ModelStatus
+
+pytestmark = needs_b10434  # only its program is a router
 
 TURNS = 10
 MORE = 1.05  # times the oracle may be computed

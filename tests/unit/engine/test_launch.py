@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 
 import pytest
@@ -42,6 +43,36 @@ def test_no_engine_is_an_error_that_says_how_to_get_one(explicit, monkeypatch):
     monkeypatch.setattr(launch, "find_spec", lambda _name: None)
     with pytest.raises(NoEngineError, match=r"pip install 'slotkeeper\[engine\]'"):
         find_engine(explicit)
+
+
+@pytest.fixture
+def asks_the_processor():
+    launch.runs_skulk.cache_clear()
+    yield
+    launch.runs_skulk.cache_clear()
+
+
+@pytest.mark.usefixtures("asks_the_processor")
+@pytest.mark.parametrize(("flags", "runs"), [("fpu avx2 fma", False), ("fpu avx2 avx512f avx512vl", True)])
+def test_a_wheel_with_avx_512_is_not_started_where_there_is_none(flags, runs, tmp_path, monkeypatch):
+    """It would end with an illegal instruction."""
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: {flags}\nbugs\t\t: none\n")
+    monkeypatch.setattr(launch, "CPU_INFO", cpu_info)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert launch.runs_skulk() is runs
+    if not runs:
+        with pytest.raises(NoEngineError, match="AVX-512"):
+            find_engine("b10434")
+
+
+@pytest.mark.usefixtures("asks_the_processor")
+def test_a_wheel_is_tried_where_the_kernel_does_not_tell_its_processor(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "CPU_INFO", tmp_path / "absent")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert launch.runs_skulk()
 
 
 def test_a_program_that_does_not_run_is_no_engine(tmp_path):
