@@ -309,7 +309,8 @@ class Exchange:
         One that dies of this very request would do so each time.
         """
         driver = self._gate.driver
-        if self._waiting.begun or not await driver.links[engine].was_lost(losses):
+        link = driver.links.get(engine)  # None: it was removed, because it is named no more
+        if self._waiting.begun or (link is not None and not await link.was_lost(losses)):
             return False
         self._deaths += not isinstance(fault, NotSent)
         if self._deaths >= DEATHS:

@@ -24,11 +24,12 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.membership import Membership
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Effect, Forward, Learned, Poisoned, Refuse, Report
+from slotkeeper.scheduler.effects import Drained, Effect, Forward, Learned, Poisoned, Refuse, Report
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits
 from slotkeeper.scheduler.events import (
     Arrived,
@@ -85,6 +86,7 @@ class Driver:
             new_link=new_link,
             api_key=api_key,
         )
+        self.membership = Membership(self.engines, metrics, self.tasks, self.post, new_link)
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
         self.effect_runner = EffectRunner(
             self.engines,
@@ -235,6 +237,8 @@ class Driver:
                 if grant and not grant.done():
                     grant.set_result(effect)
                 self.metrics.decision(effect.reason)
+            case Drained():
+                self.membership.drained(effect.engine)
             case Refuse():
                 self._refuse(effect)
             case Report():
@@ -262,7 +266,9 @@ class Driver:
         flag, value = FLAGS[what.name], what.value
         log.info("flag_learned", engine=what.engine, flag=flag, value=value, how=what.how.value)
         self.metrics.learned(what.name, what.how)
-        link = self.links[what.engine]
+        link = self.links.get(what.engine)
+        if link is None:
+            return
         link.learned(what)
         self.tasks.start(link.keep_learned())
 
@@ -298,6 +304,7 @@ class Driver:
         catalog = tuple(self.placement.catalog)
         upstreams = [link.engine for link in self.engines.upstreams]
         self.placement = Placement(*upstreams, limits=self._limits)
+        self._events.extend(self.membership.asked())
         if renew:
             self._events.append(SnapshotsChanged(at=self.now(), snapshots=catalog))
             self._events.extend(router.listed() for router in self.engines.routers.values())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler import chores, en_route, swaps
+from slotkeeper.scheduler import chores, draining, en_route, swaps, unplanned
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Forward, Observe
 from slotkeeper.scheduler.events import Arrived, Rendered
@@ -79,13 +79,14 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     chores.release(state, now)
     for table in state.tables.values():
         table.awaited = False
-    yield from _bypass(state, now)
+    yield from unplanned.bypass(state, now)
     yield from _send_steered(state, now)
-    yield from _fail_open(state, now)
+    yield from unplanned.fail_open(state, now)
     yield from swaps.settle(state, now)
     yield from swaps.send_slotless(state, now)
     yield from _serve(state, now)
     yield from chores.settle(state, now, or_at=swaps.due_at(state, now))
+    yield from draining.settle(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
@@ -335,43 +336,6 @@ def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
     pending.base = reuse_plan.base
     if plan.reason is Reason.BRIEF:
         pending.predicted = reuse_plan.reuse  # its tokens will come too late to say better
-
-
-def _bypass(state: State, now: float) -> Iterator[Effect]:
-    """0: unpinned, but never while a pinned task is on its way: the engine could give away its slot."""
-    for request in tuple(state.bypassing):
-        model = state.requests[request].arrived.model
-        tables = state.up_for(model)
-        ready = [table for table in tables if table.open_for_bypass(now)]
-        if (tables or state.back_by(now, model) is not None) and not ready:
-            continue
-        state.bypassing.remove(request)
-        yield from _unplanned(state, state.requests[request], ready, Reason.BYPASS, now)
-
-
-def _fail_open(state: State, now: float) -> Iterator[Effect]:
-    """No engine of its model is up, and none is expected: let the first one speak for itself."""
-    if all(table.up for table in state.tables.values()) and state.tables and not state.routers:
-        return
-    for request in tuple(state.queue):
-        model = state.requests[request].arrived.model
-        if state.up_for(model) or state.back_by(now, model) is not None:
-            continue
-        state.queue.served(request)
-        yield from _unplanned(state, state.requests[request], [], Reason.FAIL_OPEN, now)
-
-
-def _unplanned(
-    state: State, pending: Pending, ready: list[EngineTable], reason: Reason, now: float
-) -> Iterator[Effect]:
-    request = pending.arrived.request
-    pending.stage = Stage.RUNNING
-    table = min(ready, key=lambda t: t.load, default=None)
-    if table:
-        pending.plan = Plan(table=table, reason=reason, pinned=False)
-        table.send(request, pending.arrived.copies, now)
-    engine = table.engine if table else state.fallback(pending.arrived.model)
-    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=pending.goes_changed)
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:

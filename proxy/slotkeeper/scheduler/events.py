@@ -271,6 +271,23 @@ class EngineLost:
     returns: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainAsked:
+    """An engine's user takes it out of use, or puts it back. Answered by `Drained` once it is at rest."""
+
+    at: float
+    engine: EngineId
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesNamed:
+    """All engines that there are from now on. Those that are gone must be at rest."""
+
+    at: float
+    engines: tuple[EngineId, ...]
+
+
 class ModelStatus(StrEnum):
     """Of one model, as its router says."""
 
@@ -333,6 +350,8 @@ Event = (
     | EngineUp
     | FilesFound
     | EngineLost
+    | DrainAsked
+    | EnginesNamed
     | ModelsListed
     | SwapFailed
 )

@@ -25,7 +25,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import arrivals, chores, outcomes, preparing, retention, swaps
+from slotkeeper.scheduler import arrivals, chores, draining, outcomes, preparing, retention, swaps
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.costs import Limits
@@ -35,7 +35,9 @@ from slotkeeper.scheduler.events import (
     Acted,
     Arrived,
     Closing,
+    DrainAsked,
     EngineLost,
+    EnginesNamed,
     EngineUp,
     Erased,
     Event,
@@ -71,7 +73,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     if table is None:
         shadow = EngineShadow(event.traits)
         table = state.tables[event.engine] = EngineTable(event.engine, shadow, model=event.model)
-    table.up, table.leaving = True, False
+    table.up, table.leaving = True, event.engine in state.drained
     for router in state.routers.values():
         router.came_up(event.engine, event.at)
     table.reset(event.traits, event.at)
@@ -209,6 +211,10 @@ class Placement:
         """Until when to wait for an engine of this model; None where one is there, or none is expected."""
         return self._state.back_by(now, model)
 
+    def drained(self, engine: EngineId) -> bool:
+        """Whether it was drained, and is at rest."""
+        return self._state.drained.get(engine, False)
+
     def unsaved(self, now: float) -> bool:
         """Whether anything is still to be saved before we go."""
         return chores.left(self._state, now)
@@ -233,12 +239,24 @@ class Placement:
                 self._timer_fired(event)
             case Closing():
                 self._state.closing = True
+            case DrainAsked() | EnginesNamed() | ModelsListed() | SwapFailed():
+                self._of_all_engines(event)
+            case _:
+                yield from self._of_request(event)
+
+    def _of_all_engines(self, event: DrainAsked | EnginesNamed | ModelsListed | SwapFailed) -> None:
+        """Which of them there are, and may be used."""
+        match event:
+            case DrainAsked():
+                draining.drain_asked(self._state, event)
+            case EnginesNamed():
+                draining.engines_named(self._state, event)
             case ModelsListed():
                 swaps.models_listed(self._state, event)
             case SwapFailed():
                 swaps.swap_failed(self._state, event)
             case _:
-                yield from self._of_request(event)
+                assert_never(event)
 
     def _timer_fired(self, event: TimerFired) -> None:
         """It may answer one that was asked for earlier: then the one that is wanted is still to come."""

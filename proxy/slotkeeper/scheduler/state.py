@@ -124,6 +124,7 @@ class State:
     steered: list[RequestId] = field(default_factory=list)  # prompt in place, request not yet sent
     slotless: list[RequestId] = field(default_factory=list)  # waiting for their models to be loaded
     routers: dict[EngineId, Router] = field(default_factory=dict)
+    drained: dict[EngineId, bool] = field(default_factory=dict)  # by their users; whether that was reported
     limits: Limits = field(default_factory=Limits)
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
@@ -175,7 +176,18 @@ class State:
         """Where a request for this model goes if no engine is up for it: that speaks for itself."""
         routers = (router.engine_of(model) for router in self.routers.values())
         known = (table.engine for table in self.tables.values() if model and table.model == model)
-        return next(filter(None, (*routers, *known)), self.engines[0])
+        named = sorted(self.engines, key=lambda engine: engine in self.drained)
+        return next(filter(None, (*routers, *known)), named[0])
+
+    def mark_leaving(self) -> None:
+        """Nothing begins on engines that are drained, nor on models that are about to be unloaded."""
+        leaving = {router.leaving for router in self.routers.values()} | self.drained.keys()
+        for engine in self.drained.keys() & self.routers.keys():
+            leaving |= self.routers[engine].models.keys()
+        for table in self.tables.values():
+            if table.leaving != (table.engine in leaving):
+                table.leaving = not table.leaving
+                table.moves += 1  # its queued requests can be decided
 
     @property
     def waiting(self) -> bool:
