@@ -64,6 +64,8 @@ def rendered(state: State, event: Rendered) -> None:
         own = priced_late(pending, event)
     _takes(state, pending, own)
     pending.predict()
+    if pending.stage in (Stage.PREPARING, Stage.RUNNING):  # it went by its messages
+        pending.work_begins(pending.begun_at)
 
 
 def _takes(state: State, pending: Pending, form: Form) -> None:
@@ -78,7 +80,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     """Serve all that can be served now, then look at the engines on which something depends."""
     chores.release(state, now)
     for table in state.tables.values():
-        table.awaited = False
+        table.awaited, table.work.awaiting = False, 0
     yield from unplanned.bypass(state, now)
     yield from _send_steered(state, now)
     yield from unplanned.fail_open(state, now)
@@ -110,8 +112,11 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
                 yield _serve_as_planned(state, pending, plan, now)
             else:
                 pending.waits_in = scene.drawn()
+                pending.waits_for = plan.table if plan and plan.until else None
                 pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
                 left_waiting += pending.rendered
+        if pending.waits_for and not begun:
+            pending.waits_for.work.awaiting += 1
         if begun or _hold(pending):
             scene.changed()
             if not _any_free(state):
@@ -183,6 +188,7 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     if not pending.rendered:
         choosable = request.pinnable and request.id_slot is None and request.copies == 1
         tables = state.open_for(request.model) if choosable else []
+        tables = tables if len(tables) == 1 else []  # else tokens decide
         plan = changed_by_messages(tables, request.hash_chain, other.hash_chain, now) if tables else None
         if plan is not None:
             _weighed(state, pending, Weighed(None, None, taken=True))
@@ -226,7 +232,8 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     tables = state.open_for(request.model)
     if request.pinnable:
         sure = [table for table in tables if not (space and table.shadow.may_load)]
-        if plan := continuing(sure, request.hash_chain, now):
+        exact = len(tables) > 1 and request.rendered and (pending.prompt or not pending.rendered)
+        if not exact and (plan := continuing(sure, request.hash_chain, now)):
             return plan  # 3
         if request.brief:
             return _losing_least(state, request, Reason.BRIEF, now)  # 4
@@ -270,6 +277,8 @@ def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Pla
 def requeue(state: State, pending: Pending) -> None:
     """Back into the queue: its slot was lost on the way, with the engine or by a step that failed."""
     pending.stage = Stage.QUEUED
+    if pending.plan:
+        pending.plan.table.work.ends(pending.arrived.request)
     pending.plan = pending.slot = None
     pending.steps_left = 0
     state.queue.put_back(pending.arrived.request, pending.arrived.client)
@@ -277,7 +286,8 @@ def requeue(state: State, pending: Pending) -> None:
 
 def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     state.begun += 1
-    pending.plan = plan
+    pending.plan, pending.begun_at = plan, now
+    pending.work_begins(now)
     pending.steps_left = len(plan.steps)
     found = plan.found
     pending.ahead_from = state.ahead.begins(found.tokens) if found else None

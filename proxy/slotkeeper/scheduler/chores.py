@@ -96,8 +96,10 @@ def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: 
 
 
 def _decides_anew(state: State, now: float) -> float:
-    """When queued requests stop waiting for a slot in maintenance; infinite if none waits."""
-    return min((table.overdue_at(now) for table in state.up), default=inf) if state.waiting else inf
+    """When queued requests may stop waiting for a slot that is not free yet; infinite if none waits."""
+    if not state.waiting:
+        return inf
+    return min((min(t.overdue_at(now), t.work.overdue_at(now)) for t in state.up), default=inf)
 
 
 def _gives_up(state: State, now: float) -> float:

@@ -11,6 +11,7 @@ from typing import Final
 
 SHARE: Final = 0.3  # of a new measurement in the running mean
 LEAST_TOKENS: Final = 64  # a shorter prefill measures the round trip
+LEAST_REPLY: Final = 8  # tokens: a shorter answer measures the round trip
 LEAST_BYTES: Final = 64 * 1024
 CALL_SECONDS: Final = 0.004  # of a slot action beside its bytes: a round trip and a look at the file
 REMEMBERED: Final = 15  # files of which it is known how long they took
@@ -61,6 +62,8 @@ class Rates:
     prefill: float = 1000.0  # tokens a second
     reading: FileTimes = field(default_factory=lambda: FileTimes(1e9))  # of a restore
     writing: FileTimes = field(default_factory=lambda: FileTimes(5e8))  # of a save
+    decode: float = 50.0  # tokens a second that one answer gets, beside others
+    reply: float = 200.0  # tokens of an answer
     cold: float = 2e8  # bytes a second, from the cold tier to the hot one
     state: float = 65536.0  # bytes a token
     measured: frozenset[str] = frozenset()
@@ -73,6 +76,13 @@ class Rates:
     def prefilled(self, tokens: int, seconds: float | None) -> None:
         if seconds and tokens >= LEAST_TOKENS:
             self._learn("prefill", tokens / seconds)
+
+    def replied(self, tokens: int, seconds: float) -> None:
+        """An answer of so many tokens took so long, once its prompt was computed."""
+        if tokens >= LEAST_REPLY and seconds > 0:
+            self._learn("decode", tokens / seconds)
+        if tokens:
+            self._learn("reply", float(tokens))
 
     @property
     def shown(self) -> float | None:

@@ -28,6 +28,7 @@ from typing import Final, assert_never
 from slotkeeper.scheduler import arrivals, chores, draining, outcomes, preparing, retention, swaps
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned
 from slotkeeper.scheduler.engine_model import EngineTraits, Known
@@ -78,6 +79,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
         router.came_up(event.engine, event.at)
     table.reset(event.traits, event.at)
     table.unseen = True
+    share_guesses(state.up_for(table.model))
     _still_out(state, table, event.at)
     table.private, table.unknown = event.fresh, 0
     if not event.fresh:

@@ -220,13 +220,14 @@ class State:
 
     def scene(self, now: float) -> Scene:
         """While it stays the same, queued requests stay queued: a long queue is not decided again."""
+        several = len(self.up) > 1
         return tuple(
             (
                 table.moves,
                 table.open_for_pins(now),
                 table.open_for_unpinned(now),
                 table.open_for_anything(now),
-                table.overdue(now),
+                table.overdue(now) + (table.work.overdue(now) if several else 0),
             )
             for table in self.up
         )
