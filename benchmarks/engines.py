@@ -8,8 +8,8 @@ The engines are two processes with one thread each. The slow one is stopped for 
 second (SIGSTOP, SIGCONT), so that both its prefill and its answers are so many times slower on any machine.
 
 `deaths`: conversations, four at a time. One engine is killed (kill -9) after a quarter of the requests and is
-back after half of them; then the other one is killed for good. Requests that failed are counted, and the tokens
-that clients waited for, beside an oracle: a perfect cache that is shared by both and outlives them.
+back after half of them; then the other one is killed for good. Requests that failed are counted, and the
+tokens that clients waited for, beside an oracle: a perfect cache that is shared by both and outlives them.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ async def in_front_of(home: Path, engines: Mapping[str, Restartable]) -> AsyncIt
 
 
 async def session(chosen: argparse.Namespace, fast_agents: int | None) -> list[Told]:
-    """All agents at once. Of a static split `fast_agents` are at the fast engine; None: one sidecar for both."""
+    """All agents at once. `fast_agents`: of a static split, at the fast engine; None: one for both."""
     with TemporaryDirectory() as folder:
         home = Path(folder)
         async with AsyncExitStack() as stack:
@@ -301,9 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "speeds" in (chosen.parts or ["speeds"]):
         rows = figures["speeds"] = asyncio.run(speeds(chosen))
         best = min(row["p95"] for row in rows[1:])
-        shown = Table(
-            title=f"{chosen.agents} agents, {chosen.turns} turns, one engine {chosen.slower:g} times slower"
-        )
+        title = f"{chosen.agents} agents, {chosen.turns} turns, one engine {chosen.slower:g} times slower"
+        shown = Table(title=title)
         for name in ("way", "TTFT p50, s", "p95, s", "of the best split", "computed", "failed"):
             shown.add_column(name, justify="right")
         for row in rows:

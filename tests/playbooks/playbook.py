@@ -63,6 +63,7 @@ from slotkeeper.scheduler.events import (
     Planted,
     Rendered,
     ReplyKnown,
+    RequestFailed,
     Restored,
     Saved,
     SlotView,
@@ -315,6 +316,10 @@ def drain(engine: str = ENGINE, *, on: bool = True) -> DrainAsked:
 def named(*engines: str) -> EnginesNamed:
     """These are all that there are from now on."""
     return EnginesNamed(at=0.0, engines=tuple(map(EngineId, engines)))
+
+
+def request_fails(engine: str = ENGINE, *, broken: bool = False) -> RequestFailed:
+    return RequestFailed(at=0.0, engine=EngineId(engine), broken=broken)
 
 
 def look_failed(engine: str = ENGINE) -> ObserveFailed:

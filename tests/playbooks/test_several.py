@@ -6,6 +6,8 @@ from playbooks.playbook import (
     NEW_FILES,
     Play,
     arrives,
+    drain,
+    drained,
     ends,
     engine_lost,
     engine_up,
@@ -20,7 +22,7 @@ from playbooks.playbook import (
     snapshots_changed,
     starts,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.costs import MEASURED, Limits
 from slotkeeper.scheduler.types import EngineId, Reason, Tokens
 
 QUIET = Limits(pause=1000.0, idle_tokens=0)
@@ -38,8 +40,9 @@ def play_of(*speeds: tuple[float, float], slots: int = 2, **more) -> Play:
     play = Play(engines=len(speeds), **traits)
     for name, (prefill, decode) in zip(play.names, speeds, strict=True):
         rates = play.placement.tables[name].rates
-        rates.prefilled(int(prefill * 100), 100.0)
-        rates.replied(100, 100 / decode)
+        for _ in range(MEASURED):
+            rates.prefilled(int(prefill * 100), 100.0)
+            rates.replied(100, 100 / decode)
     return play
 
 
@@ -73,14 +76,18 @@ def test_a_conversation_stays_where_its_state_is():
     assert begins(play, "r3", prompt(2) + MORE, "e1", slot=0, reason=Reason.PREFIX)
 
 
+def only(play: Play, request: str, tokens: Tokens, engine: str, other: str, **how) -> bool:
+    """It begins where it would not by itself: the other one is drained meanwhile."""
+    assert play << drain(other) >> drained(other)
+    assert begins(play, request, tokens, engine, **how)
+    return bool(play << drain(other, on=False))
+
+
 def test_it_stays_on_a_slower_engine_as_long_as_that_pays():
     """Its 100 tokens take a second there, and the answer two more; elsewhere 4100 tokens take four."""
     play = play_of((100, 25), (1000, 50))
-    play.table.rates.prefill = 1e6  # so that it has begun there
-    play.table.rates.decode = 1e6
-    assert begins(play, "r1", prompt(1, 4000), "e0")
+    assert only(play, "r1", prompt(1, 4000), "e0", "e1")
     assert play << ends("r1", 4000) >> reports("r1")
-    play.table.rates.prefill, play.table.rates.decode = 100, 25
     assert begins(play, "r2", prompt(1, 4000) + MORE, "e0", slot=0)
 
 
@@ -89,10 +96,20 @@ def test_it_moves_once_waiting_costs_more():
     play = play_of((1000, 50), (1000, 50))
     assert begins(play, "r1", prompt(1, 4000), "e0")
     assert play << ends("r1", 4000) >> reports("r1")
-    play.placement.tables[EngineId("e1")].rates.prefill = 1.0
-    assert begins(play, "r2", prompt(2, 30_000), "e0", slot=1)
-    play.placement.tables[EngineId("e1")].rates.prefill = 1000.0
+    assert only(play, "r2", prompt(2, 30_000), "e0", "e1", slot=1)
     assert begins(play, "r3", prompt(1, 4000) + MORE, "e1", reason=Reason.COLD)
+
+
+def test_engines_that_differ_no_more_than_noise_are_of_one_speed():
+    """An empty slot on one is taken before a conversation loses its own on the other."""
+    play = play_of((1000, 50), (1000, 50))
+    e0, e1 = (play.placement.tables[name].rates for name in play.names)
+    for speed in (900, 1100, 700, 1000):
+        e0.prefilled(speed * 10, 10.0)
+        e1.prefilled((speed + 100) * 10, 10.0)
+    for n, engine in ((1, "e0"), (2, "e1"), (3, "e0"), (4, "e1")):
+        assert begins(play, f"r{n}", prompt(n), engine)
+        assert n % 2 or all(play << ends(f"r{m}", 1000) >> reports(f"r{m}") for m in (n - 1, n))
 
 
 def test_its_state_follows_from_a_file():

@@ -138,6 +138,7 @@ def state(**given: Any) -> Document:
         "labels": {},
         "draining": False,
         "drained": False,
+        "failing": False,
         "build": "b11549",
         "memory": "hybrid",
         "context_tokens": 8192,

@@ -14,11 +14,13 @@ from slotkeeper.runtime.link import EngineLink
 
 def membership(driver: Driver, link: EngineLink) -> dict[str, Any]:
     """What its user calls it, and whether it is in use."""
+    table = driver.placement.tables.get(link.engine)
     return {
         "address": link.address.base,
         "labels": dict(link.labels),
         "draining": link.draining,
         "drained": driver.placement.drained(link.engine),
+        "failing": table is not None and table.up and table.failing,
     }
 
 

@@ -267,7 +267,14 @@ def _doctor(commands: Any) -> None:
         epilog=EPILOG_OF_DOCTOR,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--upstream", required=True, metavar="URL", help="the llama-server to look at")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--upstream", metavar="URL", help="the llama-server to look at")
+    which.add_argument(
+        "--compare",
+        nargs=2,
+        metavar="URL",
+        help="two llama-servers: whether one can go on from the other's snapshots (docs/engines.md)",
+    )
     parser.add_argument("--engine-api-key", metavar="KEY", help="its --api-key, if it has one")
     parser.add_argument(
         "--slot-dir",
@@ -283,8 +290,12 @@ def _doctor(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         from rich.console import Console
 
+        from slotkeeper.cli.compare import compare
         from slotkeeper.cli.doctor import doctor
 
+        if args.compare:
+            urls = [server(url, "--compare") for url in args.compare]
+            return int(run_loop(compare(urls, args.engine_api_key, Console())))
         return int(
             run_loop(
                 doctor(server(args.upstream, "--upstream"), args.engine_api_key, Console(), args.slot_dir)

@@ -147,6 +147,8 @@ def slots(engine: Document, width: int) -> Iterator[RenderableType]:
         name.append(", not loaded", "dim")
     elif not engine["up"]:
         name.append(f", down ({engine['health']})", "bold red")
+    if engine["failing"]:
+        name.append(", requests fail", "bold red")
     if engine["draining"]:
         name.append(", drained" if engine["drained"] else ", draining", "bold yellow")
     yield name

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import orjson
 
 from slotkeeper.engine.answers import (
+    Continuation,
     EngineError,
     EngineGoneError,
     EngineSilentError,
@@ -249,6 +250,18 @@ class EngineClient:
         ]
         odds = tuple((token["id"], token["logprob"]) for token in likely)
         return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+
+    async def continued(self, ids: Sequence[int], tokens: int, most: int) -> Continuation:
+        """So many of the likeliest tokens after a prompt, which goes where the engine likes."""
+        asked = {"n_predict": tokens, "n_probs": most, "temperature": 0, "ignore_eos": True}
+        body = {"prompt": list(ids), **asked}
+        said = await self._http.json("POST", "/completion", limits=LONG, headers=None, body=body)
+        self.computed += said["timings"]["prompt_n"]
+        steps = tuple(
+            tuple((token["id"], token["logprob"]) for token in place["top_logprobs"])
+            for place in said.get("completion_probabilities", ())
+        )
+        return Continuation(steps=steps, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
 
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""

@@ -39,6 +39,7 @@ from slotkeeper.scheduler.events import (
     Event,
     FilesFound,
     Gone,
+    RequestFailed,
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
@@ -338,6 +339,15 @@ class Driver:
         if link.traits:
             log.info("files_found", engine=link.engine)
             self.post(FilesFound(at=self.now(), engine=link.engine, traits=link.traits))
+
+    def failed(self, link: EngineLink, *, broken: bool) -> None:
+        """A request did, at an engine that may be all right; `broken`: there was no answer at all."""
+        table = self.placement.tables.get(link.engine)
+        before = table is not None and table.failing
+        link.kick()
+        self.post(RequestFailed(at=self.now(), engine=link.engine, broken=broken))
+        if table is not None and table.failing and not before:
+            log.warning("engine_failing", engine=link.engine, failures=table.breaker.failures)
 
     def _engine_lost(self, link: EngineLink) -> None:
         self.metrics.engine_up(link.engine, up=False)

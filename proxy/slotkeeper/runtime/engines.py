@@ -274,6 +274,10 @@ class Engines:
         """Whether one is ready, or expected."""
         return self.front(model).ready or self._back_by(model) is not None
 
+    def has_other(self, engine: EngineId, model: ModelName) -> bool:
+        """Whether another engine of this model can take a request."""
+        return any(link.ready and not link.draining for link in self.of(model) if link.engine != engine)
+
     async def _returned(self, since: float) -> None:
         """Wait until some engine is ready: all that come while one is expected wait for the same time."""
         until = since + self._wait if self.expects() else since

@@ -79,6 +79,7 @@ def _takes(state: State, pending: Pending, form: Form) -> None:
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Serve all that can be served now, then look at the engines on which something depends."""
     chores.release(state, now)
+    state.try_again(now)
     for table in state.tables.values():
         table.awaited, table.work.awaiting = False, 0
     yield from unplanned.bypass(state, now)

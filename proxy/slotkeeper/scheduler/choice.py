@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.comparison import Comparison, mean_reply
+from slotkeeper.scheduler.comparison import Comparison
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last
@@ -147,7 +147,7 @@ def cheapest(
     order = partial(_order, now=now)
     if len(tables) > 1:
         plans = chain(plans, *(_when_over(table, want) for table in tables))
-        order = partial(_order_of_several, want=want, reply=mean_reply(tables))
+        order = partial(_order_of_several, want=want, compared=Comparison.of(tables))
     best = nsmallest(1 + BEATEN, plans, key=order)
     return replace(best[0], beaten=tuple(best[1:])) if best else None
 
@@ -158,11 +158,14 @@ def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
     return plan.price + held_up, plan.wait, plan.table.load, plan.slot
 
 
-def _order_of_several(plan: Plan, *, want: Want, reply: float) -> tuple[float, bool, float, SlotId | None]:
+def _order_of_several(
+    plan: Plan, *, want: Want, compared: Comparison
+) -> tuple[float, bool, float, SlotId | None]:
     """The same over engines of different speed, whatever they have to do already."""
     reuse = plan.reuse_plan.reuse if plan.reuse_plan else 0
-    compared = Comparison(plan.table, plan.price, len(want.prompt) - reuse, plan.until)
-    return compared.seconds(reply, want.now), plan.wait, plan.table.load, plan.slot
+    computes = len(want.prompt) - reuse
+    seconds = compared.seconds(plan.table, plan.price, want.now, computes=computes, until=plan.until)
+    return seconds, plan.wait, plan.table.load, plan.slot
 
 
 def blind(
@@ -178,10 +181,10 @@ def blind(
             plans.append(_pinned_blind(plan, slot, space, now) if pinnable else plan)
     if len(tables) == 1:
         return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
-    reply = mean_reply(tables)
+    compared = Comparison.of(tables)
 
     def seconds(plan: Plan) -> tuple[float, float]:
-        return Comparison(plan.table, plan.price).seconds(reply, now), plan.table.load
+        return compared.seconds(plan.table, plan.price, now), plan.table.load
 
     return min(plans, key=seconds, default=None)
 

@@ -99,7 +99,9 @@ def _decides_anew(state: State, now: float) -> float:
     """When queued requests may stop waiting for a slot that is not free yet; infinite if none waits."""
     if not state.waiting:
         return inf
-    return min((min(t.overdue_at(now), t.work.overdue_at(now)) for t in state.up), default=inf)
+    tried = (table.breaker.until for table in state.up if table.breaker.resting)
+    over = (min(table.overdue_at(now), table.work.overdue_at(now)) for table in state.up)
+    return min((*tried, *over), default=inf)
 
 
 def _gives_up(state: State, now: float) -> float:

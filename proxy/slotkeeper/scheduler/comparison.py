@@ -7,37 +7,74 @@ prefill tokens and batch size by which LMetric (OSDI '26) places requests, here 
 
 There is no threshold: a conversation stays where its state is as long as that is the cheapest, and goes
 elsewhere once waiting costs more than computing or restoring it there.
+
+Engines are of one speed as long as the middle halves of what they have shown overlap: else noise would take
+a slot from a conversation on one machine, while one is empty on its twin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Self
 
+from slotkeeper.scheduler.costs import Rates, Speed
 from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.types import EngineId
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One place. `price` is in tokens of prefill of its engine; `computes` of them are the request's own."""
+    """What engines have shown, to compare places on them."""
 
-    table: EngineTable
-    price: float
-    computes: int = 0
-    until: float = 0.0  # seconds until the slot is free
+    prefill: Mapping[EngineId, float]  # tokens a second
+    decode: Mapping[EngineId, float]
+    reply: float  # tokens of an answer
 
-    def seconds(self, reply: float, now: float) -> float:
-        """Until an answer of `reply` tokens is over, with what later requests and others lose by it."""
-        rates, work = self.table.rates, self.table.work
-        held_up = max(self.until, work.ahead(now), self.table.stalled(now))
-        beside = len(work.served) - (self.until > 0)
-        return held_up + (self.price + self.computes * beside) / rates.prefill + reply / rates.decode
+    @classmethod
+    def of(cls, tables: Collection[EngineTable]) -> Self:
+        return cls(
+            _speeds(tables, lambda rates: (rates.prefills, rates.prefill)),
+            _speeds(tables, lambda rates: (rates.decodes, rates.decode)),
+            fmean(table.rates.reply for table in tables) if tables else 0.0,
+        )
+
+    def seconds(
+        self, table: EngineTable, price: float, now: float, *, computes: int = 0, until: float = 0.0
+    ) -> float:
+        """Until the answer is over, with what later requests and others lose by it.
+
+        `price` is in tokens of prefill there, `computes` of them are the request's own. The slot is free in
+        `until` seconds.
+        """
+        held_up = max(until, table.work.ahead(now), table.stalled(now))
+        beside = len(table.work.served) - (until > 0)
+        tokens = price + computes * beside
+        return held_up + tokens / self.prefill[table.engine] + self.reply / self.decode[table.engine]
 
 
-def mean_reply(tables: Collection[EngineTable]) -> float:
-    """Tokens of an answer, as requests have been lately."""
-    return fmean(table.rates.reply for table in tables) if tables else 0.0
+def _speeds(
+    tables: Collection[EngineTable], of: Callable[[Rates], tuple[Speed, float]]
+) -> dict[EngineId, float]:
+    """Of each engine; one that has shown too little yet is taken to be like the others."""
+    known = sorted(
+        ((of(table.rates)[0], table.engine) for table in tables if of(table.rates)[0].known),
+        key=lambda one: one[0].middle,
+    )
+    if not known:
+        return dict.fromkeys((t.engine for t in tables), fmean(of(t.rates)[1] for t in tables))
+    alike: list[list[tuple[Speed, EngineId]]] = []
+    for speed, engine in known:
+        if alike and speed.low <= max(other.high for other, _ in alike[-1]):
+            alike[-1].append((speed, engine))
+        else:
+            alike.append([(speed, engine)])
+    usual = fmean(speed.middle for speed, _ in known)
+    found = dict.fromkeys((table.engine for table in tables), usual)
+    for group in alike:
+        found |= dict.fromkeys((engine for _, engine in group), fmean(speed.middle for speed, _ in group))
+    return found
 
 
 def share_guesses(tables: Collection[EngineTable]) -> None:

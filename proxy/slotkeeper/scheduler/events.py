@@ -288,6 +288,15 @@ class EnginesNamed:
     engines: tuple[EngineId, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed:
+    """An engine that is up failed at a request. `broken`: it gave no answer at all."""
+
+    at: float
+    engine: EngineId
+    broken: bool
+
+
 class ModelStatus(StrEnum):
     """Of one model, as its router says."""
 
@@ -352,6 +361,7 @@ Event = (
     | EngineLost
     | DrainAsked
     | EnginesNamed
+    | RequestFailed
     | ModelsListed
     | SwapFailed
 )

@@ -24,6 +24,7 @@ from slotkeeper.scheduler.events import (
     ObserveFailed,
     Rendered,
     ReplyKnown,
+    RequestFailed,
     Started,
 )
 from slotkeeper.scheduler.pending import Pending, Stage
@@ -102,11 +103,19 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
     elif pending.plan and event.request in pending.plan.table.unsettled:
         forgotten = _end_unseen(pending, pending.plan.table, event)
     if event.prompt_tokens is not None:
+        if pending.plan:
+            pending.plan.table.breaker.worked()
         pending.remember(state.tree(pending.arrived.model), event.at)
         yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)
     yield from close(state, pending)
     if forgotten:
         yield from close_ended(state)
+
+
+def request_failed(state: State, event: RequestFailed) -> None:
+    if (table := state.tables.get(event.engine)) and table.up:
+        table.breaker.failed(event.at, broken=event.broken)
+        table.moves += 1
 
 
 def acted(state: State, event: Acted) -> None:

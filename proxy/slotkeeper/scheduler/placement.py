@@ -53,6 +53,7 @@ from slotkeeper.scheduler.events import (
     Planted,
     Rendered,
     ReplyKnown,
+    RequestFailed,
     Restored,
     Saved,
     SnapshotsChanged,
@@ -78,6 +79,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     for router in state.routers.values():
         router.came_up(event.engine, event.at)
     table.reset(event.traits, event.at)
+    table.breaker.worked()
     table.unseen = True
     share_guesses(state.up_for(table.model))
     _still_out(state, table, event.at)
@@ -241,18 +243,22 @@ class Placement:
                 self._timer_fired(event)
             case Closing():
                 self._state.closing = True
-            case DrainAsked() | EnginesNamed() | ModelsListed() | SwapFailed():
+            case DrainAsked() | EnginesNamed() | RequestFailed() | ModelsListed() | SwapFailed():
                 self._of_all_engines(event)
             case _:
                 yield from self._of_request(event)
 
-    def _of_all_engines(self, event: DrainAsked | EnginesNamed | ModelsListed | SwapFailed) -> None:
+    def _of_all_engines(
+        self, event: DrainAsked | EnginesNamed | RequestFailed | ModelsListed | SwapFailed
+    ) -> None:
         """Which of them there are, and may be used."""
         match event:
             case DrainAsked():
                 draining.drain_asked(self._state, event)
             case EnginesNamed():
                 draining.engines_named(self._state, event)
+            case RequestFailed():
+                outcomes.request_failed(self._state, event)
             case ModelsListed():
                 swaps.models_listed(self._state, event)
             case SwapFailed():

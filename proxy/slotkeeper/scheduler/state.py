@@ -154,8 +154,16 @@ class State:
         return [table for table in self.up if table.model == model]
 
     def open_for(self, model: ModelName) -> list[EngineTable]:
-        """Those of them on which something may begin."""
-        return [table for table in self.up_for(model) if not table.leaving]
+        """Those of them on which something may begin; where requests fail, only if there is no other."""
+        found = [table for table in self.up_for(model) if not table.leaving]
+        return [table for table in found if not table.failing] or found
+
+    def try_again(self, now: float) -> None:
+        """Engines at which requests have failed, once they have rested for long enough."""
+        for table in self.tables.values():
+            if table.breaker.resting and now >= table.breaker.until:
+                table.breaker.resting = False
+                table.moves += 1
 
     def with_room(self, request: Arrived) -> list[EngineTable]:
         """Engines with as many idle slots as it takes, or with all of theirs."""

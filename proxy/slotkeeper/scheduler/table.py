@@ -12,6 +12,7 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
+from slotkeeper.scheduler.breaker import Breaker
 from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.evidence import Doubts
@@ -80,6 +81,7 @@ class EngineTable:
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
+    breaker: Breaker = field(default_factory=Breaker)
     work: Work = field(default_factory=Work)  # what it has begun for clients
     # Of slots that are in maintenance; of others it says nothing.
     maintenance: dict[SlotId, Maintenance] = field(default_factory=dict)
@@ -144,6 +146,11 @@ class EngineTable:
         self.doubts = Doubts()
 
     # -- questions ---------------------------------------------------------------------------------
+
+    @property
+    def failing(self) -> bool:
+        """Whether requests fail there, so that others go elsewhere if they can."""
+        return self.breaker.resting or self.breaker.on_trial(busy=bool(self.work.served))
 
     def in_state(self, *states: SlotState) -> list[SlotId]:
         return [SlotId(slot) for slot, state in enumerate(self.states) if state in states]

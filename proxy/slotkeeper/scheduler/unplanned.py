@@ -18,6 +18,7 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
         model = state.requests[request].arrived.model
         tables = state.up_for(model)
         ready = [table for table in tables if table.open_for_bypass(now)]
+        ready = [table for table in ready if not table.failing] or ready
         if (tables or state.back_by(now, model) is not None) and not ready:
             continue
         state.bypassing.remove(request)
