@@ -7,32 +7,28 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
 from slotkeeper.admin.admin import AdminPort
+from slotkeeper.composition import KEEPALIVE_SECONDS, connections_of, limits_in, read_ahead_in, trusted_in
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.exchange.connections import (
     Complaints,
-    Connections,
-    Network,
     Site,
     Tls,
     TlsError,
-    raise_descriptors,
-    room_for,
 )
 from slotkeeper.exchange.data import DataPort, Intake
 from slotkeeper.exchange.door import Door
 from slotkeeper.exchange.exchange import Gate
 from slotkeeper.exchange.keys import KeysError, OwnKeys
-from slotkeeper.exchange.relay import ReadAhead
 from slotkeeper.exchange.slot_actions import SlotActions
 from slotkeeper.exchange.upstream import Upstream
 from slotkeeper.observe.journal import Journal
@@ -42,19 +38,18 @@ from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.spans import spans_to
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.membership import link_to
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, Tasks
-from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
 from slotkeeper.units import Address
+from slotkeeper.upstreams import UpstreamsError
 
 BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
 BACKLOG: Final = 1024
-ADMIN_CONNECTIONS: Final = 128
 OTHER_PORT: Final = "choose another --listen or --admin-listen, or end what has that port"
-KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (nginx: 60 s towards upstreams)
 
 Beside = Callable[[Mapping[EngineId, EngineLink]], Awaitable[None]]
 
@@ -65,14 +60,15 @@ class Sidecar:
     """Both ports and all that is behind them. Use as an async context manager."""
 
     def __init__(self, settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None) -> None:
-        """Raises KeysError and TlsError."""
+        """Raises KeysError, TlsError and UpstreamsError."""
         key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
         self._engine_key = key
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         known = flags or {}
         self.settings = settings
-        upstreams = map(EngineId, settings.upstream)
-        links = {engine: self._new_link(engine, known.get(engine)) for engine in upstreams}
+        links = dict(
+            link_to(one, self._new_link, known.get(EngineId(one.base))) for one in settings.engines()
+        )
         self.metrics = Metrics()
         store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
         limits = limits_in(settings)
@@ -112,10 +108,11 @@ class Sidecar:
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
 
-    def _new_link(self, engine: EngineId, flags: EngineFlags | None) -> EngineLink:
+    def _new_link(self, engine: EngineId, address: EngineAddress, flags: EngineFlags | None) -> EngineLink:
         settings = self.settings
         return EngineLink(
             engine,
+            address=address,
             api_key=self._engine_key,
             flags=flags,
             slot_dir=settings.slot_dir,
@@ -208,22 +205,24 @@ class Sidecar:
         data_port, admin_port = self.addresses
         port = int(data_port.rpartition(":")[2])
         self.admin.listens(Address(Address.parse(settings.listen).host, port), settings.scheme)
-        log.info("listening", data=data_port, admin=admin_port, upstream=list(settings.upstream))
+        log.info("listening", data=data_port, admin=admin_port, upstream=list(self.driver.links))
         if gate.door.namespaces and settings.slot_dir is None:
             log.warning("namespaces_without_files", setting="--slot-dir", route="/v1/messages")
 
     @property
     def reloads(self) -> bool:
         """Whether there is anything to read again."""
-        return self._keys is not None or self._tls is not None
+        return any((self._keys, self._tls, self.settings.upstreams_file))
 
     def reload(self) -> None:
         """Read files again that may have changed. What cannot be used leaves all as it was."""
-        for files in (self._keys, self._tls):
+        reloads = [files.reload for files in (self._keys, self._tls) if files]
+        if self.settings.upstreams_file:
+            reloads.append(lambda: self.driver.membership.change(self.settings.engines()))
+        for reload in reloads:
             try:
-                if files:
-                    files.reload()
-            except (KeysError, TlsError) as error:
+                reload()
+            except (KeysError, TlsError, UpstreamsError) as error:
                 log.error("not_reloaded", error=str(error))  # noqa: TRY400 - the message says it all
 
     async def drain(self, *, delay: float) -> None:
@@ -261,57 +260,6 @@ async def _end(runner: web.AppRunner) -> None:
     for _ in range(BEGUN):
         await asyncio.sleep(0)
     await runner.cleanup()
-
-
-def limits_in(settings: Settings) -> Limits:
-    return Limits(
-        hot_bytes=int(settings.hot_bytes),
-        cold_bytes=int(settings.cold_bytes) if settings.cold_dir else 0,
-        hourly_bytes=int(settings.hourly_bytes),
-        pause=settings.save_pause,
-        engine_wait=settings.engine_wait,
-        swap_wait=settings.swap_wait,
-        idle_tokens=settings.idle_tokens,
-        waiting=settings.max_waiting,
-        waiting_of_one=settings.max_waiting_per_client,
-    )
-
-
-def trusted_in(settings: Settings) -> tuple[Network, ...]:
-    return tuple(ip_network(text, strict=False) for text in settings.trusted_proxies)
-
-
-def connections_of(
-    settings: Settings, metrics: Metrics, tls: Tls | None = None
-) -> tuple[Connections, Connections]:
-    """Of the data port and of the admin port."""
-    context = tls.context if tls else None
-    most = room_for(settings.max_connections, raise_descriptors())
-    data = Connections(
-        metrics,
-        most=most,
-        of_one=settings.max_connections_per_address,
-        head_seconds=settings.head_timeout,
-        trusted=trusted_in(settings),
-        tls=context,
-    )
-    admin = Connections(
-        metrics,
-        most=ADMIN_CONNECTIONS,
-        of_one=ADMIN_CONNECTIONS,
-        head_seconds=KEEPALIVE_SECONDS,
-        tls=context,
-    )
-    return data, admin
-
-
-def read_ahead_in(settings: Settings, metrics: Metrics) -> ReadAhead:
-    return ReadAhead(
-        int(settings.read_ahead_bytes),
-        int(settings.read_ahead_total),
-        seconds=settings.write_timeout,
-        metrics=metrics,
-    )
 
 
 @asynccontextmanager

@@ -11,7 +11,8 @@ from pydantic import ByteSize, Field, SecretStr, field_validator, model_validato
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from slotkeeper.conversation.rules.base import Setting
-from slotkeeper.units import Address, base_of
+from slotkeeper.units import Address
+from slotkeeper.upstreams import NamedUpstream, checked, read_table
 
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token")
@@ -26,7 +27,16 @@ class Settings(BaseSettings):
 
     upstream: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("http://127.0.0.1:8081",),
-        description="URL of a llama-server; give it several times for several engines with the same model",
+        description=(
+            "URL of a llama-server, or NAME=URL; several times for several engines with the same model"
+        ),
+    )
+    upstreams_file: Path | None = Field(
+        default=None,
+        description=(
+            "more engines, a TOML file with a table for each (docs/engines.md); read again at SIGHUP: "
+            "new ones are used, those that are gone are drained"
+        ),
     )
     listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
     admin_listen: str = Field(default="127.0.0.1:9090", description="metrics, probes and state, HOST:PORT")
@@ -298,10 +308,7 @@ class Settings(BaseSettings):
     @field_validator("upstream")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        urls = tuple(base_of(url) for url in value if url)
-        if not urls or len(set(urls)) != len(urls):
-            raise ValueError("name at least one engine, and each only once")
-        return urls
+        return tuple(map(str, checked(NamedUpstream.parse(text) for text in value if text)))
 
     @field_validator("rules")
     @classmethod
@@ -352,6 +359,15 @@ class Settings(BaseSettings):
                 "the admin port is reachable from outside: set --admin-token, or listen on 127.0.0.1"
             )
         return self
+
+    def engines(self) -> tuple[NamedUpstream, ...]:
+        """All that are named, those of the file as it is now. Raises UpstreamsError.
+
+        With a file the default address counts no more.
+        """
+        given = self.upstream if "upstream" in self.model_fields_set or not self.upstreams_file else ()
+        listed = read_table(self.upstreams_file) if self.upstreams_file else ()
+        return checked((*map(NamedUpstream.parse, given), *listed))
 
     @property
     def scheme(self) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import (
+    Drained,
     Drop,
     Effect,
     Erase,
@@ -43,7 +44,9 @@ from slotkeeper.scheduler.events import (
     Acted,
     Arrived,
     Closing,
+    DrainAsked,
     EngineLost,
+    EnginesNamed,
     EngineUp,
     Erased,
     Event,
@@ -60,6 +63,7 @@ from slotkeeper.scheduler.events import (
     Planted,
     Rendered,
     ReplyKnown,
+    RequestFailed,
     Restored,
     Saved,
     SlotView,
@@ -312,6 +316,20 @@ def engine_lost(engine: str = ENGINE) -> EngineLost:
     return EngineLost(at=0.0, engine=EngineId(engine))
 
 
+def drain(engine: str = ENGINE, *, on: bool = True) -> DrainAsked:
+    """Its user takes it out of use, or puts it back."""
+    return DrainAsked(at=0.0, engine=EngineId(engine), drain=on)
+
+
+def named(*engines: str) -> EnginesNamed:
+    """These are all that there are from now on."""
+    return EnginesNamed(at=0.0, engines=tuple(map(EngineId, engines)))
+
+
+def request_fails(engine: str = ENGINE, *, broken: bool = False) -> RequestFailed:
+    return RequestFailed(at=0.0, engine=EngineId(engine), broken=broken)
+
+
 def look_failed(engine: str = ENGINE) -> ObserveFailed:
     return ObserveFailed(at=0.0, engine=EngineId(engine))
 
@@ -415,6 +433,10 @@ def loads(engine: str) -> Expected:
 
 def unloads(engine: str) -> Expected:
     return Expected(UnloadModel, {"engine": engine})
+
+
+def drained(engine: str = ENGINE) -> Expected:
+    return Expected(Drained, {"engine": engine})
 
 
 refuses = _expected(Refuse)

@@ -14,6 +14,7 @@ from slotkeeper.units import Address, in_words
 # name -> (text as a variable, in a file, as a flag), three values that differ
 VALUES: dict[str, tuple[str, str, str]] = {
     "upstream": ("http://env:1", '["http://file:1"]', "http://flag:1"),
+    "upstreams_file": ("/env", '"/file"', "/flag"),
     "listen": ("127.0.0.1:1001", '"127.0.0.1:1002"', "127.0.0.1:1003"),
     "admin_listen": ("127.0.0.1:2001", '"127.0.0.1:2002"', "127.0.0.1:2003"),
     "slot_dir": ("/env", '"/file"', "/flag"),

@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from slotkeeper.admin.engine_routes import EngineRoutes
 from slotkeeper.admin.guard import PROBES, Guard, answer, private, refused
 from slotkeeper.admin.state_routes import RequestRoutes, StateRoutes
 from slotkeeper.engine.answers import SAID
@@ -328,7 +329,7 @@ class AdminPort:
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", make_aiohttp_handler(self._metrics.registry))
         app.router.add_routes(routes())
-        for part in (self._state, RequestRoutes(self._driver), self._snapshots):
+        for part in (self._state, RequestRoutes(self._driver), self._snapshots, EngineRoutes(self._driver)):
             app.router.add_routes(part.routes())
         return app
 
@@ -347,4 +348,6 @@ class AdminPort:
         # Also an engine that we cannot probe (--no-slots, a key that we lack) is served: unpinned.
         if not any(link.health in {Health.OK, Health.ROUTER} for link in self._driver.links.values()):
             return web.Response(status=503, text=f"no engine is up: {self._engines()}\n")
+        if all(link.draining for link in self._driver.engines.upstreams):
+            return web.Response(status=503, text="all engines are drained\n")
         return web.Response(text="ready\n")

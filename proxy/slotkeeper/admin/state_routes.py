@@ -10,6 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from slotkeeper import __version__
+from slotkeeper.admin.engine_routes import membership
 from slotkeeper.admin.guard import answer, number, refused
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.accounts import FEW, asked_by, detail, summary
@@ -155,6 +156,7 @@ class StateRoutes:
         known: Document = {
             "engine": link.engine,
             "model": link.address.model or None,
+            **membership(self._driver, link),
             "up": bool(table and table.up),
             "health": link.health.value,
             "down_seconds": None if link.down_since is None else round(max(0.0, now - link.down_since), 1),

@@ -35,9 +35,9 @@ class AdminClient:
         """The document at `path`."""
         return await self.asked("GET", path, **params)
 
-    async def asked(self, method: str, path: str, **params: str | int) -> Any:
+    async def asked(self, method: str, path: str, *, json: Any = None, **params: str | int) -> Any:
         try:
-            answer = await self.client.request(method, path, params=params)
+            answer = await self.client.request(method, path, params=params, json=json)
         except httpx.HTTPError as error:
             raise self.unreached(error) from error
         if not answer.is_success:

@@ -47,7 +47,7 @@ def _check_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 # -- settings as flags -----------------------------------------------------------------------------------
 
 METAVARS: Final = {
-    "upstream": "URL",
+    "upstream": "[NAME=]URL",
     "rules": "NAME=MODE[@CLIENT]",
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
@@ -67,7 +67,7 @@ METAVARS: Final = {
         "N",
     ),
     "record": "DIR",
-    "keys_file": "FILE.toml",
+    **dict.fromkeys(("keys_file", "upstreams_file"), "FILE.toml"),
     **dict.fromkeys(("tls_cert", "tls_key"), "FILE.pem"),
     **dict.fromkeys(("hot_bytes", "cold_bytes", "hourly_bytes", "record_bytes", "max_body_bytes"), "SIZE"),
     **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),

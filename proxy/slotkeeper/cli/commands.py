@@ -143,6 +143,48 @@ def add_top(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def add_drain(commands: Any) -> None:
+    """`slotkeeper drain` and `slotkeeper undrain`."""
+    parser = commands.add_parser(
+        "drain",
+        help="let nothing new begin on an engine, and wait until it is at rest",
+        description=(
+            "Take an engine out of use: nothing new begins there, running answers end, what its slots hold\n"
+            "is saved, so that its conversations go on elsewhere. It stays so until `slotkeeper undrain`."
+        ),
+        epilog="Example: slotkeeper drain cuda\nNext:    slotkeeper undrain cuda, once it is back",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("engine", metavar="NAME", help="its name, or its address")
+    parser.add_argument("--no-wait", action="store_true", help="only ask for it")
+    _where(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.cli.drain import drain
+
+        where = {"admin": args.admin, "token": args.admin_token, "ca": args.admin_ca}
+        return int(asyncio.run(drain(args.engine, **where, wait=not args.no_wait)))
+
+    parser.set_defaults(run=run)
+    back = commands.add_parser(
+        "undrain",
+        help="use an engine again that was drained",
+        description="Use an engine again that `slotkeeper drain` had taken out of use.",
+        epilog="Example: slotkeeper undrain cuda\nNext:    slotkeeper top, to see it at work",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    back.add_argument("engine", metavar="NAME", help="its name, or its address")
+    _where(back)
+
+    def run_back(args: argparse.Namespace) -> int:
+        from slotkeeper.cli.drain import undrain
+
+        where = {"admin": args.admin, "token": args.admin_token, "ca": args.admin_ca}
+        return int(asyncio.run(undrain(args.engine, **where)))
+
+    back.set_defaults(run=run_back)
+
+
 def add_health(commands: Any) -> None:
     parser = commands.add_parser(
         "health",

@@ -22,7 +22,7 @@ from slotkeeper.cli.arguments import (
     print_config,
     settings_of,
 )
-from slotkeeper.cli.commands import add_health, add_lint, add_replay, add_top, add_why
+from slotkeeper.cli.commands import add_drain, add_health, add_lint, add_replay, add_top, add_why
 from slotkeeper.config import UsageError, server
 from slotkeeper.observe.standard_error import hold_standard_streams
 
@@ -52,7 +52,7 @@ EPILOG_OF_DOCTOR: Final = """\
 Example: slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081
 Next:    start llama-server with the flags that it names, then slotkeeper serve --upstream http://127.0.0.1:8081
 """
-OF_UP: Final = ("upstream",)  # `up` knows its engine
+OF_UP: Final = ("upstream", "upstreams_file")  # `up` knows its engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,6 +125,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     add_why(commands)
     add_top(commands)
     add_health(commands)
+    add_drain(commands)
     add_replay(commands, run_loop)
     add_lint(commands)
     return parser, dict(commands.choices)
@@ -266,7 +267,14 @@ def _doctor(commands: Any) -> None:
         epilog=EPILOG_OF_DOCTOR,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--upstream", required=True, metavar="URL", help="the llama-server to look at")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--upstream", metavar="URL", help="the llama-server to look at")
+    which.add_argument(
+        "--compare",
+        nargs=2,
+        metavar="URL",
+        help="two llama-servers: whether one can go on from the other's snapshots (docs/engines.md)",
+    )
     parser.add_argument("--engine-api-key", metavar="KEY", help="its --api-key, if it has one")
     parser.add_argument(
         "--slot-dir",
@@ -282,8 +290,12 @@ def _doctor(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         from rich.console import Console
 
+        from slotkeeper.cli.compare import compare
         from slotkeeper.cli.doctor import doctor
 
+        if args.compare:
+            urls = [server(url, "--compare") for url in args.compare]
+            return int(run_loop(compare(urls, args.engine_api_key, Console())))
         return int(
             run_loop(
                 doctor(server(args.upstream, "--upstream"), args.engine_api_key, Console(), args.slot_dir)

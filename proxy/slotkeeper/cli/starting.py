@@ -25,6 +25,7 @@ from slotkeeper.exchange.keys import KeyList, KeysError
 from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble, trouble_in
 from slotkeeper.units import Address
+from slotkeeper.upstreams import UpstreamsError
 
 USUAL_ADMIN: Final = str(Settings.model_fields["admin_listen"].default)
 
@@ -97,6 +98,11 @@ def try_files(settings: Settings) -> None:
             KeyList.read(settings.keys_file)
         except KeysError as error:
             raise UsageError(f"--keys-file: {error}") from None
+    if settings.upstreams_file:
+        try:
+            settings.engines()
+        except UpstreamsError as error:
+            raise UsageError(f"--upstreams-file: {error}") from None
     if settings.tls_key and not settings.tls_cert:
         raise UsageError("--tls-key: it is the key of a certificate; name that by --tls-cert")
     if settings.tls_cert:
@@ -171,7 +177,7 @@ def _user() -> str:
 def check_loops(settings: Settings) -> None:
     """Raises UsageError where an engine's address is one of our own. May look names up."""
     ports = {"--listen": settings.listen, "--admin-listen": settings.admin_listen}
-    for url in settings.upstream:
+    for url in (one.base for one in settings.engines()):
         for flag, address in ports.items():
             if leads_to(url, Address.parse(address)):
                 raise UsageError(
@@ -228,7 +234,7 @@ def _addresses(host: str) -> Iterator[Ip]:
 async def check_engines(settings: Settings) -> None:
     """Raises WrongUpstreamError for what answers and is no llama-server. What is down may come later."""
     key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
-    await asyncio.gather(*(_check_engine(url, key) for url in settings.upstream))
+    await asyncio.gather(*(_check_engine(one.base, key) for one in settings.engines()))
 
 
 async def _check_engine(url: str, key: str | None) -> None:

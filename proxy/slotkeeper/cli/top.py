@@ -141,11 +141,16 @@ def history(buckets: Iterable[Document], now: float, width: int) -> Text:
 def slots(engine: Document, width: int) -> Iterator[RenderableType]:
     speed = engine["prefill_tokens_per_second"]
     facts = [engine["build"], engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
+    facts += [f"{label} {value}" for label, value in engine["labels"].items()]
     name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in facts if word))
     if _unloaded(engine):
         name.append(", not loaded", "dim")
     elif not engine["up"]:
         name.append(f", down ({engine['health']})", "bold red")
+    if engine["failing"]:
+        name.append(", requests fail", "bold red")
+    if engine["draining"]:
+        name.append(", drained" if engine["drained"] else ", draining", "bold yellow")
     yield name
     if _unloaded(engine):
         return

@@ -84,7 +84,13 @@ def up(
     folder = plan.flags.slot_save_path  # the user may have named another one after --
     mode = "key" if _keeps_apart(settings, plan.flags) else settings.namespaces
     front = settings.model_copy(
-        update={"upstream": (base,), "engine_api_key": key, "slot_dir": folder, "namespaces": mode}
+        update={
+            "upstream": (base,),
+            "upstreams_file": None,
+            "engine_api_key": key,
+            "slot_dir": folder,
+            "namespaces": mode,
+        }
     )
     try:
         known = {EngineId(base): plan.flags}

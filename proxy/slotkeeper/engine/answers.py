@@ -111,6 +111,15 @@ class Guess:
     slot: SlotId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """What an engine says after a prompt: the likeliest tokens at each step, the best first."""
+
+    steps: tuple[Odds, ...]
+    held: int  # tokens in the slot afterwards
+    slot: SlotId
+
+
 def seconds(said: Mapping[str, Any], name: str) -> float:
     return float(said.get("timings", {}).get(name, 0)) / 1000
 

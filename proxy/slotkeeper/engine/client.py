@@ -14,11 +14,13 @@ from typing import Any, Final, Self
 import orjson
 
 from slotkeeper.engine.answers import (
+    Continuation,
     EngineError,
     EngineGoneError,
     EngineSilentError,
     Guess,
     Health,
+    Odds,
     PrefillResult,
     RestoreResult,
     SaveResult,
@@ -182,10 +184,7 @@ class EngineClient:
         parse_special: bool,
         headers: Headers | None = None,
     ) -> list[int]:
-        """With both set to true, on a rendered chat: exactly the ids that the chat route evaluates.
-
-        The content may be text and ids mixed.
-        """
+        """With both flags set, on a rendered chat: exactly the ids that the chat route evaluates."""
         body = {"content": content, "add_special": add_special, "parse_special": parse_special}
         answer = await self._http.json("POST", "/tokenize", limits=TEXT, headers=headers, body=body)
         return list(answer["tokens"])
@@ -206,12 +205,10 @@ class EngineClient:
     ) -> PrefillResult:
         """Evaluate a prompt in one slot; it then holds exactly these tokens (engine.md 1.5).
 
-        `progress` is told batch by batch how far it is in the prompt, and how much of that was cached.
-
+        `progress` gets, after each batch, how many tokens of the prompt are done and how many were cached.
         The slot must be idle: the engine neither refuses nor waits safely (engine.md T1).
-        When we are cancelled the connection closes and the engine stops at its next batch. That is why
-        the answer is a stream with progress: an engine that has nothing to write looks for a closed
-        connection only after a second without any answer, and we ask for its slots more often.
+        A cancelled call closes its connection. The engine notices that when it writes (engine.md T10), so
+        the answer is a stream with progress: it stops at its next batch.
         """
         body = {
             "prompt": list(ids),
@@ -249,15 +246,25 @@ class EngineClient:
         )
 
     async def guess(self, ids: Sequence[int], most: int, *, headers: Headers | None = None) -> Guess:
-        """The likeliest tokens after a prompt, which goes where the engine likes."""
-        body = {"prompt": list(ids), "n_predict": 1, "n_probs": most, "temperature": 0, "cache_prompt": True}
+        """The likeliest tokens after a prompt. The engine chooses the slot."""
+        steps, said = await self._likeliest(ids, most, headers, n_predict=1, cache_prompt=True)
+        odds = tuple(odd for step in steps for odd in step)
+        return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+
+    async def continued(self, ids: Sequence[int], tokens: int, most: int) -> Continuation:
+        """The likeliest tokens at each of `tokens` steps after a prompt. The engine chooses the slot."""
+        steps, said = await self._likeliest(ids, most, None, n_predict=tokens, ignore_eos=True)
+        return Continuation(steps=steps, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+
+    async def _likeliest(
+        self, ids: Sequence[int], most: int, headers: Headers | None, **asked: Any
+    ) -> tuple[tuple[Odds, ...], dict[str, Any]]:
+        """The `most` likeliest tokens of each step with their logprobs, and the whole answer."""
+        body = {"prompt": list(ids), "n_probs": most, "temperature": 0, **asked}
         said = await self._http.json("POST", "/completion", limits=LONG, headers=headers, body=body)
         self.computed += said["timings"]["prompt_n"]
-        likely = [
-            token for place in said.get("completion_probabilities", ()) for token in place["top_logprobs"]
-        ]
-        odds = tuple((token["id"], token["logprob"]) for token in likely)
-        return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+        places = said.get("completion_probabilities", ())
+        return tuple(tuple((t["id"], t["logprob"]) for t in place["top_logprobs"]) for place in places), said
 
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +17,8 @@ from slotkeeper.api.head import request_id as safe_id
 from slotkeeper.api.request import NotPlain, ask_for, can_ask, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.connections import Network, asker
-from slotkeeper.exchange.door import Caller, Door, KeyCheck, Refusal, credentials, digest_of
+from slotkeeper.exchange.connections import Network
+from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.keys import CrowdedFault, Used
 from slotkeeper.exchange.relay import ReadAhead, Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
@@ -52,6 +51,7 @@ MIXED: Final = (
 ANYONE: Final = "~"  # the namespace of requests without a key, where an engine wants none
 DEATHS: Final = 3  # of engines that were at work on a request, after which it is not sent to another
 AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
+SERVER_ERROR: Final = 500  # and above: the engine failed, not its client
 UNLOADED: Final = frozenset({400, 500})  # of a router whose model was unloaded, or is just being
 BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
 
@@ -116,7 +116,7 @@ class Exchange:
             gate.door.lent(request),
             known,
             secrets=secrets,
-            client=_program(request, self._caller, gate.trusted),
+            client=program_of(request, self._caller, gate.trusted),
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
@@ -303,12 +303,14 @@ class Exchange:
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
-        """Whether the engine is really gone, and another is there or expected: then the client sees nothing.
+        """Whether another engine can take it, or this one is gone and expected back: the client sees nothing.
 
         One that dies of this very request would do so each time.
         """
         driver = self._gate.driver
-        if self._waiting.begun or not await driver.links[engine].was_lost(losses):
+        link = driver.links.get(engine)  # None: it was removed, because it is named no more
+        lost = link is None or await link.was_lost(losses)
+        if self._waiting.begun or not (lost or driver.engines.has_other(engine, self._account.model)):
             return False
         self._deaths += not isinstance(fault, NotSent)
         if self._deaths >= DEATHS:
@@ -342,8 +344,10 @@ class Exchange:
                     held=forward.reason is not Reason.FAIL_OPEN,
                 )
         except UpstreamFault:
-            link.kick()
+            driver.failed(link, broken=True)
             raise
+        if answer.status >= SERVER_ERROR:
+            driver.failed(link, broken=False)
         async with answer:
             if link.address.model and answer.status in UNLOADED and await link.was_lost(losses):
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
@@ -387,10 +391,3 @@ def _outcome_of(fault: Fault) -> str:
     if isinstance(fault, UpstreamFault):
         return "upstream_error"
     return "client_error" if isinstance(fault, ClientFault) else "broken"
-
-
-def _program(request: web.BaseRequest, caller: Caller, trusted: Sequence[Network]) -> str:
-    """Which program of whom asks, as far as they can be told apart. Digests, never what was sent."""
-    who = f"name {caller.key.name}" if caller.key else next(iter(credentials(request.headers).values()), None)
-    who = who or asker(request, trusted)
-    return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"

@@ -258,6 +258,11 @@ class Metrics:
     def engine_up(self, engine: EngineId, *, up: bool) -> None:
         self._up.labels(engine=engine).set(up)
 
+    def engine_removed(self, engine: EngineId) -> None:
+        """It is used no more: nothing is missing where it does not answer."""
+        self._up.remove(engine)
+        self.freezes.remove(engine)
+
     def loaded(self, model: ModelName, seconds: float | None) -> None:
         """A router was asked to load this model; None: it could not."""
         self.model_loads.labels(model=model, outcome="failed" if seconds is None else "ok").inc()

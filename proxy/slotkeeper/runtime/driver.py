@@ -24,11 +24,12 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.membership import Membership
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Effect, Forward, Learned, Poisoned, Refuse, Report
+from slotkeeper.scheduler.effects import Drained, Effect, Forward, Learned, Poisoned, Refuse, Report
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits
 from slotkeeper.scheduler.events import (
     Arrived,
@@ -38,6 +39,7 @@ from slotkeeper.scheduler.events import (
     Event,
     FilesFound,
     Gone,
+    RequestFailed,
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
@@ -85,6 +87,7 @@ class Driver:
             new_link=new_link,
             api_key=api_key,
         )
+        self.membership = Membership(self.engines, metrics, self.tasks, self.post, new_link)
         self.snapshots = Snapshots(store, metrics, self.post) if store else None
         self.effect_runner = EffectRunner(
             self.engines,
@@ -235,6 +238,8 @@ class Driver:
                 if grant and not grant.done():
                     grant.set_result(effect)
                 self.metrics.decision(effect.reason)
+            case Drained():
+                self.membership.drained(effect.engine)
             case Refuse():
                 self._refuse(effect)
             case Report():
@@ -262,7 +267,9 @@ class Driver:
         flag, value = FLAGS[what.name], what.value
         log.info("flag_learned", engine=what.engine, flag=flag, value=value, how=what.how.value)
         self.metrics.learned(what.name, what.how)
-        link = self.links[what.engine]
+        link = self.links.get(what.engine)
+        if link is None:
+            return
         link.learned(what)
         self.tasks.start(link.keep_learned())
 
@@ -298,6 +305,7 @@ class Driver:
         catalog = tuple(self.placement.catalog)
         upstreams = [link.engine for link in self.engines.upstreams]
         self.placement = Placement(*upstreams, limits=self._limits)
+        self._events.extend(self.membership.asked())
         if renew:
             self._events.append(SnapshotsChanged(at=self.now(), snapshots=catalog))
             self._events.extend(router.listed() for router in self.engines.routers.values())
@@ -331,6 +339,15 @@ class Driver:
         if link.traits:
             log.info("files_found", engine=link.engine)
             self.post(FilesFound(at=self.now(), engine=link.engine, traits=link.traits))
+
+    def failed(self, link: EngineLink, *, broken: bool) -> None:
+        """A request did, at an engine that may be all right; `broken`: there was no answer at all."""
+        table = self.placement.tables.get(link.engine)
+        before = table is not None and table.failing
+        link.kick()
+        self.post(RequestFailed(at=self.now(), engine=link.engine, broken=broken))
+        if table is not None and table.failing and not before:
+            log.warning("engine_failing", engine=link.engine, failures=table.breaker.failures)
 
     def _engine_lost(self, link: EngineLink) -> None:
         self.metrics.engine_up(link.engine, up=False)

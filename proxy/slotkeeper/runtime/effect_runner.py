@@ -14,6 +14,7 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.effects import (
+    Drained,
     Drop,
     Effect,
     Erase,
@@ -91,7 +92,7 @@ class EffectRunner:
                 self._tasks.start(self._observe(effect))
             case LoadModel() | UnloadModel():
                 self._swap(effect)
-            case Forward() | Refuse() | Report() | Learned() | Poisoned():
+            case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned():
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from slotkeeper.api.errors import ClientFault
@@ -25,9 +26,18 @@ PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, whi
 
 LONGEST_NAME: Final = 100  # characters of a model's, in an error
 
-LinkMaker = Callable[[EngineId, EngineFlags | None], EngineLink]
+LinkMaker = Callable[[EngineId, EngineAddress, EngineFlags | None], EngineLink]
 
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hearers:
+    """Who is told when an engine comes or goes, and what routers say."""
+
+    on_up: Callable[[EngineLink], None]
+    on_lost: Callable[[EngineLink], None]
+    post: Callable[[Event], None]
 
 
 class Engines:
@@ -57,9 +67,10 @@ class Engines:
         self._back_by = back_by
         self._new_link = new_link
         self._api_key = api_key
-        self._watches: dict[EngineId, asyncio.Task[None]] = {}
+        self._tasks_of: dict[EngineId, list[asyncio.Task[None]]] = {}
         self._roused: set[EngineId] = set()  # sleeping engines that are loading their models for us
         self._came_or_went = asyncio.Event()  # the next engine that does
+        self._hearers = _Hearers(lambda _: None, lambda _: None, lambda _: None)  # until they are watched
 
     def __repr__(self) -> str:
         return f"<Engines {', '.join(self.links)}>"
@@ -76,42 +87,63 @@ class Engines:
             post(event)
             self.came_or_went()
 
-        def watched(link: EngineLink) -> None:
-            self._watches[link.engine] = self._tasks.start(link.watch(on_up, on_lost, found))
-
-        def added(engine: EngineId, entry: ModelEntry) -> EngineLink:
-            if self._new_link is None:
-                raise AssertionError("routers are followed only where lines can be made")
-            link = self.links[engine] = self._new_link(engine, entry.flags)
-            link.listed = False  # until that is said
-            watched(link)
-            return link
-
-        def removed(link: EngineLink) -> None:
-            link.part(on_lost)
-            self.links.pop(link.engine, None)
-            self._watches.pop(link.engine).cancel()
-            self._tasks.start(link.client.close())
-
-        def found(front: EngineLink) -> None:
-            if front.engine in self.routers or self._new_link is None:
-                return
-            log.info("router_found", engine=front.engine)
-            router = self.routers[front.engine] = RouterLink(
-                front,
-                api_key=self._api_key,
-                tasks=self._tasks,
-                metrics=self._metrics,
-                post=told,
-                added=added,
-                removed=removed,
-                lost=on_lost,
-            )
-            self._tasks.start(self._followed(router))
-
+        self._hearers = _Hearers(on_up, on_lost, told)
         for link in self.upstreams:
-            watched(link)
-            self._tasks.start(lifeline(link.engine, link.doubt))
+            self._join(link)
+
+    def _join(self, link: EngineLink) -> None:
+        self._watched(link)
+        life = lifeline(link.address.base, link.doubt)
+        self._tasks_of[link.engine].append(self._tasks.start(life))
+
+    def _watched(self, link: EngineLink) -> None:
+        heard = self._hearers
+        watch = link.watch(heard.on_up, heard.on_lost, self._router_found)
+        self._tasks_of[link.engine] = [self._tasks.start(watch)]
+
+    def _model_added(self, engine: EngineId, entry: ModelEntry) -> EngineLink:
+        if self._new_link is None:
+            raise AssertionError("routers are followed only where lines can be made")
+        front = self.links[EngineId(EngineAddress.of(engine).base)]
+        address = EngineAddress(front.address.base, entry.name)
+        link = self.links[engine] = self._new_link(engine, address, entry.flags)
+        link.listed = False  # until that is said
+        self._watched(link)
+        return link
+
+    def _forget(self, link: EngineLink) -> None:
+        link.part(self._hearers.on_lost)
+        self.links.pop(link.engine, None)
+        for task in self._tasks_of.pop(link.engine):
+            task.cancel()
+        self._tasks.start(link.client.close())
+
+    def _router_found(self, front: EngineLink) -> None:
+        if front.engine in self.routers or self._new_link is None:
+            return
+        log.info("router_found", engine=front.engine)
+        router = self.routers[front.engine] = RouterLink(
+            front,
+            api_key=self._api_key,
+            tasks=self._tasks,
+            metrics=self._metrics,
+            post=self._hearers.post,
+            added=self._model_added,
+            removed=self._forget,
+            lost=self._hearers.on_lost,
+        )
+        self._tasks_of[front.engine].append(self._tasks.start(self._followed(router)))
+
+    def add(self, link: EngineLink) -> None:
+        """One more whose address was named."""
+        self.links[link.engine] = link
+        self._join(link)
+
+    def remove(self, link: EngineLink) -> None:
+        """One that is not used any more, with its models if it is a router. Nothing may run there."""
+        for other in [one for one in self.links.values() if EngineAddress.of(one.engine).base == link.engine]:
+            self._forget(other)
+        self.came_or_went()
 
     async def _followed(self, router: RouterLink) -> None:
         try:
@@ -161,8 +193,11 @@ class Engines:
         return [link for link in self.links.values() if link.address.model == model]
 
     def front(self, model: ModelName = NO_ROUTER) -> EngineLink:
-        """The first engine of this model that is ready, else the first of them, else the first named."""
-        links = self.of(model)
+        """The first engine of this model that is ready, else the first of them, else the first named.
+
+        One that is being drained only where there is no other.
+        """
+        links = sorted(self.of(model), key=lambda link: link.draining)
         ready = (link for link in links if link.ready)
         return next(ready, None) or next(iter(links or self.links.values()))
 
@@ -238,6 +273,10 @@ class Engines:
     def may_serve(self, model: ModelName) -> bool:
         """Whether one is ready, or expected."""
         return self.front(model).ready or self._back_by(model) is not None
+
+    def has_other(self, engine: EngineId, model: ModelName) -> bool:
+        """Whether another engine of this model can take a request."""
+        return any(link.ready and not link.draining for link in self.of(model) if link.engine != engine)
 
     async def _returned(self, since: float) -> None:
         """Wait until some engine is ready: all that come while one is expected wait for the same time."""

@@ -41,6 +41,7 @@ class KnownEngine:
         self,
         engine: EngineId,
         *,
+        address: EngineAddress | None = None,
         api_key: str | None,
         flags: EngineFlags | None = None,
         slot_dir: Path | None = None,
@@ -49,9 +50,9 @@ class KnownEngine:
     ) -> None:
         """Arguments as those of `EngineLink`."""
         self.engine = engine
-        self.address = EngineAddress.of(engine)
+        self.address = address or EngineAddress.of(engine)
         self.pulse = Pulse()
-        self.client = EngineClient(engine, api_key=api_key, pulse=self.pulse)
+        self.client = EngineClient(self.address.engine, api_key=api_key, pulse=self.pulse)
         self.auth: dict[str, str] = {}  # of the last client whom the engine let in, for our own calls
         self.flags = flags
         self.files: ProbeResult | None = None  # what its slot files are like

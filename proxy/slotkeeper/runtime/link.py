@@ -11,6 +11,7 @@ from typing import Final
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.known_engine import KnownEngine
 from slotkeeper.scheduler.types import EngineId, SlotId
@@ -35,6 +36,7 @@ class EngineLink(KnownEngine):
         self,
         engine: EngineId,
         *,
+        address: EngineAddress | None = None,
         api_key: str | None,
         flags: EngineFlags | None = None,
         slot_dir: Path | None = None,
@@ -44,18 +46,21 @@ class EngineLink(KnownEngine):
     ) -> None:
         """How to watch an engine.
 
-        `slot_dir` is its --slot-save-path as we see it. What is allowed to find out more: `may_compute` a
-        canary, while it is unused, `may_read` to look for its process on this machine. It is given up after
-        `frozen_after` seconds of silence.
+        `address`: without one its id is its URL. `slot_dir` is its --slot-save-path as we see it. What is
+        allowed to find out more: `may_compute` a canary, while it is unused, `may_read` to look for its
+        process on this machine. It is given up after `frozen_after` seconds of silence.
         """
         super().__init__(
             engine,
+            address=address,
             api_key=api_key,
             flags=flags,
             slot_dir=slot_dir,
             may_compute=may_compute,
             may_read=may_read,
         )
+        self.labels: tuple[tuple[str, str], ...] = ()  # by which its user tells it from others
+        self.draining = False  # nothing new may begin there
         self.routes = False  # it is a router, or was the last time that it answered
         self.listed = True  # whether it may be looked at: a model only while its router has it loaded
         self.frozen_after = frozen_after

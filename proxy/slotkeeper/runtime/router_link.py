@@ -169,7 +169,7 @@ class RouterLink:
             self._post(SwapFailed(at=now, engine=engine, broken=True))
 
     def _engine(self, model: ModelName) -> EngineId:
-        return EngineAddress(self.front.address.base, model).engine
+        return EngineAddress(self.front.engine, model).engine
 
     def _status(self, model: ModelName) -> ModelStatus:
         entries = (entry.status for entry in self.listing.models if self.reached and entry.name == model)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler import chores, en_route, swaps
+from slotkeeper.scheduler import chores, draining, en_route, swaps, unplanned
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Forward, Observe
 from slotkeeper.scheduler.events import Arrived, Rendered
@@ -64,6 +64,8 @@ def rendered(state: State, event: Rendered) -> None:
         own = priced_late(pending, event)
     _takes(state, pending, own)
     pending.predict()
+    if pending.stage in (Stage.PREPARING, Stage.RUNNING):  # it went by its messages
+        pending.work_begins(pending.begun_at)
 
 
 def _takes(state: State, pending: Pending, form: Form) -> None:
@@ -77,15 +79,17 @@ def _takes(state: State, pending: Pending, form: Form) -> None:
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Serve all that can be served now, then look at the engines on which something depends."""
     chores.release(state, now)
+    state.try_again(now)
     for table in state.tables.values():
-        table.awaited = False
-    yield from _bypass(state, now)
+        table.awaited, table.work.awaiting = False, 0
+    yield from unplanned.bypass(state, now)
     yield from _send_steered(state, now)
-    yield from _fail_open(state, now)
+    yield from unplanned.fail_open(state, now)
     yield from swaps.settle(state, now)
     yield from swaps.send_slotless(state, now)
     yield from _serve(state, now)
     yield from chores.settle(state, now, or_at=swaps.due_at(state, now))
+    yield from draining.settle(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
@@ -109,8 +113,11 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
                 yield _serve_as_planned(state, pending, plan, now)
             else:
                 pending.waits_in = scene.drawn()
+                pending.waits_for = plan.table if plan and plan.until else None
                 pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
                 left_waiting += pending.rendered
+        if pending.waits_for and not begun:
+            pending.waits_for.work.awaiting += 1
         if begun or _hold(pending):
             scene.changed()
             if not _any_free(state):
@@ -182,6 +189,7 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     if not pending.rendered:
         choosable = request.pinnable and request.id_slot is None and request.copies == 1
         tables = state.open_for(request.model) if choosable else []
+        tables = tables if len(tables) == 1 else []  # else tokens decide
         plan = changed_by_messages(tables, request.hash_chain, other.hash_chain, now) if tables else None
         if plan is not None:
             _weighed(state, pending, Weighed(None, None, taken=True))
@@ -225,7 +233,8 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     tables = state.open_for(request.model)
     if request.pinnable:
         sure = [table for table in tables if not (space and table.shadow.may_load)]
-        if plan := continuing(sure, request.hash_chain, now):
+        exact = len(tables) > 1 and request.rendered and (pending.prompt or not pending.rendered)
+        if not exact and (plan := continuing(sure, request.hash_chain, now)):
             return plan  # 3
         if request.brief:
             return _losing_least(state, request, Reason.BRIEF, now)  # 4
@@ -269,6 +278,8 @@ def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Pla
 def requeue(state: State, pending: Pending) -> None:
     """Back into the queue: its slot was lost on the way, with the engine or by a step that failed."""
     pending.stage = Stage.QUEUED
+    if pending.plan:
+        pending.plan.table.work.ends(pending.arrived.request)
     pending.plan = pending.slot = None
     pending.steps_left = 0
     state.queue.put_back(pending.arrived.request, pending.arrived.client)
@@ -276,7 +287,8 @@ def requeue(state: State, pending: Pending) -> None:
 
 def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     state.begun += 1
-    pending.plan = plan
+    pending.plan, pending.begun_at = plan, now
+    pending.work_begins(now)
     pending.steps_left = len(plan.steps)
     found = plan.found
     pending.ahead_from = state.ahead.begins(found.tokens) if found else None
@@ -335,43 +347,6 @@ def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
     pending.base = reuse_plan.base
     if plan.reason is Reason.BRIEF:
         pending.predicted = reuse_plan.reuse  # its tokens will come too late to say better
-
-
-def _bypass(state: State, now: float) -> Iterator[Effect]:
-    """0: unpinned, but never while a pinned task is on its way: the engine could give away its slot."""
-    for request in tuple(state.bypassing):
-        model = state.requests[request].arrived.model
-        tables = state.up_for(model)
-        ready = [table for table in tables if table.open_for_bypass(now)]
-        if (tables or state.back_by(now, model) is not None) and not ready:
-            continue
-        state.bypassing.remove(request)
-        yield from _unplanned(state, state.requests[request], ready, Reason.BYPASS, now)
-
-
-def _fail_open(state: State, now: float) -> Iterator[Effect]:
-    """No engine of its model is up, and none is expected: let the first one speak for itself."""
-    if all(table.up for table in state.tables.values()) and state.tables and not state.routers:
-        return
-    for request in tuple(state.queue):
-        model = state.requests[request].arrived.model
-        if state.up_for(model) or state.back_by(now, model) is not None:
-            continue
-        state.queue.served(request)
-        yield from _unplanned(state, state.requests[request], [], Reason.FAIL_OPEN, now)
-
-
-def _unplanned(
-    state: State, pending: Pending, ready: list[EngineTable], reason: Reason, now: float
-) -> Iterator[Effect]:
-    request = pending.arrived.request
-    pending.stage = Stage.RUNNING
-    table = min(ready, key=lambda t: t.load, default=None)
-    if table:
-        pending.plan = Plan(table=table, reason=reason, pinned=False)
-        table.send(request, pending.arrived.copies, now)
-    engine = table.engine if table else state.fallback(pending.arrived.model)
-    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=pending.goes_changed)
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:

@@ -1,114 +1,35 @@
 """Where a prompt goes: every possible place is priced, and the cheapest taken. Nothing here changes anything.
 
-A price, in tokens of prefill, is what the engine must compute now, the time that files take (at the rate that
-the engine has shown), and what overwriting a slot will probably cost later.
+Prices of one engine are in tokens of prefill (`prices`). Those of several are compared in seconds
+(`comparison`), and then a slot in which a request runs is a place as well: the request waits for it, if that
+is cheaper than any that is free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nsmallest
+from itertools import chain
 from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.scheduler.comparison import Comparison
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
+from slotkeeper.scheduler.prices import Want, blind_price, loss, parked_price, price_of, restore_price
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     SlotContents,
-    Snapshot,
-    Tier,
     contains,
     continues,
     goes_on_from,
     shared_messages,
-    succeeds,
 )
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, SlotId, Tokens
-
-# Of what the RAM cache promises with a draft model: of several states of one conversation the engine may load
-# an older one. What lies in a slot is copied there by the very task that makes the engine look: it is sure.
-RAM_DOUBT: Final = 0.03
-IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
-# Share of a loss that remains when the messages go on behind other tools: a sub-agent leaves its main agent's
-# state wanted, while a conversation that got another tool will not go back. Which it is cannot be known.
-OTHER_HEAD: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What is to be placed, when, and the files there are."""
-
-    prompt: Tokens
-    hash_chain: Sequence[bytes]
-    now: float
-    catalog: Catalog
-    plain: bool = False  # without any step before
-
-
-def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
-    """Of sending it where `reuse_plan` says, less the steps before."""
-    moved = reuse_plan.base if reuse_plan.source is Source.RAM else None
-    lost = loss(table, reuse_plan, want)
-    if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
-        lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
-        lost += RAM_DOUBT * reuse_plan.reuse if table.traits.speculative else 0.0
-    return len(want.prompt) - reuse_plan.reuse + lost
-
-
-def loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
-    """What will be missed of the slot's content once it is overwritten."""
-    victim = table.shadow.slots[reuse_plan.slot]
-    if victim is None or continues(want.hash_chain, victim):
-        return 0.0
-    missed = _missed(victim, want)
-    if succeeds(want.hash_chain, victim):
-        missed *= OTHER_HEAD
-    if reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot):
-        return missed * IN_RAM
-    return min(missed, file_price(table, victim, want.catalog) * victim.chance(want.now))
-
-
-def file_price(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
-    """Of having this state again when it was overwritten: from a file as far as one goes, then computed.
-
-    That is, for its next turn: what is in a file from which that cannot go on does not count.
-    """
-    end = goes_on_from(contents, table.traits)
-    covered = catalog.covered(contents.tokens.cut(0, end), table.traits) if contents.tokens else 0
-    if not covered:
-        return contents.total
-    return end - covered + table.rates.restore_price(table.rates.size_of(covered))
-
-
-def parked_price(table: EngineTable, contents: SlotContents, now: float) -> float:
-    """Of saving this state now and, if it is asked for again, restoring it."""
-    rates = table.rates
-    again = rates.restore_price(rates.size_of(contents.total)) * contents.chance(now)
-    return rates.save_price(contents.total) + again
-
-
-def restore_price(table: EngineTable, snapshot: Snapshot) -> float:
-    return table.rates.restore_price(snapshot.size, cold=snapshot.tier is Tier.COLD)
-
-
-def blind_price(table: EngineTable, contents: SlotContents | None, catalog: Catalog, now: float) -> float:
-    """Of overwriting a slot with a prompt of which nothing is known."""
-    return (
-        min(contents.total, file_price(table, contents, catalog)) * contents.chance(now) if contents else 0.0
-    )
-
-
-def _missed(contents: SlotContents, want: Want) -> float:
-    return (contents.total - contents.tokens.lcp(want.prompt)) * contents.chance(want.now)
-
-
-def _same(one: SlotContents, other: SlotContents) -> bool:
-    return one.total == other.total and one.tokens == other.tokens
-
 
 # Prices of a round trip, in tokens of prefill: small beside any real prompt, so that they only
 # decide between places that are otherwise alike.
@@ -132,6 +53,7 @@ class Plan:
     steps: tuple[Step, ...] = ()  # to be done in the slot first
     price: float = 0.0
     wait: bool = False  # the best place will be free in a moment
+    until: float = 0.0  # seconds until it probably is, where a request runs there
     beaten: tuple[Plan, ...] = ()  # the next best, cheapest first
     clears: bool = False  # it only empties the slot: then its request is placed again
     cleared: bool = False  # it goes unpinned, and no other namespace's state can look as good to the engine
@@ -218,8 +140,14 @@ def cheapest(
         return None
     offers = _pinned if pinnable else _unpinnable
     want = Want(prompt, hash_chain, now, catalog, plain=plain)
-    plans = (plan for table in tables for plan in offers(table, want) if not (plain and plan.steps))
-    best = nsmallest(1 + BEATEN, plans, key=lambda plan: _order(plan, now))
+    plans: Iterable[Plan] = (
+        plan for table in tables for plan in offers(table, want) if not (plain and plan.steps)
+    )
+    order = partial(_order, now=now)
+    if len(tables) > 1:
+        plans = chain(plans, *(_when_over(table, want) for table in tables))
+        order = partial(_order_of_several, want=want, compared=Comparison.of(tables))
+    best = nsmallest(1 + BEATEN, plans, key=order)
     return replace(best[0], beaten=tuple(best[1:])) if best else None
 
 
@@ -229,8 +157,18 @@ def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
     return plan.price + held_up, plan.wait, plan.table.load, plan.slot
 
 
+def _order_of_several(
+    plan: Plan, *, want: Want, compared: Comparison
+) -> tuple[float, bool, float, SlotId | None]:
+    """The same over engines of different speed, whatever they have to do already."""
+    reuse = plan.reuse_plan.reuse if plan.reuse_plan else 0
+    computes = len(want.prompt) - reuse
+    seconds = compared.seconds(plan.table, plan.price, want.now, computes=computes, until=plan.until)
+    return seconds, plan.wait, plan.table.load, plan.slot
+
+
 def blind(
-    tables: Iterable[EngineTable], *, pinnable: bool, now: float, catalog: Catalog, space: str = ""
+    tables: Collection[EngineTable], *, pinnable: bool, now: float, catalog: Catalog, space: str = ""
 ) -> Plan | None:
     """The slot that loses least, for a prompt whose tokens are unknown."""
     plans: list[Plan] = []
@@ -240,7 +178,14 @@ def blind(
             price = blind_price(table, table.shadow.slots[slot], catalog, now)
             plan = Plan(table=table, pinned=False, reason=Reason.UNRENDERED, price=price)
             plans.append(_pinned_blind(plan, slot, space, now) if pinnable else plan)
-    return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
+    if len(tables) == 1:
+        return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
+    compared = Comparison.of(tables)
+
+    def seconds(plan: Plan) -> tuple[float, float]:
+        return compared.seconds(plan.table, plan.price, now), plan.table.load
+
+    return min(plans, key=seconds, default=None)
 
 
 def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
@@ -284,6 +229,21 @@ def _in_maintenance(table: EngineTable, want: Want) -> Iterator[Plan]:
         seconds = 0.0 if maintenance.stalls else maintenance.left(want.now)
         price = seconds * table.rates.prefill + price_of(table, reuse_plan, want)
         yield _plan(table, reuse_plan, price, wait=True)
+
+
+def _when_over(table: EngineTable, want: Want) -> Iterator[Plan]:
+    """Every slot of an engine without a free one, once what runs there is over: as it is, or restored."""
+    until = table.work.free_in(want.now)
+    if table.idle or until is None or table.leaving or not table.up:
+        return
+    found = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
+    for slot in table.in_state(SlotState.LAUNCHED, SlotState.RUNNING):
+        reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
+        yield replace(_plan(table, reuse_plan, price_of(table, reuse_plan, want), wait=True), until=until)
+        if found and not want.plain:
+            restored = table.shadow.plan_reuse_restored(slot, want.prompt, found[0])
+            price = restore_price(table, found[0]) + price_of(table, restored, want)
+            yield replace(_plan(table, restored, price, wait=True), until=until)
 
 
 def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:

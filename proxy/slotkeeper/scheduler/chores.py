@@ -105,8 +105,12 @@ def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: 
 
 
 def _decides_anew(state: State, now: float) -> float:
-    """When queued requests stop waiting for a slot in maintenance; infinite if none waits."""
-    return min((table.overdue_at(now) for table in state.up), default=inf) if state.waiting else inf
+    """When queued requests may stop waiting for a slot that is not free yet; infinite if none waits."""
+    if not state.waiting:
+        return inf
+    tried = (table.breaker.until for table in state.up if table.breaker.resting)
+    over = (min(table.overdue_at(now), table.work.overdue_at(now)) for table in state.up)
+    return min((*tried, *over), default=inf)
 
 
 def _gives_up(state: State, now: float) -> float:

@@ -6,16 +6,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
-from statistics import median, median_low
+from statistics import median, median_low, quantiles
 from typing import Final
 
 SHARE: Final = 0.3  # of a new measurement in the running mean
 LEAST_TOKENS: Final = 64  # a shorter prefill measures the round trip
+LEAST_REPLY: Final = 8  # tokens: a shorter answer measures the round trip
 LEAST_BYTES: Final = 64 * 1024
 CALL_SECONDS: Final = 0.004  # of a slot action beside its bytes: a round trip and a look at the file
 REMEMBERED: Final = 15  # files of which it is known how long they took
 UNLIKE: Final = 1.25  # so many times as large a file tells the time for each byte from the constant one
 PAIRS: Final = 3  # of such files, below which they do not
+MEASURED: Final = 3  # times, until an engine's speed is compared with that of another
 
 
 @dataclass(slots=True)
@@ -52,6 +54,26 @@ class FileTimes:
 
 
 @dataclass(slots=True)
+class Speed:
+    """Tokens a second, as the last measurements have it: the middle half of them."""
+
+    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    low: float = 0.0
+    middle: float = 0.0
+    high: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there are enough of them: one may be of a moment in which the machine was held up."""
+        return len(self._seen) >= MEASURED
+
+    def was(self, speed: float) -> None:
+        self._seen.append(speed)
+        if self.known:
+            self.low, self.middle, self.high = quantiles(self._seen, n=4, method="inclusive")
+
+
+@dataclass(slots=True)
 class Rates:
     """Prices are in tokens of prefill: what the engine could have computed in that time.
 
@@ -61,6 +83,10 @@ class Rates:
     prefill: float = 1000.0  # tokens a second
     reading: FileTimes = field(default_factory=lambda: FileTimes(1e9))  # of a restore
     writing: FileTimes = field(default_factory=lambda: FileTimes(5e8))  # of a save
+    decode: float = 50.0  # tokens a second that one answer gets, beside others
+    reply: float = 200.0  # tokens of an answer
+    prefills: Speed = field(default_factory=Speed)
+    decodes: Speed = field(default_factory=Speed)
     cold: float = 2e8  # bytes a second, from the cold tier to the hot one
     state: float = 65536.0  # bytes a token
     measured: frozenset[str] = frozenset()
@@ -73,6 +99,15 @@ class Rates:
     def prefilled(self, tokens: int, seconds: float | None) -> None:
         if seconds and tokens >= LEAST_TOKENS:
             self._learn("prefill", tokens / seconds)
+            self.prefills.was(tokens / seconds)
+
+    def replied(self, tokens: int, seconds: float) -> None:
+        """An answer of so many tokens took so long, once its prompt was computed."""
+        if tokens >= LEAST_REPLY and seconds > 0:
+            self._learn("decode", tokens / seconds)
+            self.decodes.was(tokens / seconds)
+        if tokens:
+            self._learn("reply", float(tokens))
 
     @property
     def shown(self) -> float | None:

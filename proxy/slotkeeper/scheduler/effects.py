@@ -146,6 +146,13 @@ class UnloadModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """An engine that is being drained is at rest: nothing runs there, and what is worth it is saved."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """A request cannot be served: its model could not be loaded."""
 
@@ -211,6 +218,7 @@ Effect = (
     | Forward
     | LoadModel
     | UnloadModel
+    | Drained
     | Refuse
     | Observe
     | Learned

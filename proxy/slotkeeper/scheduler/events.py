@@ -279,6 +279,32 @@ class EngineLost:
     returns: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainAsked:
+    """An engine's user takes it out of use, or puts it back. Answered by `Drained` once it is at rest."""
+
+    at: float
+    engine: EngineId
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesNamed:
+    """All engines that there are from now on. Those that are gone must be at rest."""
+
+    at: float
+    engines: tuple[EngineId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed:
+    """An engine that is up failed at a request. `broken`: it gave no answer at all."""
+
+    at: float
+    engine: EngineId
+    broken: bool
+
+
 class ModelStatus(StrEnum):
     """Of one model, as its router says."""
 
@@ -341,6 +367,9 @@ Event = (
     | EngineUp
     | FilesFound
     | EngineLost
+    | DrainAsked
+    | EnginesNamed
+    | RequestFailed
     | ModelsListed
     | SwapFailed
 )

@@ -26,10 +26,10 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.choice import restore_price
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step
 from slotkeeper.scheduler.engine_model import EngineTraits, is_marked, marked
+from slotkeeper.scheduler.prices import restore_price
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import user_starts
 from slotkeeper.scheduler.steps import Chore

@@ -13,6 +13,7 @@ from typing import Final
 
 from slotkeeper.scheduler import chores, retention
 from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.effects import Effect, Keep, Load, Poison, Poisoned, Prefill, Step
 from slotkeeper.scheduler.events import (
     Acted,
@@ -23,6 +24,7 @@ from slotkeeper.scheduler.events import (
     ObserveFailed,
     Rendered,
     ReplyKnown,
+    RequestFailed,
     Started,
 )
 from slotkeeper.scheduler.pending import Pending, Stage
@@ -90,6 +92,8 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
     if pending is None:
         return
     pending.finished, forgotten = event, False
+    if pending.plan:
+        pending.plan.table.work.ends(event.request)
     pending.stage = Stage.ENDED
     claim = _claim(state, pending, event)
     if owned := state.slot_of(pending):
@@ -98,11 +102,19 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
     elif pending.plan and event.request in pending.plan.table.unsettled:
         forgotten = _end_unseen(pending, pending.plan.table, event)
     if event.prompt_tokens is not None:
+        if pending.plan:
+            pending.plan.table.breaker.worked()
         pending.remember(state.tree(pending.arrived.model), event.at)
         yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)
     yield from close(state, pending)
     if forgotten:
         yield from close_ended(state)
+
+
+def request_failed(state: State, event: RequestFailed) -> None:
+    if (table := state.tables.get(event.engine)) and table.up:
+        table.breaker.failed(event.at, broken=event.broken)
+        table.moves += 1
 
 
 def acted(state: State, event: Acted) -> None:
@@ -111,6 +123,7 @@ def acted(state: State, event: Acted) -> None:
     if pending is None or pending.plan is None:
         return
     table = pending.plan.table
+    table.work.ends(event.request)
     if owned := state.slot_of(pending):
         _, slot = owned
         table.private = table.private and not event.left  # a file of the client's, with unknown contents
@@ -235,7 +248,12 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
     plan, cached = pending.plan, event.cached
     if cached is None or plan is None:
         return
-    plan.table.rates.prefilled((event.prompt_tokens or 0) - cached, event.prefill_seconds)
+    rates = plan.table.rates
+    rates.prefilled((event.prompt_tokens or 0) - cached, event.prefill_seconds)
+    if event.prefill_seconds is not None:
+        before = pending.begun_at + pending.step_seconds + event.prefill_seconds
+        rates.replied(event.generated or 0, event.at - before)
+    share_guesses(state.up_for(plan.table.model))
     if plan.source is Source.SNAPSHOT:
         yield from retention.proved(state, plan, cached=cached, now=event.at)
     if pending.predicted is not None:
@@ -260,6 +278,8 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
     if pending is None:
         return
     state.forget(event.request)
+    if pending.plan:
+        pending.plan.table.work.ends(event.request)
     if report := pending.broken_off(event):
         yield report
         if pending.prompt is not None and report.usage:  # so far it was computed

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from slotkeeper.scheduler.choice import Plan, continuing, restore_price
+from slotkeeper.scheduler.choice import Plan, continuing
 from slotkeeper.scheduler.effects import Load, Report, Step
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import Answered, Lost, Usage, lost, oracle, usage_of
 from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
+from slotkeeper.scheduler.prices import restore_price
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messages
@@ -120,10 +121,12 @@ class Pending:
     parked: int = 0  # of the planted: computed so that the slot's state could be saved before
     reached: int = 0  # of its prompt, by prefills of ours
     ahead_from: int | None = None  # from which token on what it found was computed in idle time
+    begun_at: float = 0.0  # when it was given its place
     step_began: float = 0.0
     step_seconds: float = 0.0  # of restores, touches and steers
     steps_left: int = 0
     waits_in: Scene | None = None  # in which it was decided that it must wait
+    waits_for: EngineTable | None = None  # until a request there is over, though others have free slots
     holds: Sequence[EngineTable] = ()  # engines for which those behind it wait as well
     could_begin: int | None = None  # how many had begun when it was first found to need more than a slot
     plain: bool = False  # no steps for it: one has failed, or they would be in vain
@@ -165,6 +168,18 @@ class Pending:
             self.predicted = 0
         elif self.prompt is not None and (self.slot is not None or self.plan.slot is not None):
             self.predicted = reuse(self.base, self.prompt, self.plan.table.traits)
+
+    def work_begins(self, now: float) -> None:
+        """Note at its engine what that has to do for it, as far as it is known by now."""
+        if self.plan is None:
+            return
+        rates, computes = self.plan.table.rates, 0
+        if self.prompt is not None:
+            found = self.plan.reuse_plan.reuse if self.plan.reuse_plan else self.predicted
+            computes = len(self.prompt) - (found or 0)
+        self.plan.table.work.begins(
+            self.arrived.request, now, prefill=computes / rates.prefill, reply=rates.reply / rates.decode
+        )
 
     def report(self) -> Report | None:
         """The account, from the engine's own figures; None while something is still missing."""

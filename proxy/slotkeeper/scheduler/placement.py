@@ -25,9 +25,10 @@ from dataclasses import replace
 from math import inf
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import arrivals, chores, outcomes, preparing, retention, swaps
+from slotkeeper.scheduler import arrivals, chores, draining, outcomes, preparing, retention, swaps
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned
 from slotkeeper.scheduler.engine_model import EngineTraits, Known
@@ -35,7 +36,9 @@ from slotkeeper.scheduler.events import (
     Acted,
     Arrived,
     Closing,
+    DrainAsked,
     EngineLost,
+    EnginesNamed,
     EngineUp,
     Erased,
     Event,
@@ -50,6 +53,7 @@ from slotkeeper.scheduler.events import (
     Planted,
     Rendered,
     ReplyKnown,
+    RequestFailed,
     Restored,
     Saved,
     SnapshotsChanged,
@@ -71,11 +75,13 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     if table is None:
         shadow = EngineShadow(event.traits)
         table = state.tables[event.engine] = EngineTable(event.engine, shadow, model=event.model)
-    table.up, table.leaving = True, False
+    table.up, table.leaving = True, event.engine in state.drained
     for router in state.routers.values():
         router.came_up(event.engine, event.at)
     table.reset(event.traits, event.at)
+    table.breaker.worked()
     table.unseen = True
+    share_guesses(state.up_for(table.model))
     _still_out(state, table, event.at)
     table.private, table.unknown = event.fresh, 0
     if not event.fresh:
@@ -209,6 +215,10 @@ class Placement:
         """Until when to wait for an engine of this model; None where one is there, or none is expected."""
         return self._state.back_by(now, model)
 
+    def drained(self, engine: EngineId) -> bool:
+        """Whether it was drained, and is at rest."""
+        return self._state.drained.get(engine, False)
+
     def unsaved(self, now: float) -> bool:
         """Whether anything is still to be saved before we go."""
         return chores.left(self._state, now)
@@ -233,12 +243,28 @@ class Placement:
                 self._timer_fired(event)
             case Closing():
                 self._state.closing = True
+            case DrainAsked() | EnginesNamed() | RequestFailed() | ModelsListed() | SwapFailed():
+                self._of_all_engines(event)
+            case _:
+                yield from self._of_request(event)
+
+    def _of_all_engines(
+        self, event: DrainAsked | EnginesNamed | RequestFailed | ModelsListed | SwapFailed
+    ) -> None:
+        """Which of them there are, and may be used."""
+        match event:
+            case DrainAsked():
+                draining.drain_asked(self._state, event)
+            case EnginesNamed():
+                draining.engines_named(self._state, event)
+            case RequestFailed():
+                outcomes.request_failed(self._state, event)
             case ModelsListed():
                 swaps.models_listed(self._state, event)
             case SwapFailed():
                 swaps.swap_failed(self._state, event)
             case _:
-                yield from self._of_request(event)
+                assert_never(event)
 
     def _timer_fired(self, event: TimerFired) -> None:
         """It may answer one that was asked for earlier: then the one that is wanted is still to come."""

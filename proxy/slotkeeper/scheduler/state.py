@@ -124,6 +124,7 @@ class State:
     steered: list[RequestId] = field(default_factory=list)  # prompt in place, request not yet sent
     slotless: list[RequestId] = field(default_factory=list)  # waiting for their models to be loaded
     routers: dict[EngineId, Router] = field(default_factory=dict)
+    drained: dict[EngineId, bool] = field(default_factory=dict)  # by their users; whether that was reported
     limits: Limits = field(default_factory=Limits)
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
@@ -153,8 +154,16 @@ class State:
         return [table for table in self.up if table.model == model]
 
     def open_for(self, model: ModelName) -> list[EngineTable]:
-        """Those of them on which something may begin."""
-        return [table for table in self.up_for(model) if not table.leaving]
+        """Those of them on which something may begin; where requests fail, only if there is no other."""
+        found = [table for table in self.up_for(model) if not table.leaving]
+        return [table for table in found if not table.failing] or found
+
+    def try_again(self, now: float) -> None:
+        """Engines at which requests have failed, once they have rested for long enough."""
+        for table in self.tables.values():
+            if table.breaker.resting and now >= table.breaker.until:
+                table.breaker.resting = False
+                table.moves += 1
 
     def with_room(self, request: Arrived) -> list[EngineTable]:
         """Engines with as many idle slots as it takes, or with all of theirs."""
@@ -175,7 +184,18 @@ class State:
         """Where a request for this model goes if no engine is up for it: that speaks for itself."""
         routers = (router.engine_of(model) for router in self.routers.values())
         known = (table.engine for table in self.tables.values() if model and table.model == model)
-        return next(filter(None, (*routers, *known)), self.engines[0])
+        named = sorted(self.engines, key=lambda engine: engine in self.drained)
+        return next(filter(None, (*routers, *known)), named[0])
+
+    def mark_leaving(self) -> None:
+        """Nothing begins on engines that are drained, nor on models that are about to be unloaded."""
+        leaving = {router.leaving for router in self.routers.values()} | self.drained.keys()
+        for engine in self.drained.keys() & self.routers.keys():
+            leaving |= self.routers[engine].models.keys()
+        for table in self.tables.values():
+            if table.leaving != (table.engine in leaving):
+                table.leaving = not table.leaving
+                table.moves += 1  # its queued requests can be decided
 
     @property
     def waiting(self) -> bool:
@@ -208,13 +228,14 @@ class State:
 
     def scene(self, now: float) -> Scene:
         """While it stays the same, queued requests stay queued: a long queue is not decided again."""
+        several = len(self.up) > 1
         return tuple(
             (
                 table.moves,
                 table.open_for_pins(now),
                 table.open_for_unpinned(now),
                 table.open_for_anything(now),
-                table.overdue(now),
+                table.overdue(now) + (table.work.overdue(now) if several else 0),
             )
             for table in self.up
         )

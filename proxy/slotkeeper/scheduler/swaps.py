@@ -33,7 +33,7 @@ def models_listed(state: State, event: ModelsListed) -> None:
             _forget(state, engine)
     else:
         router.lost(event.at + state.limits.engine_wait)
-    _mark_leaving(state)
+    state.mark_leaving()
 
 
 def _forget(state: State, engine: EngineId) -> None:
@@ -49,15 +49,16 @@ def _forget(state: State, engine: EngineId) -> None:
 def swap_failed(state: State, event: SwapFailed) -> None:
     for router in state.routers.values():
         router.swap_failed(event.engine, event.at, broken=event.broken)
-    _mark_leaving(state)
+    state.mark_leaving()
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Take the next step of every router's swap, and refuse what cannot be served."""
     for router in state.routers.values():
         yield from _refused(state, router, now)
-        yield from _next_step(state, router, now)
-    _mark_leaving(state)
+        if router.base not in state.drained:
+            yield from _next_step(state, router, now)
+    state.mark_leaving()
 
 
 def send_slotless(state: State, now: float) -> Iterator[Effect]:
@@ -99,18 +100,10 @@ def _next_step(state: State, router: Router, now: float) -> Iterator[Effect]:
             yield LoadModel(engine=router.wanted)
             return
         router.leaving = _victim(state, router, now)
-        _mark_leaving(state)
+        state.mark_leaving()
     if router.leaving is not None and _may_unload(state, router.leaving, now):
         router.unloads(now)
         yield UnloadModel(engine=router.leaving)
-
-
-def _mark_leaving(state: State) -> None:
-    leaving = {router.leaving for router in state.routers.values()}
-    for table in state.tables.values():
-        if table.leaving != (table.engine in leaving):
-            table.leaving = not table.leaving
-            table.moves += 1  # its queued requests can be decided
 
 
 # -- for whom, and who goes ------------------------------------------------------------------------------

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import inf, log2
+from math import inf
 from typing import Final
 
+from slotkeeper.scheduler.breaker import Breaker
 from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.work import Expected, Work
 
 CROWDED_FOR: Final = 60.0  # seconds after a conversation lost its slot to another
 LULL: Final = 1.0  # seconds without a task, after which a crowd is at rest as well
@@ -59,27 +61,11 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Maintenance:
+class Maintenance(Expected):
     """What a slot is held for by idle work."""
 
-    since: float
-    seconds: float  # that it should take
     becomes: Tokens | None  # what the slot holds then; None: what it held
     stalls: bool  # files: nothing else runs on that engine meanwhile, in whatever slot
-
-    def left(self, now: float) -> float:
-        """Seconds. What has taken longer than it should will take as long again."""
-        passed = now - self.since
-        return self.seconds - passed if passed < self.seconds else passed
-
-    def overdue(self, now: float) -> int:
-        """0 while it takes no longer than it should, then one more with each doubling of the time."""
-        passed = now - self.since
-        return 0 if passed < self.seconds else 1 + int(log2(passed / self.seconds))
-
-    def overdue_at(self, now: float) -> float:
-        """When that will be more."""
-        return float(self.since + self.seconds * 2 ** self.overdue(now))
 
 
 @dataclass(slots=True)
@@ -95,6 +81,8 @@ class EngineTable:
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
+    breaker: Breaker = field(default_factory=Breaker)
+    work: Work = field(default_factory=Work)  # what it has begun for clients
     # Of slots that are in maintenance; of others it says nothing.
     maintenance: dict[SlotId, Maintenance] = field(default_factory=dict)
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
@@ -144,6 +132,7 @@ class EngineTable:
         self.begun = [now] * traits.n_slots
         self.unsettled.clear()
         self.orphans.clear()
+        self.work.served.clear()
         self.moves += 1
         self.reset_at = now
         self.observed_at = -1.0
@@ -157,6 +146,11 @@ class EngineTable:
         self.doubts = Doubts()
 
     # -- questions ---------------------------------------------------------------------------------
+
+    @property
+    def failing(self) -> bool:
+        """Whether requests fail there, so that others go elsewhere if they can."""
+        return self.breaker.resting or self.breaker.on_trial(busy=bool(self.work.served))
 
     def in_state(self, *states: SlotState) -> list[SlotId]:
         return [SlotId(slot) for slot, state in enumerate(self.states) if state in states]

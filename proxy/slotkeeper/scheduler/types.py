@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NewType, Self
 
-EngineId = NewType("EngineId", str)  # base URL without a trailing slash; of a router's model with #MODEL
+EngineId = NewType("EngineId", str)  # its name, else its base URL; of a router's model with #MODEL
 SlotId = NewType("SlotId", int)
 RequestId = NewType("RequestId", str)
 ModelName = NewType("ModelName", str)  # as its router lists it

@@ -118,6 +118,14 @@ def test_tiers_stand_against_their_budgets_and_one_that_is_not_there_is_left_out
     assert "snapshots" not in drawn(tiers=[])
 
 
+@pytest.mark.parametrize(("drained", "word"), [(False, "draining"), (True, "drained")])
+def test_an_engine_that_is_drained_says_so_and_shows_its_labels(drained, word):
+    out = drawn(engines=[engine(engine="cuda", draining=True, drained=drained, labels={"card": "4090"})])
+    (line,) = (line for line in out.splitlines() if line.startswith("cuda"))
+    assert "card 4090" in line
+    assert line.endswith(f", {word}")
+
+
 def test_draining_is_told():
     assert drawn(draining=True).splitlines()[0].endswith("up 2 h, draining")
 

@@ -23,7 +23,8 @@ function showEngine(node, engine) {
   const [state, address] = title.children;
   const unloaded = engine.health === "unloaded"; // its router loads it when it is wanted
   put(state, { "data-state": engine.up ? "up" : unloaded ? "idle" : "down" });
-  say(state, engine.up ? engine.health : unloaded ? "not loaded" : "down");
+  const word = engine.up ? engine.health : unloaded ? "not loaded" : "down";
+  say(state, engine.draining ? `${word}, ${engine.drained ? "drained" : "draining"}` : word);
   say(address, engine.engine.replace(/^https?:\/\//, ""));
   const speed = engine.prefill_tokens_per_second;
   const kept = engine.ram_cache_entries_tokens.length;
@@ -35,6 +36,7 @@ function showEngine(node, engine) {
       engine.context_tokens ? `${tokens(engine.context_tokens)} tokens each` : null,
       speed ? `prefill ${tokens(Math.round(speed))} tokens/s` : null,
       kept ? `${plural(kept, "prompt")} in its RAM cache` : null,
+      ...Object.entries(engine.labels).map(([label, value]) => `${label} ${value}`),
     ]
       .filter(Boolean)
       .join(" · "),

@@ -1,0 +1,151 @@
+"""Which engines are in use: drained and put back by their user, added and removed while the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.http import EngineAddress
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.engines import Engines, LinkMaker
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, Event
+from slotkeeper.scheduler.types import EngineId
+from slotkeeper.upstreams import NamedUpstream, UpstreamsError
+
+MOMENT: Final = 0.05  # seconds between looks at whether anything is still asked of an engine that goes
+
+log = get_logger(__name__)
+
+
+def link_to(
+    upstream: NamedUpstream, new_link: LinkMaker, flags: EngineFlags | None = None
+) -> tuple[EngineId, EngineLink]:
+    """The line to an engine that was named."""
+    engine = EngineId(upstream.name)
+    link = new_link(engine, EngineAddress(upstream.base), flags)
+    link.labels = upstream.labels
+    return engine, link
+
+
+class Membership:
+    """Tells the scheduler, and takes engines away once they are at rest."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        metrics: Metrics,
+        tasks: Tasks,
+        post: Callable[[Event], None],
+        new_link: LinkMaker | None,
+    ) -> None:
+        self._engines = engines
+        self._metrics = metrics
+        self._tasks = tasks
+        self._post = post
+        self._new_link = new_link
+        self._going: set[EngineId] = set()  # being drained because they are named no more
+
+    def find(self, word: str) -> EngineLink | None:
+        """The engine that a person means: by its name, or its address, with or without http://."""
+        for link in self._engines.upstreams:
+            base = link.address.base
+            if word.rstrip("/") in {link.engine, base, base.rpartition("://")[2]}:
+                return link
+        return None
+
+    def drain(self, link: EngineLink, *, drain: bool) -> None:
+        """Let nothing new begin there, or put it back."""
+        if link.draining == drain:
+            return
+        link.draining = drain
+        if drain:
+            log.info("engine_draining", engine=link.engine)
+        else:
+            self._going.discard(link.engine)
+            log.info("engine_undrained", engine=link.engine)
+        if all(other.draining for other in self._engines.upstreams):
+            log.warning("all_engines_drained")
+        self._post(self._asked(link))
+
+    def drained(self, engine: EngineId) -> None:
+        """It is at rest."""
+        link = self._engines.links.get(engine)
+        log.info("engine_drained", engine=engine)
+        if link is not None and engine in self._going:
+            self._tasks.start(self._remove(link))
+
+    def asked(self) -> Iterator[Event]:
+        """For a scheduler that knows of nothing."""
+        return (self._asked(link) for link in self._engines.upstreams if link.draining)
+
+    def change(self, upstreams: Sequence[NamedUpstream]) -> None:
+        """These are all from now on. Raises UpstreamsError, and changes nothing, if that cannot be."""
+        now, wanted = self._engines.upstreams, {one.name: one for one in upstreams}
+        self._check(now, wanted.values())
+        for link in now:
+            if one := wanted.get(link.engine):
+                link.labels = one.labels
+        new = [one for one in upstreams if one.name not in self._engines.links]
+        back = [link for link in now if link.engine in wanted and link.engine in self._going]
+        gone = [link for link in now if link.engine not in wanted and link.engine not in self._going]
+        for one in new:
+            self._add(one)
+        for link in back:
+            self.drain(link, drain=False)
+        for link in gone:
+            self._going.add(link.engine)
+            if link.draining:  # by hand, and may be at rest already: it is said once more
+                link.draining = False
+                self._post(self._asked(link))
+            self.drain(link, drain=True)
+        log.info("upstreams_reloaded", upstream=list(wanted), added=len(new) + len(back), removed=len(gone))
+
+    @staticmethod
+    def _check(links: Iterable[EngineLink], wanted: Iterable[NamedUpstream]) -> None:
+        bases = {link.engine: link.address.base for link in links}
+        names = {base: engine for engine, base in bases.items()}
+        for one in wanted:
+            if bases.get(EngineId(one.name), one.base) != one.base:
+                raise UpstreamsError(
+                    f"{one.name} has another address now; give what is there another name, or start again"
+                )
+            if names.get(one.base, one.name) != one.name:
+                raise UpstreamsError(
+                    f"{one.base} is called {names[one.base]} here; keep that name, or start again"
+                )
+
+    def _add(self, upstream: NamedUpstream) -> None:
+        if self._new_link is None:
+            raise AssertionError("engines are added only where lines can be made")
+        engine, link = link_to(upstream, self._new_link)
+        self._metrics.engine_up(engine, up=False)
+        self._metrics.freezes.labels(engine=engine)
+        log.info("engine_added", engine=engine, url=upstream.base)
+        self._engines.add(link)
+        self._name()
+
+    async def _remove(self, link: EngineLink) -> None:
+        """Requests without a slot may still be answered there, which the scheduler knows nothing of."""
+        while link.busy and link.engine in self._going:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(MOMENT)
+        if link.engine not in self._going:
+            return
+        self._going.discard(link.engine)
+        self._engines.remove(link)
+        self._metrics.engine_removed(link.engine)
+        log.info("engine_removed", engine=link.engine)
+        self._name()
+
+    def _name(self) -> None:
+        engines = tuple(link.engine for link in self._engines.upstreams)
+        self._post(EnginesNamed(at=time.monotonic(), engines=engines))
+
+    @staticmethod
+    def _asked(link: EngineLink) -> DrainAsked:
+        return DrainAsked(at=time.monotonic(), engine=link.engine, drain=link.draining)

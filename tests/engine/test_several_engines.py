@@ -1,0 +1,220 @@
+"""Two engines of one model and one slot folder: named, drained, added, removed, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from patience import PATIENCE
+from slotkeeper.app import Sidecar, running, serve
+from slotkeeper.bench.lab import rested
+from slotkeeper.cli.main import main
+from slotkeeper.engine.launch import free_port
+from slotkeeper.scheduler.types import EngineId
+from slotkeeper.settings import Settings
+
+pytestmark = pytest.mark.alternating
+
+CHAT = "/v1/chat/completions"
+LONG = "The lighthouse keeper counts the ships that pass by night. " * 60
+LEFT, RIGHT = EngineId("left"), EngineId("right")
+LEAST = 600  # tokens of it: what is found again is more than that
+
+
+@pytest.fixture
+def pair(engine_factory, build, tmp_path: Path):
+    """Two that can use each other's files."""
+    folder = tmp_path / "slots"
+    folder.mkdir(mode=0o700)
+    return [engine_factory("tiny-hybrid", build, args=["--slot-save-path", str(folder)]) for _ in range(2)]
+
+
+@asynccontextmanager
+async def in_front_of(folder: Path, **more: Any) -> AsyncIterator[tuple[Sidecar, httpx.AsyncClient]]:
+    ours = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", "drain_delay": 0, "drain_timeout": 1.0}
+    settings = Settings(**{**ours, "slot_dir": folder, "save_pause": 0.05, "idle_tokens": 0, **more})
+    async with (
+        running(settings) as sidecar,
+        httpx.AsyncClient(base_url=f"http://{sidecar.addresses[0]}", timeout=PATIENCE) as client,
+    ):
+        await until(lambda: all(link.ready for link in sidecar.driver.links.values()))
+        yield sidecar, client
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not true():
+            await asyncio.sleep(0.02)
+
+
+def names(one: Any, other: Any) -> tuple[str, ...]:
+    return f"left={one.base}", f"right={other.base}"
+
+
+async def ask(client: httpx.AsyncClient, *said: str) -> tuple[str, int]:
+    """The reply, and how many tokens of its prompt were cached."""
+    turns = [{"role": "user" if n % 2 == 0 else "assistant", "content": text} for n, text in enumerate(said)]
+    plain = {"chat_template_kwargs": {"plain": True}, "temperature": 0, "max_tokens": 8}
+    answer = await client.post(CHAT, json={"messages": turns, **plain})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    return found["choices"][0]["message"]["content"], found["timings"]["cache_n"]
+
+
+async def admin(sidecar: Sidecar, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=f"http://{sidecar.addresses[1]}", timeout=PATIENCE) as client:
+        return await client.get(path)
+
+
+async def state(sidecar: Sidecar) -> dict[str, Any]:
+    """What the admin port says of each engine."""
+    return {one["engine"]: one for one in (await admin(sidecar, "/api/state")).json()["engines"]}
+
+
+async def command(sidecar: Sidecar, *words: str) -> int:
+    where = ("--admin", f"http://{sidecar.addresses[1]}")
+    return await asyncio.to_thread(main, [*words, *where])
+
+
+def last_engine(sidecar: Sidecar) -> str | None:
+    return next(iter(sidecar.driver.journal)).engine
+
+
+async def test_a_conversation_of_a_drained_engine_goes_on_at_the_other(pair, tmp_path, capsys):
+    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
+        reply, _ = await ask(client, LONG)
+        first = last_engine(sidecar)
+        assert first in {"left", "right"}
+        (other,) = {"left", "right"} - {first}
+        assert await command(sidecar, "drain", first) == 0
+        assert f"{first} is drained" in capsys.readouterr().out
+        seen = await state(sidecar)
+        assert (seen[first]["draining"], seen[first]["drained"], seen[first]["up"]) == (True, True, True)
+        assert not seen[other]["draining"]
+        _, cached = await ask(client, LONG, reply, "And then?")
+        assert last_engine(sidecar) == other
+        assert cached > LEAST
+        assert await command(sidecar, "undrain", first) == 0
+        assert await command(sidecar, "drain", other) == 0
+        _, cached = await ask(client, LONG, reply, "And then?")
+        assert last_engine(sidecar) == first
+        assert cached > LEAST
+
+
+async def test_an_engine_that_there_is_not_cannot_be_drained(pair, tmp_path, capsys):
+    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, _):
+        assert await command(sidecar, "drain", "middle") == 1
+        said = capsys.readouterr().err
+        assert "there is no engine 'middle'; there is left, right" in " ".join(said.split())
+
+
+async def test_while_all_are_drained_requests_wait_and_none_is_lost(pair, tmp_path):
+    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
+        for name in ("left", "right"):
+            assert await command(sidecar, "drain", name) == 0
+        assert (await admin(sidecar, "/readyz")).status_code == 503
+        waiting = asyncio.ensure_future(ask(client, "Hello"))  # noqa: TID251
+        await until(lambda: sidecar.driver.placement.queued == 1)
+        assert await command(sidecar, "undrain", "right") == 0
+        assert (await waiting)[1] == 0
+        assert last_engine(sidecar) == "right"
+
+
+async def test_after_the_death_of_an_engine_its_conversations_go_on_at_the_other(pair, tmp_path):
+    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
+        replies = [(text, (await ask(client, text))[0]) for text in (f"One. {LONG}", f"Two. {LONG}")]
+        await rested(sidecar)
+        pair[0].process.kill()
+        for text, reply in replies:
+            _, cached = await ask(client, text, reply, "And then?")
+            assert last_engine(sidecar) == "right"
+            assert cached > LEAST
+
+
+def table(**engines: str) -> str:
+    return "\n".join(
+        f'[{name}]\nurl = "{url}"\nlabels = {{card = "{name}"}}' for name, url in engines.items()
+    )
+
+
+async def test_the_table_of_engines_is_read_again_while_requests_are_served(pair, tmp_path, capsys):
+    """One is added, a bad file changes nothing, and one that is named no more is drained and dropped."""
+    left, right = pair
+    path = tmp_path / "engines.toml"
+    path.write_text(table(left=left.base))
+    async with in_front_of(tmp_path / "slots", upstreams_file=path) as (sidecar, client):
+        driver = sidecar.driver
+        assert list(driver.links) == ["left"]
+        reply, _ = await ask(client, LONG)
+        path.write_text(table(left=left.base, right=right.base))
+        sidecar.reload()
+        await until(lambda: driver.links[RIGHT].ready)
+        assert (await state(sidecar))["right"]["labels"] == {"card": "right"}
+        process = driver.links[LEFT].process
+        for bad in ("", "[left]\nurl = 8", table(left=right.base), "[left"):
+            path.write_text(bad)
+            sidecar.reload()
+            assert list(driver.links) == ["left", "right"]
+        assert "not_reloaded" in capsys.readouterr().out
+        assert driver.links[LEFT].process == process
+        path.write_text(table(right=right.base))
+        sidecar.reload()
+        await until(lambda: list(driver.links) == ["right"])
+        assert list(driver.placement.tables) == ["right"]
+        _, cached = await ask(client, LONG, reply, "And then?")
+        assert cached > LEAST
+        metrics = (await admin(sidecar, "/metrics")).text
+        assert 'slotkeeper_engine_up{engine="right"} 1.0' in metrics
+        assert 'engine="left"' not in metrics
+
+
+async def test_a_running_answer_ends_before_its_engine_is_dropped(pair, tmp_path):
+    left, right = pair
+    path = tmp_path / "engines.toml"
+    path.write_text(table(left=left.base))
+    async with in_front_of(tmp_path / "slots", upstreams_file=path) as (sidecar, client):
+        driver, pieces = sidecar.driver, 0
+        body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 300, "ignore_eos": True}
+        async with client.stream("POST", CHAT, json={**body, "stream": True}) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            path.write_text(table(right=right.base))
+            sidecar.reload()
+            assert driver.links[LEFT].draining
+            async for line in lines:
+                pieces += line.startswith("data: ")
+                last = line if line.startswith("data: ") else ""
+        assert pieces >= 300, last
+        await until(lambda: list(driver.links) == ["right"])
+        await ask(client, "Hello")
+        assert last_engine(sidecar) == "right"
+
+
+async def test_sighup_reads_the_table_again(pair, tmp_path):
+    left, right = pair
+    path, data = tmp_path / "engines.toml", f"127.0.0.1:{free_port()}"
+    path.write_text(table(left=left.base))
+    settings = Settings(
+        upstreams_file=path, listen=data, admin_listen="127.0.0.1:0", drain_delay=0, drain_timeout=1
+    )
+    bound: list[str] = []
+    work = asyncio.ensure_future(serve(settings, listening=lambda *both: bound.append(both[1])))  # noqa: TID251
+    try:
+        await until(lambda: bound)
+        path.write_text(table(left=left.base, right=right.base))
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with httpx.AsyncClient(base_url=f"http://{bound[0]}", timeout=PATIENCE) as client:
+            async with asyncio.timeout(PATIENCE):
+                while len((await client.get("/api/state")).json()["engines"]) < 2:
+                    await asyncio.sleep(0.02)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        await work

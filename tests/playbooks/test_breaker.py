@@ -1,0 +1,124 @@
+"""The circuit breaker: where requests fail, others go elsewhere, as long as there is another engine."""
+
+from playbooks.playbook import (
+    Play,
+    arrives,
+    drain,
+    drained,
+    ends,
+    engine_lost,
+    engine_up,
+    fails,
+    goes,
+    knows,
+    leaves,
+    reports,
+    request_fails,
+    sees,
+    starts,
+    unpinned,
+)
+from slotkeeper.scheduler.breaker import FIRST, LONGEST, TRIPS
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.types import Reason, Tokens
+
+A, B, C, D = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000, 40_000))
+
+
+def two(**more):
+    return Play(engines=2, memory="dense", limits=Limits(pause=1000.0, idle_tokens=0), **more)
+
+
+def failing(play, engine="e0", times=TRIPS):
+    for _ in range(times):
+        assert play << request_fails(engine)
+    return play
+
+
+def goes_to(play, request, prompt, engine):
+    play << arrives(request) << knows(request, prompt)
+    assert play >> goes(request, engine=engine)
+    return bool(play << starts(request))
+
+
+def test_one_answer_with_an_error_may_be_the_requests_own_fault():
+    assert goes_to(failing(two(), times=TRIPS - 1), "r1", A, "e0")
+
+
+def test_after_several_in_a_row_requests_go_elsewhere():
+    play = failing(two())
+    for n, prompt in enumerate((A, B)):
+        assert goes_to(play, f"r{n}", prompt, "e1")
+    assert play << arrives("r2") << knows("r2", C)  # it waits: e1 is full
+    assert play.placement.queued == 1
+
+
+def test_one_without_any_answer_is_enough():
+    play = two()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0")
+    assert play << request_fails(broken=True)
+    assert play << leaves("r1")
+    assert goes_to(play, "again", A, "e1")
+
+
+def test_after_a_while_it_is_tried_with_one_request():
+    play = failing(two()).later(FIRST)
+    assert goes_to(play, "r1", A, "e0")
+    assert goes_to(play, "r2", B, "e1")  # no second one
+    assert goes_to(play, "r3", C, "e1")
+    assert play << ends("r1", 1000) >> reports("r1")
+    assert goes_to(play, "r4", D, "e0")
+    assert goes_to(play, "r5", A + B, "e0")
+
+
+def test_who_waits_is_placed_when_that_while_is_over():
+    play = failing(two(n_slots=1))
+    assert goes_to(play, "r1", A, "e1")
+    assert play << arrives("r2") << knows("r2", B)
+    while not play.effects:
+        play.wakes()
+    assert play >> goes("r2", engine="e0")
+    assert FIRST <= play.clock - 1000 < FIRST + 1
+
+
+def test_each_further_failure_doubles_the_while():
+    play = failing(two(), times=TRIPS + 2)
+    breaker = play.table.breaker
+    assert breaker.until - play.clock == FIRST * 4
+    failing(play, times=30)
+    assert breaker.until - play.clock == LONGEST
+
+
+def test_an_answer_without_figures_proves_nothing():
+    play = failing(two(), times=TRIPS - 1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0")
+    assert play << fails("r1") >> reports("r1")
+    assert play << request_fails()
+    assert play.table.failing
+
+
+def test_the_only_engine_is_never_spared():
+    play = failing(Play(memory="dense"))
+    assert goes_to(play, "r1", A, "e0")
+    play = failing(two())
+    assert play << engine_lost("e1")
+    assert goes_to(play, "r1", A, "e0")
+
+
+def test_nor_is_one_where_the_other_is_drained_or_fails_as_well():
+    play = failing(two())
+    assert play << drain("e1") >> drained("e1")
+    assert goes_to(play, "r1", A, "e0")
+    play = failing(failing(two()), "e1")
+    assert goes_to(play, "r1", A, "e0")
+
+
+def test_what_takes_no_pin_goes_elsewhere_too():
+    assert failing(two()) << arrives("r1", bypass=True) >> unpinned("r1", Reason.BYPASS, engine="e1")
+
+
+def test_a_restart_makes_it_good():
+    play = failing(two())
+    assert play << engine_lost("e0")
+    assert play << engine_up("e0") << sees(engine="e0")
+    assert goes_to(play, "r1", A, "e0")

@@ -1,0 +1,200 @@
+"""Engines of different speed and load: where requests go, and when one waits for a slot that is not free."""
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    Play,
+    arrives,
+    drain,
+    drained,
+    ends,
+    engine_lost,
+    engine_up,
+    goes,
+    knows,
+    leaves,
+    reports,
+    restored,
+    restores,
+    sees,
+    snapshot,
+    snapshots_changed,
+    starts,
+)
+from slotkeeper.scheduler.costs import MEASURED, Limits
+from slotkeeper.scheduler.types import EngineId, Reason, Tokens
+
+QUIET = Limits(pause=1000.0, idle_tokens=0)
+MORE = Tokens(range(100))
+
+
+def prompt(name: int, tokens: int = 1000) -> Tokens:
+    """One of its own: no two have anything in common."""
+    return Tokens(range(name * 100_000, name * 100_000 + tokens))
+
+
+def play_of(*speeds: tuple[float, float], slots: int = 2, **more) -> Play:
+    """An engine for each pair of prefill and decode rates, in tokens a second; replies have 100 tokens."""
+    traits = {"memory": "dense", "n_slots": slots, "limits": QUIET, **more}
+    play = Play(engines=len(speeds), **traits)
+    for name, (prefill, decode) in zip(play.names, speeds, strict=True):
+        rates = play.placement.tables[name].rates
+        for _ in range(MEASURED):
+            rates.prefilled(int(prefill * 100), 100.0)
+            rates.replied(100, 100 / decode)
+    return play
+
+
+def begins(play: Play, request: str, tokens: Tokens, engine: str, **how) -> bool:
+    play << arrives(request) << knows(request, tokens)
+    assert play >> goes(request, engine=engine, **how)
+    return bool(play << starts(request))
+
+
+def test_a_new_prompt_goes_to_the_faster_engine():
+    assert begins(play_of((100, 50), (1000, 50)), "r1", prompt(1), "e1")
+
+
+def test_an_answer_counts_as_well_not_its_prompt_alone():
+    """1000 tokens sooner by half a second; 100 tokens of answer later by eight."""
+    assert begins(play_of((2000, 10), (1000, 50)), "r1", prompt(1), "e1")
+
+
+def test_equal_engines_share_requests():
+    play = play_of((1000, 50), (1000, 50))
+    assert begins(play, "r1", prompt(1), "e0")
+    assert begins(play, "r2", prompt(2), "e1")
+    assert begins(play, "r3", prompt(3), "e0")
+
+
+def test_a_conversation_stays_where_its_state_is():
+    play = play_of((1000, 50), (1000, 50))
+    assert begins(play, "r1", prompt(1), "e0")
+    assert begins(play, "r2", prompt(2), "e1")
+    assert play << ends("r2", 1000) >> reports("r2")
+    assert begins(play, "r3", prompt(2) + MORE, "e1", slot=0, reason=Reason.PREFIX)
+
+
+def only(play: Play, request: str, tokens: Tokens, engine: str, other: str, **how) -> bool:
+    """It begins where it would not by itself: the other one is drained meanwhile."""
+    assert play << drain(other) >> drained(other)
+    assert begins(play, request, tokens, engine, **how)
+    return bool(play << drain(other, on=False))
+
+
+def test_it_stays_on_a_slower_engine_as_long_as_that_pays():
+    """Its 100 tokens take a second there, and the answer two more; elsewhere 4100 tokens take four."""
+    play = play_of((100, 25), (1000, 50))
+    assert only(play, "r1", prompt(1, 4000), "e0", "e1")
+    assert play << ends("r1", 4000) >> reports("r1")
+    assert begins(play, "r2", prompt(1, 4000) + MORE, "e0", slot=0)
+
+
+def test_it_moves_once_waiting_costs_more():
+    """A prompt of 30,000 tokens is before it; elsewhere 4100 are computed again."""
+    play = play_of((1000, 50), (1000, 50))
+    assert begins(play, "r1", prompt(1, 4000), "e0")
+    assert play << ends("r1", 4000) >> reports("r1")
+    assert only(play, "r2", prompt(2, 30_000), "e0", "e1", slot=1)
+    assert begins(play, "r3", prompt(1, 4000) + MORE, "e1", reason=Reason.COLD)
+
+
+def test_engines_that_differ_no_more_than_noise_are_of_one_speed():
+    """An empty slot on one is taken before a conversation loses its own on the other."""
+    play = play_of((1000, 50), (1000, 50))
+    e0, e1 = (play.placement.tables[name].rates for name in play.names)
+    for speed in (900, 1100, 700, 1000):
+        e0.prefilled(speed * 10, 10.0)
+        e1.prefilled((speed + 100) * 10, 10.0)
+    for n, engine in ((1, "e0"), (2, "e1"), (3, "e0"), (4, "e1")):
+        assert begins(play, f"r{n}", prompt(n), engine)
+        assert n % 2 or all(play << ends(f"r{m}", 1000) >> reports(f"r{m}") for m in (n - 1, n))
+
+
+def test_its_state_follows_from_a_file():
+    """Its slot was given to another one; both engines can load the file."""
+    play = play_of((1000, 50), (1000, 50), **NEW_FILES)
+    assert play << snapshots_changed(snapshot("a", prompt(1, 4000)))
+    assert begins(play, "r2", prompt(2, 30_000), "e0")
+    play << arrives("r3") << knows("r3", prompt(1, 4000) + MORE)
+    assert play >> restores(0, "a", place__engine="e1")
+    assert play << restored() >> goes("r3", engine="e1", reason=Reason.SNAPSHOT)
+
+
+def test_among_equal_engines_new_tokens_times_batch_size_decides():
+    """A thousand tokens lie at an engine with three answers; computing the rest would hold all of them up."""
+    play = play_of((1000, 50), (1000, 50), slots=4)
+    for n in range(8):
+        assert begins(play, f"r{n}", prompt(n + 1), f"e{n % 2}")
+    for n in (0, 1, 3, 5, 7):
+        assert play << ends(f"r{n}", 1000) >> reports(f"r{n}")
+    play.later(10)
+    # 300 x 4 there; 1300 x 1 elsewhere, and what is lost of a slot
+    assert begins(play, "near", prompt(1) + prompt(50, 300), "e0", slot=0)
+    assert play << ends("near", 1300, 1000) >> reports("near")
+    # 9000 x 4 there; 10,000 x 1 elsewhere
+    assert begins(play, "far", prompt(1) + prompt(60, 9000), "e1")
+
+
+def test_a_request_waits_for_a_fast_engine_whose_slot_is_soon_free():
+    play = play_of((10, 50), (1000, 50), slots=1)
+    assert begins(play, "r1", prompt(1), "e1")
+    assert play << arrives("r2") << knows("r2", prompt(2))
+    assert play.placement.queued == 1  # three seconds and one, not a hundred
+    assert play << ends("r1", 1000) >> reports("r1") >> goes("r2", engine="e1")
+
+
+def test_it_goes_elsewhere_when_that_takes_longer_than_foretold():
+    play = play_of((100, 50), (1000, 50), slots=1)
+    assert begins(play, "r1", prompt(1), "e1")
+    assert play << arrives("r2") << knows("r2", prompt(2))
+    assert play.placement.queued == 1
+    while not play.effects:
+        play.wakes()
+    assert play >> goes("r2", engine="e0")
+
+
+def test_those_who_wait_for_it_count():
+    """The third one would be served after two others: then the slow one is quicker."""
+    play = play_of((100, 50), (1000, 50), slots=1)
+    assert begins(play, "r1", prompt(1, 3000), "e1")
+    assert play << arrives("r2", client="b") << knows("r2", prompt(2))
+    assert play.placement.queued == 1
+    assert begins(play, "r3", prompt(3), "e0")
+
+
+@pytest.mark.parametrize("over", [leaves("r1"), engine_lost("e1")])
+def test_whoever_waits_is_decided_anew_when_what_it_waits_for_is_gone(over):
+    play = play_of((10, 50), (1000, 50), slots=1)
+    assert begins(play, "r1", prompt(1), "e1")
+    assert play << arrives("r2") << knows("r2", prompt(2))
+    play << over
+    if isinstance(over, type(engine_lost())):
+        assert play >> goes("r2", engine="e0")
+    assert not play.placement.tables[EngineId("e1")].work.served
+
+
+def test_an_engine_that_has_shown_nothing_is_taken_to_be_like_the_others():
+    play = play_of((5000, 20), (5000, 20))
+    play.names.append(EngineId("e2"))
+    assert play << engine_up("e2") << sees(engine="e2")
+    new = play.placement.tables[EngineId("e2")].rates
+    assert (new.prefill, new.decode, new.reply, new.shown) == (5000, 20, 100, None)
+
+
+def test_speeds_are_learned_from_answers():
+    play = play_of((1000, 50))
+    assert begins(play, "r1", prompt(1), "e0")
+    play.later(9.97)
+    assert play << ends("r1", 1000, prefill_seconds=5.0, generated=500) >> reports("r1")
+    rates = play.table.rates
+    assert rates.prefill == pytest.approx(1000 - 0.3 * 800)
+    assert rates.decode == pytest.approx(50 + 0.3 * (500 / 5 - 50), rel=0.01)
+    assert rates.reply == pytest.approx(100 + 0.3 * 400)
+
+
+def test_one_engine_never_has_a_request_wait_that_has_a_free_slot():
+    play = play_of((10, 1))
+    assert begins(play, "r1", prompt(1, 30_000), "e0")
+    assert begins(play, "r2", prompt(2, 30_000), "e0")

@@ -1,0 +1,79 @@
+"""Names of engines: what is read, and what is refused with a word."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.settings import Settings
+from slotkeeper.upstreams import NamedUpstream, UpstreamsError, read_table
+
+ONE, OTHER = "http://10.0.0.1:8081", "http://10.0.0.2:8081"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "base"),
+    [
+        (f"cuda={ONE}", "cuda", ONE),
+        (f" ryzen.ai-max_2 = {ONE}/v1/ ", "ryzen.ai-max_2", ONE),
+        (ONE, ONE, ONE),
+        (f"{ONE}/a=b", f"{ONE}/a=b", f"{ONE}/a=b"),  # no name: it has a colon
+    ],
+)
+def test_a_name_stands_before_the_address(text, name, base):
+    found = NamedUpstream.parse(text)
+    assert (found.name, found.base) == (name, base)
+    assert NamedUpstream.parse(str(found)) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["cuda=", "cuda=10.0.0.1", "=http://a:1", "-x=http://a:1", f"{'n' * 41}={ONE}"]
+)
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ValueError, match="is not a URL"):
+        NamedUpstream.parse(text)
+
+
+def test_a_table_has_names_addresses_and_labels(tmp_path):
+    path = tmp_path / "engines.toml"
+    path.write_text(f'[cuda]\nurl = "{ONE}/v1"\nlabels = {{card = "4090"}}\n[ryzen]\nurl = "{OTHER}"\n')
+    cuda, ryzen = read_table(path)
+    assert cuda == NamedUpstream("cuda", ONE, (("card", "4090"),))
+    assert ryzen == NamedUpstream("ryzen", OTHER)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "at least one"),
+        ("[a", "is no TOML"),
+        ("a = 1", "a is no table"),
+        ('["a b"]\nurl = "http://a:1"', "is no name"),
+        ("[a]\nurl = 1", "a.url"),
+        ('[a]\nurl = "a:1"', "a.url: 'a:1' is not a URL"),
+        ('[a]\nurl = "http://a:1"\nport = 1', "a.port"),
+        ('[a]\nurl = "http://a:1"\nlabels = {n = 1}', "a.labels.n"),
+        ('[a]\nurl = "http://a:1"\n[b]\nurl = "http://a:1"', "only once"),
+        ("#" * (2**20 + 1), "larger than 1 MiB"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_with_a_word(tmp_path, text, said):
+    path = tmp_path / "engines.toml"
+    path.write_text(text)
+    with pytest.raises(UpstreamsError, match=said):
+        read_table(path)
+
+
+def test_a_table_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UpstreamsError, match="No such file"):
+        read_table(tmp_path / "none.toml")
+
+
+def test_with_a_table_only_engines_that_were_given_count_beside_it(tmp_path):
+    path = tmp_path / "engines.toml"
+    path.write_text(f'[cuda]\nurl = "{ONE}"\n')
+    assert [one.name for one in Settings(upstreams_file=path).engines()] == ["cuda"]
+    both = Settings(upstreams_file=path, upstream=(f"ryzen={OTHER}",))
+    assert [one.name for one in both.engines()] == ["ryzen", "cuda"]
+    for twice, said in ((ONE, "only once"), (f"cuda={OTHER}", "one name")):
+        with pytest.raises(UpstreamsError, match=said):
+            Settings(upstreams_file=path, upstream=(twice,)).engines()
