@@ -40,6 +40,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.spans import spans_to
+from slotkeeper.runtime.cold_store import cold_room, store_in
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
@@ -47,7 +48,6 @@ from slotkeeper.runtime.tasks import Aside, Tasks
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
-from slotkeeper.store.store import Store
 from slotkeeper.units import Address
 
 BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
@@ -65,7 +65,7 @@ class Sidecar:
     """Both ports and all that is behind them. Use as an async context manager."""
 
     def __init__(self, settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None) -> None:
-        """Raises KeysError and TlsError."""
+        """Raises KeysError, TlsError and UsageError."""
         key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
         self._engine_key = key
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
@@ -74,7 +74,7 @@ class Sidecar:
         upstreams = map(EngineId, settings.upstream)
         links = {engine: self._new_link(engine, known.get(engine)) for engine in upstreams}
         self.metrics = Metrics()
-        store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
+        store = store_in(settings, self.metrics)
         limits = limits_in(settings)
         self.rewriting = Rewriting(Choice.of(settings.rules, DEFAULTS), self.metrics, text=settings.why_text)
         journal = Journal(settings.why_requests)
@@ -233,9 +233,8 @@ class Sidecar:
         await asyncio.sleep(delay)
         if self._data is not None:
             await _end(self._data)
-        settings = self.settings
         await self.driver.save_all(
-            settings.save_timeout, evacuate=settings.evacuate and settings.cold_dir is not None
+            self.settings.save_timeout, evacuate=self.settings.evacuate and cold_room(self.settings) > 0
         )
 
     async def close(self) -> None:
@@ -266,7 +265,8 @@ async def _end(runner: web.AppRunner) -> None:
 def limits_in(settings: Settings) -> Limits:
     return Limits(
         hot_bytes=int(settings.hot_bytes),
-        cold_bytes=int(settings.cold_bytes) if settings.cold_dir else 0,
+        cold_bytes=cold_room(settings),
+        shared_bytes=int(settings.cold_store_bytes) if settings.cold_store else None,
         hourly_bytes=int(settings.hourly_bytes),
         pause=settings.save_pause,
         engine_wait=settings.engine_wait,

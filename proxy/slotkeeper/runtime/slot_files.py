@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, id_of
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.saving import Later, Saver, known
-from slotkeeper.scheduler.effects import Drop, Erase, Poison, Prove, Restore, Save
+from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Restore, Save
 from slotkeeper.scheduler.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store.store import Store
-from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
+from slotkeeper.store.trouble import HaltedError, LateError, SnapshotError, StoreError
+
+if TYPE_CHECKING:
+    from slotkeeper.runtime.sharing import Sharing
 
 CANARY: Final = (1, 2, 3, 4)  # any tokens: an empty slot has none of them
 RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
@@ -28,8 +31,16 @@ log = get_logger(__name__)
 class Snapshots:
     """One store, and the engines that write to it and read from it."""
 
-    def __init__(self, store: Store, metrics: Metrics, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        post: Callable[[Event], None],
+        shared_bytes: int = 0,
+    ) -> None:
+        """`shared_bytes` is the budget of a cold tier that others use too."""
         self.store = store
+        self.sharing = _sharing(store, shared_bytes, metrics, post)
         self.ready = False
         self.tried = asyncio.Event()  # to open the store, for the first time
         self._metrics = metrics
@@ -58,9 +69,20 @@ class Snapshots:
                 log.info("snapshots_swept", note=note)
             log.info("snapshots_found", count=len(opened.kept))
             self._post(SnapshotsChanged(at=time.monotonic(), snapshots=tuple(map(known, opened.kept))))
+            if self.sharing:
+                self.sharing.saved()
 
     async def close(self) -> None:
         await self.store.close()
+
+    def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """What runs for ever beside it."""
+        return (self.sharing.write(), self.sharing.collect()) if self.sharing else ()
+
+    async def written(self) -> None:
+        """Wait until a shared store has all that it can be given."""
+        if self.sharing and self.ready:
+            await self.sharing.written()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -73,14 +95,18 @@ class Snapshots:
     async def restore(self, link: EngineLink, restore: Restore) -> Restored:
         wanted = restore.snapshot
         fingerprint = link.traits.fingerprint if link.traits else ""
+        began = time.monotonic()
         try:
-            name = await self.store.offer(wanted.id, fingerprint, link.layout)
-        except (SnapshotError, StoreError, HaltedError) as error:
+            name = await self.store.offer(wanted.id, fingerprint, link.layout, within=restore.within)
+        except (SnapshotError, StoreError, HaltedError, LateError) as error:
             log.warning("not_offered", **_about(restore), error=str(error))
             if not isinstance(error, SnapshotError):
                 self._unread.add(wanted.id)
-            return self._restored(restore, Loading.UNFIT)
-        restored = await self._load(link, restore, name)
+            late = isinstance(error, LateError)
+            unfit = self._restored(restore, Loading.UNFIT)
+            return replace(unfit, brought=time.monotonic() - began) if late else unfit
+        brought = time.monotonic() - began if wanted.tier is Tier.COLD else 0.0
+        restored = replace(await self._load(link, restore, name), brought=brought)
         if wanted.tier is Tier.COLD:  # told only now: to make room, it might have been moved away again
             moved = replace(wanted, tier=Tier.HOT)
             self._post(SnapshotsChanged(at=time.monotonic(), snapshots=(moved,)))
@@ -168,6 +194,9 @@ class Snapshots:
             self._ended(op, "ok")
             log.info("snapshot_dropped", snapshot=drop.snapshot, to_cold=drop.to_cold)
 
+    async def unlist(self, forget: Forget) -> None:
+        await self.store.unlist(forget.snapshot)
+
     async def evacuate(self) -> None:
         """Move all to the cold tier, what was used last in front: time, or room, may not last for all."""
         for kept in sorted(self.store.listing(), key=lambda kept: kept.use.used, reverse=True):
@@ -197,6 +226,8 @@ class Snapshots:
 
     def _works_again(self) -> None:
         """What was asked for in vain while the folder could not be used may be offered again."""
+        if self.sharing:
+            self.sharing.saved()
         if self._unread:
             there = tuple(known(kept) for kept in self.store.listing() if kept.id in self._unread)
             self._unread.clear()
@@ -212,6 +243,14 @@ class Snapshots:
 
     def _ended(self, op: str, outcome: str, seconds: float | None = None) -> None:
         self._metrics.snapshot_operation(op, outcome, seconds)
+
+
+def _sharing(store: Store, budget: int, metrics: Metrics, post: Callable[[Event], None]) -> Sharing | None:
+    if not store.shared:
+        return None
+    from slotkeeper.runtime.sharing import sharing_of  # noqa: PLC0415 - it needs an extra
+
+    return sharing_of(store, budget, metrics, post)
 
 
 def _about(restore: Restore) -> dict[str, str]:

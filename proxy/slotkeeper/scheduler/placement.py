@@ -25,11 +25,12 @@ from dataclasses import replace
 from math import inf
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import arrivals, chores, outcomes, preparing, retention, swaps
+from slotkeeper.scheduler import arrivals, chores, elsewhere, outcomes, preparing, retention, swaps
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned
+from slotkeeper.scheduler.elsewhere import Wanted
 from slotkeeper.scheduler.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.events import (
     Acted,
@@ -63,7 +64,16 @@ from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import SHARED_FOR, EngineTable
-from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, Reason, RequestId
+from slotkeeper.scheduler.types import (
+    NO_ROUTER,
+    ClientId,
+    Crowded,
+    EngineId,
+    ModelName,
+    Reason,
+    RequestId,
+    Tokens,
+)
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
@@ -176,6 +186,10 @@ class Placement:
         if len(state.queue) + len(state.bypassing) >= limits.waiting:
             return Crowded.ALL
         return Crowded.CLIENT if state.queue.of(client) >= limits.waiting_of_one else None
+
+    def wanted_elsewhere(self, request: RequestId, prompt: Tokens) -> Sequence[Wanted]:
+        """What of a prompt whose tokens were just found should be looked for in a store that others use."""
+        return tuple(elsewhere.wanted_elsewhere(self._state, request, prompt))
 
     @property
     def catalog(self) -> Catalog:
