@@ -109,6 +109,7 @@ class FaultyProxy:
     seconds: float = 3.0  # that SLOW takes
     port: int = 0
     seen: list[str] = field(default_factory=list)  # method and path
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
     before: Callable[[str], None] = lambda _: None  # hears of each request before it is passed on
 
     @property
@@ -116,11 +117,24 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            await self._serve(reader, writer)
-        writer.close()
+        task = asyncio.current_task()
+        assert task
+        self.tasks.add(task)
+        ends = [writer]
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                await self._serve(reader, writer, ends)
+        finally:
+            for end in ends:
+                end.transport.abort() if self.fault is Fault.TORN and end is not writer else end.close()
+            for end in ends:
+                with suppress(OSError):
+                    await end.wait_closed()
+            self.tasks.discard(task)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ends: list[asyncio.StreamWriter]
+    ) -> None:
         if self.fault is Fault.GONE:
             return
         head = await reader.readuntil(b"\r\n\r\n")
@@ -141,11 +155,11 @@ class FaultyProxy:
         if fault is Fault.SLOW:
             await asyncio.sleep(self.seconds)
         there, onward = await asyncio.open_connection("127.0.0.1", self.upstream)
+        ends.append(onward)
         onward.write(_closing(head))
         if fault is Fault.TORN and writes and length > 1:
             onward.write(await reader.readexactly(length // 2))
             await onward.drain()
-            onward.close()
             return
         await _pass(reader, onward, length)
         answer = await there.readuntil(b"\r\n\r\n")
@@ -154,10 +168,8 @@ class FaultyProxy:
         if fault is Fault.CUT and line.startswith("GET") and answered > 1:
             writer.write(await there.readexactly(answered // 2))
             await writer.drain()
-            onward.close()
             return
-        await _pass(there, writer, None if line.startswith(("GET", "PUT", "POST", "DELETE")) else 0)
-        onward.close()
+        await _pass(there, writer, 0 if line.startswith("HEAD") else None)
 
 
 def _closing(head: bytes) -> bytes:
@@ -187,3 +199,6 @@ async def faulty(endpoint: str) -> AsyncIterator[FaultyProxy]:
         yield proxy
     finally:
         server.close()
+        for task in tuple(proxy.tasks):
+            task.cancel()
+        await asyncio.gather(*proxy.tasks, return_exceptions=True)

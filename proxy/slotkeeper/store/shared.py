@@ -295,10 +295,13 @@ class SharedStore:
             size = int.from_bytes(data[:4], "big")
             facts = orjson.loads(data[4 : 4 + size])
             blob, salt, text = str(facts["blob"]), bytes.fromhex(facts["salt"]), facts["manifest"].encode()
-            packed = zlib.decompressobj().decompress(data[4 + size :], LARGEST_TOKENS)
+            unpacking = zlib.decompressobj()
+            packed = unpacking.decompress(data[4 + size :], LARGEST_TOKENS)
             named = SnapshotId(str(orjson.loads(text)["id"]))
         except (SealError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise UnfitError(f"{entry.path} cannot be read") from error
+        if not unpacking.eof or unpacking.unused_data:
+            raise UnfitError(f"{entry.path} is not whole")
         manifest = decode(text, named, self._secret or b"")
         if manifest is Flaw.NEWER:
             raise MissingError(f"{entry.path}: {manifest}")
