@@ -14,8 +14,10 @@ from chaos.raw import until
 from fleet.servers import BUCKET, CREDENTIALS, Fault, FaultyProxy, faulty, running_redis
 from fleet.test_moving import BUILD, MODEL, uploaded
 from slotkeeper.engine.launch import free_port
+from slotkeeper.runtime.sharing import PATIENT
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.store import shared as module
+from slotkeeper.store.collector import StoreCollector
 from slotkeeper.store.hints import Hints
 from slotkeeper.store.objects import Objects
 from slotkeeper.store.store import Store
@@ -89,16 +91,22 @@ async def test_a_fetch_that_fails_leaves_nothing_and_costs_no_state(
         assert await offered(second, other, kept.id) == (one / f"{kept.id}.slot").read_bytes()
 
 
-async def test_a_slow_store_is_asked_no_longer_than_computing_takes(proxy: FaultyProxy, tmp_path: Path):
-    one, url = tmp_path / "one", f"s3://{BUCKET}/{tmp_path.name}"
-    async with sidecar(one, url) as (store, shared):
-        await store.copy_cold((await kept_state(store, one, 1)).id)
-        proxy.fault, proxy.seconds = Fault.SLOW, 60.0
-        with pytest.raises(LateError):
-            await shared.find(prompt(1), ENGINE, beyond=0, known=(), within=0.1)
-        proxy.seen.clear()
-        assert await found(shared, prompt(1)) == []
-        assert proxy.seen == []
+async def test_requests_wait_for_a_slow_store_a_few_times_and_then_no_more(
+    proxy: FaultyProxy, tmp_path: Path
+):
+    url = f"s3://{BUCKET}/{tmp_path.name}"
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
+        talks = await undisturbed(one, PATIENT + 2, turns=1)
+        slow, client = await stack.enter_async_context(in_front_of(one, cold_store=url))
+        await take_turn(client, talks[0])
+        assert operations(slow)["find", "late"] == 0
+        await uploaded(slow)
+        proxy.fault, proxy.seconds = Fault.SLOW, 600.0
+        for talk in talks[1:]:
+            await take_turn(client, talk)
+        assert operations(slow)["find", "late"] == PATIENT
+        proxy.fault = Fault.NONE
 
 
 async def test_no_request_fails_while_the_store_is_lost_and_uploads_resume(
@@ -204,8 +212,6 @@ def _tiers(store: Store) -> list[frozenset[Tier]]:
 
 
 async def test_what_is_restored_is_not_removed(s3: str, redis: str, tmp_path: Path, monkeypatch):
-    from slotkeeper.store.collector import StoreCollector
-
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     one, url = tmp_path / "one", f"s3://{BUCKET}/{tmp_path.name}"
     async with sidecar(one, url, hints=Hints(redis, url, lambda *_: None)) as (store, shared):
@@ -220,8 +226,6 @@ async def test_what_is_restored_is_not_removed(s3: str, redis: str, tmp_path: Pa
 
 
 async def test_one_is_elected_by_redis(redis: str, s3: str, tmp_path: Path, monkeypatch):
-    from slotkeeper.store.collector import StoreCollector
-
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     url = f"s3://{BUCKET}/{tmp_path.name}"
 

@@ -180,9 +180,12 @@ class Driver:
 
     async def look_elsewhere(self, request: RequestId, prompt: Tokens | None) -> None:
         """Before `Rendered`: whether a store that others use has more of this prompt than we have."""
-        if self.snapshots and self.snapshots.sharing and prompt is not None:
-            wanted = self.placement.wanted_elsewhere(request, prompt)
-            await self.snapshots.sharing.look_for(wanted)
+        sharing = self.snapshots.sharing if self.snapshots else None
+        if sharing is None or prompt is None:
+            return
+        if wanted := self.placement.wanted_elsewhere(request, prompt):
+            look = self.tasks.start(sharing.look_for(wanted))
+            await sharing.waits_for(look, max(each.within for each in wanted))
 
     async def close(self) -> None:
         await self.tasks.close()

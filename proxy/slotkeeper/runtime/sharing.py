@@ -24,6 +24,8 @@ from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, MissingError, SnapshotError, StoreError
 
 AGAIN: Final = 5.0  # seconds until what could not be written is tried again
+PATIENT: Final = 3  # looks that take too long, until requests do not wait for them
+MOST_LOOKS: Final = 64  # under way at once
 LONGEST: Final = 120.0  # the same, after it has failed often
 
 log = get_logger(__name__)
@@ -53,29 +55,45 @@ class Sharing:
         self._post = post
         self._wanted = asyncio.Event()  # there may be something to write
         self._idle = asyncio.Event()  # there is not
+        self._looks = 0  # under way
+        self._late = 0  # of them, the last ones in a row that took too long
+        self._hurried_until = 0.0
         self._put_off: dict[SnapshotId, float] = {}  # what another sidecar writes, until when
 
     # -- finding -----------------------------------------------------------------------------------
 
+    async def waits_for(self, look: asyncio.Task[None], seconds: float) -> None:
+        """Wait for a look, but not for long, and not at all where the last ones took too long.
+
+        It goes on all the same: a request that still has no slot when it ends can have what was found.
+        """
+        if time.monotonic() < self._hurried_until:
+            return
+        done, _ = await asyncio.wait([look], timeout=seconds)
+        self._late = 0 if done else self._late + 1
+        if not done:
+            self._metrics.snapshot_operation("find", "late")
+        if self._late >= PATIENT:
+            self._hurried_until = time.monotonic() + AGAIN
+
     async def look_for(self, wanted: Iterable[Wanted]) -> None:
         """What is found may be offered from then on. Never raises."""
-        await asyncio.gather(*map(self._look_for, wanted))
+        if self._looks < MOST_LOOKS:
+            self._looks += 1
+            try:
+                await asyncio.gather(*map(self._look_for, wanted))
+            finally:
+                self._looks -= 1
 
     async def _look_for(self, wanted: Wanted) -> None:
         began, there = time.monotonic(), {kept.id for kept in self._store.listing()}
         try:
             found = await self._shared.find(
-                wanted.prompt,
-                wanted.traits.fingerprint,
-                beyond=wanted.here,
-                known=there,
-                within=wanted.within,
+                wanted.prompt, wanted.traits.fingerprint, beyond=wanted.here, known=there
             )
             for kept in found:
                 await self._store.found(kept)
-        except LateError as error:
-            return self._failed("find", "late", error)
-        except (StoreError, SnapshotError, HaltedError) as error:
+        except (LateError, StoreError, SnapshotError, HaltedError) as error:
             return self._failed("find", "failed", error)
         self._metrics.snapshot_operation("find", "ok" if found else "nothing", time.monotonic() - began)
         if found:

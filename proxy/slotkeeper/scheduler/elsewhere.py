@@ -16,7 +16,7 @@ from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
 
-LEAST_SECONDS: Final = 0.25  # for asking: a round trip or two to a store far away
+LEAST_SECONDS: Final = 1.0  # for asking: less says more about this moment than about the store
 MOST_SECONDS: Final = 2.0
 
 
@@ -24,8 +24,8 @@ MOST_SECONDS: Final = 2.0
 class Wanted:
     """A state that would save more tokens of a prompt than what is here.
 
-    `within`: seconds for asking. It may take as long as computing what is missing, so that asking in vain
-    costs no more than half of the wait.
+    `within`: seconds for which the request waits for an answer. That may take as long as computing what is
+    missing, so that asking in vain costs no more than half of the wait.
     """
 
     traits: EngineTraits

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -30,7 +31,7 @@ from slotkeeper.store.index import Kept, Use
 from slotkeeper.store.intake import place
 from slotkeeper.store.manifest import BLOCK, BYTES, Flaw, Manifest, decode, encode
 from slotkeeper.store.object_names import BLOBS, STORE_SEAL, Entry, ObjectNames, parsed
-from slotkeeper.store.objects import AT_ONCE, RETRY_SECONDS, Objects
+from slotkeeper.store.objects import AT_ONCE, Objects
 from slotkeeper.store.sealing import SALT_BYTES, Pieces, SealError, StoreKey
 from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.streams import BlobReader, BlobWriter, stored_size
@@ -47,6 +48,8 @@ from slotkeeper.store.trouble import (
 LARGEST_HEAD: Final = 16 << 20  # bytes: a manifest, and the ids of a million tokens
 LARGEST_TOKENS: Final = 16 << 20  # bytes: four million ids
 PROMISING: Final = 4  # heads that are read for one prompt
+SURE: Final = 2  # the same where the best of them is a beginning of the prompt
+LONGEST_LOOK: Final = 10.0  # seconds; a request does not wait for so long (`scheduler.elsewhere`)
 SEEN: Final = 4096  # entries of which it is remembered what snapshot they are
 FRESH: Final = 1800.0  # seconds from the first byte of a blob to its head: half of what collectors wait
 SETTLE: Final = 0.05  # seconds: obstore 0.12 aborts a process that ends right after a call of it has failed
@@ -75,7 +78,6 @@ class SharedStore:
         self._names = ObjectNames(key.derived("names") if key else b"")
         self._secret = key.derived("manifests") if key else None
         self._lane = Lane("shared")
-        self._late_until = 0.0
         self._seen: OrderedDict[str, SnapshotId] = OrderedDict()  # by the path of a head
 
     def __repr__(self) -> str:
@@ -100,20 +102,17 @@ class SharedStore:
     # -- finding -----------------------------------------------------------------------------------
 
     async def find(
-        self, prompt: Tokens, fingerprint: str, *, beyond: int, known: Collection[SnapshotId], within: float
+        self, prompt: Tokens, fingerprint: str, *, beyond: int, known: Collection[SnapshotId]
     ) -> list[Kept]:
         """States that share more than `beyond` tokens with a prompt, but for those that are `known`.
 
-        Raises LateError after so many seconds; then nothing is looked for in the next ones.
+        Raises LateError after a while.
         """
-        if time.monotonic() < self._late_until:
-            return []
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(LONGEST_LOOK):
                 return await self._find(prompt, fingerprint, beyond, known)
         except TimeoutError:
-            self._late_until = time.monotonic() + RETRY_SECONDS
-            raise LateError(f"{self.name} did not answer within {within:.2f} s") from None
+            raise LateError(f"{self.name} did not answer within {LONGEST_LOOK:.0f} s") from None
 
     async def _find(
         self, prompt: Tokens, fingerprint: str, beyond: int, known: Collection[SnapshotId]
@@ -125,7 +124,8 @@ class SharedStore:
         for names in await asyncio.gather(*map(self._entries, folders)):
             entries += names
         ranked = sorted(entries, key=lambda entry: _promise(entry, marks), reverse=True)
-        good = [e for e in ranked[:PROMISING] if min(len(prompt), e.common(marks) + BLOCK - 1) > beyond]
+        most = SURE if ranked and _promise(ranked[0], marks)[1] else PROMISING
+        good = [e for e in ranked[:most] if min(len(prompt), e.common(marks) + BLOCK - 1) > beyond]
         unknown = [entry for entry in good if self._seen.get(entry.path) not in known]
         heads = await asyncio.gather(*(self._head_or_none(entry, prompt.space) for entry in unknown))
         return [
@@ -259,11 +259,8 @@ class SharedStore:
 
     async def _fetch(self, entry: Entry, head: Head, target: BlobWriter) -> None:
         manifest = head.manifest
-        await self._tell_use(entry, manifest.size)
         try:
-            async for chunk in self.objects.stream_down(head.blob):
-                await self._lane.do(partial(_feed, target, chunk))
-            await self._lane.do(lambda _: target.end())
+            await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head.blob, target))
         except MissingError:  # the head is of no use to anybody
             await self.unlink(entry)
             raise
@@ -272,11 +269,17 @@ class SharedStore:
         if (target.size, target.sha256) != (manifest.size, manifest.sha256):
             raise UnfitError(f"{manifest.id} in {self.name} is not what was kept")
 
+    async def _pour(self, blob: str, target: BlobWriter) -> None:
+        async for chunk in self.objects.stream_down(blob):
+            await self._lane.do(partial(_feed, target, chunk))
+        await self._lane.do(lambda _: target.end())
+
     async def _tell_use(self, entry: Entry, size: int) -> None:
-        """Before anything is read: what is used is not removed."""
+        """What is used is not removed. A store that is full, or only to be read, can be read all the same."""
         if self.hints:
             await self.hints.reading(entry.state, size)
-        await self.objects.mark(entry.used)
+        with suppress(StoreError):
+            await self.objects.mark(entry.used)
 
     # -- heads -------------------------------------------------------------------------------------
 

@@ -46,4 +46,4 @@ async def kept_state(store: Store, hot: Path, seed: int, length: int = LONG, spa
 async def found(
     shared: SharedStore, prompt: Tokens, *, beyond: int = 0, fingerprint: str = ENGINE
 ) -> list[Kept]:
-    return await shared.find(prompt, fingerprint, beyond=beyond, known=(), within=60.0)
+    return await shared.find(prompt, fingerprint, beyond=beyond, known=())

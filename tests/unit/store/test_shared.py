@@ -82,8 +82,8 @@ async def test_what_is_no_better_than_what_is_here_is_not_read(two):
         kept = await kept_state(store, one, 1)
         await store.copy_cold(kept.id)
         assert await found(shared, prompt(1), beyond=LONG + 255) == []
-        assert await shared.find(prompt(1), ENGINE, beyond=0, known=[kept.id], within=60.0) != []
-        assert await shared.find(prompt(1), ENGINE, beyond=0, known=[kept.id], within=60.0) == []
+        assert await shared.find(prompt(1), ENGINE, beyond=0, known=[kept.id]) != []
+        assert await shared.find(prompt(1), ENGINE, beyond=0, known=[kept.id]) == []
 
 
 async def test_the_deepest_of_many_states_is_found(two):
@@ -225,14 +225,14 @@ async def test_what_does_not_come_in_time_is_given_up_and_leaves_nothing(two):
         assert await offered(second, other, kept.id)
 
 
-async def test_a_look_that_takes_too_long_is_not_tried_again_at_once(two):
+async def test_a_look_that_takes_too_long_is_given_up(two, monkeypatch):
     one, _, cold = two
     async with sidecar(one, cold) as (store, shared):
         await store.copy_cold((await kept_state(store, one, 1)).id)
-        with pytest.raises(LateError):
-            await shared.find(prompt(1), ENGINE, beyond=0, known=(), within=0.0)
-        assert await found(shared, prompt(1)) == []
-        shared._late_until = 0.0
+        with monkeypatch.context() as hurried:
+            hurried.setattr(module, "LONGEST_LOOK", 0.0)
+            with pytest.raises(LateError):
+                await found(shared, prompt(1))
         assert await found(shared, prompt(1))
 
 
