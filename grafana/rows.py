@@ -225,7 +225,7 @@ def snapshots() -> list[Panel]:
         ),
         lines(
             "Operations",
-            "In an hour, by outcome. Good is nothing but ok.",
+            "In an hour, by outcome. Good is nothing but ok; of a shared store also nothing, and leased.",
             {"{{op}} {{outcome}}": f"{NOW.rate('snapshot_operations_total', 'op', 'outcome')} * 3600 > 0"},
             unit="suffix: /h",
             width=quarter,
@@ -295,14 +295,15 @@ def trouble() -> list[Panel]:
         lines(
             "Refused, cut off, sent again",
             "Requests that the engine might read otherwise, requests beyond a limit, closed connections, "
-            "requests whose engine ended before their answer began, engines that froze, and slots that held "
-            "other tokens than they should. Good is 0.",
+            "requests whose engine ended before their answer began, engines that froze, a shared store "
+            "or its hints lost, and slots that held other tokens than they should. Good is 0.",
             {
                 "refused: {{reason}}": NOW.increase("refused_requests_total", "reason"),
                 "too many: {{reason}}": NOW.increase("crowded_requests_total", "reason"),
                 "closed: {{reason}}": NOW.increase("connections_cut_total", "reason"),
                 "sent again": NOW.increase("requests_sent_again_total"),
                 "frozen: {{engine}}": NOW.increase("engine_freezes_total", "engine"),
+                "lost: shared {{part}}": NOW.increase("shared_losses_total", "part"),
                 "poisoned: {{reason}}": NOW.increase("poisoned_slots_total", "reason"),
             },
             width=COLUMNS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grafana.promql import TOTAL, WAITED, Scope, computed_per_oracle, hit_ratio, ratio, wrong_predictions
-from slotkeeper.observe.metrics import FOLDER
+from slotkeeper.observe.metrics import FOLDER, USUAL
 
 RUNBOOKS: Final = "docs/alerts.md"
 JOB: Final = "slotkeeper"  # as prometheus.yaml has it
@@ -158,7 +158,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="SlotkeeperSnapshotsFail",
-        measure=LONG.increase("snapshot_operations_total", "op", outcome=f"!~ok|{'|'.join(FOLDER)}"),
+        measure=LONG.increase("snapshot_operations_total", "op", outcome=f"!~{'|'.join((*USUAL, *FOLDER))}"),
         over=">",
         threshold=3,
         hold="",

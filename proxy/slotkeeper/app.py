@@ -36,6 +36,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.spans import spans_to
+from slotkeeper.runtime.cold_store import cold_room, store_in
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to
@@ -43,7 +44,6 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, Tasks
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
-from slotkeeper.store.store import Store
 from slotkeeper.units import Address
 from slotkeeper.upstreams import UpstreamsError
 
@@ -60,7 +60,7 @@ class Sidecar:
     """Both ports and all that is behind them. Use as an async context manager."""
 
     def __init__(self, settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None) -> None:
-        """Raises KeysError, TlsError and UpstreamsError."""
+        """Raises KeysError, TlsError, UpstreamsError and UsageError."""
         key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
         self._engine_key = key
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
@@ -70,7 +70,7 @@ class Sidecar:
             link_to(one, self._new_link, known.get(EngineId(one.base))) for one in settings.engines()
         )
         self.metrics = Metrics()
-        store = Store(settings.slot_dir, settings.cold_dir) if settings.slot_dir else None
+        store = store_in(settings, self.metrics)
         limits = limits_in(settings)
         self.rewriting = Rewriting(Choice.of(settings.rules, DEFAULTS), self.metrics, text=settings.why_text)
         journal = Journal(settings.why_requests)
@@ -232,9 +232,8 @@ class Sidecar:
         await asyncio.sleep(delay)
         if self._data is not None:
             await _end(self._data)
-        settings = self.settings
         await self.driver.save_all(
-            settings.save_timeout, evacuate=settings.evacuate and settings.cold_dir is not None
+            self.settings.save_timeout, evacuate=self.settings.evacuate and cold_room(self.settings) > 0
         )
 
     async def close(self) -> None:

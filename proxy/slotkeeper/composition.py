@@ -8,6 +8,7 @@ from typing import Final
 from slotkeeper.exchange.connections import Connections, Network, Tls, raise_descriptors, room_for
 from slotkeeper.exchange.relay import ReadAhead
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.cold_store import cold_room
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.settings import Settings
 
@@ -18,7 +19,8 @@ KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (ngi
 def limits_in(settings: Settings) -> Limits:
     return Limits(
         hot_bytes=int(settings.hot_bytes),
-        cold_bytes=int(settings.cold_bytes) if settings.cold_dir else 0,
+        cold_bytes=cold_room(settings),
+        shared_bytes=int(settings.cold_store_bytes) if settings.cold_store else None,
         hourly_bytes=int(settings.hourly_bytes),
         pause=settings.save_pause,
         engine_wait=settings.engine_wait,

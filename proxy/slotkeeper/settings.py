@@ -15,7 +15,7 @@ from slotkeeper.units import Address
 from slotkeeper.upstreams import NamedUpstream, checked, read_table
 
 PREFIX: Final = "SLOTKEEPER_"
-SECRETS: Final = ("engine_api_key", "admin_token")
+SECRETS: Final = ("engine_api_key", "admin_token", "hints")
 
 
 class Settings(BaseSettings):
@@ -68,6 +68,36 @@ class Settings(BaseSettings):
     )
     cold_bytes: ByteSize = Field(
         default=ByteSize(128 * 2**30), ge=0, description="room for snapshots in the cold folder"
+    )
+    cold_store: str = Field(
+        default="",
+        description=(
+            "in place of a cold folder, a store that several sidecars share: s3://BUCKET/PREFIX (credentials "
+            "and endpoint by the variables AWS_...), or a folder that all of them see "
+            "(docs/shared-store.md); needs the extra `s3`"
+        ),
+    )
+    store_key_file: Path | None = Field(
+        default=None,
+        description=(
+            "a file with a secret of 32 bytes or more, the same for all who share the store: what lies there "
+            "is encrypted, and its names say nothing"
+        ),
+    )
+    cold_store_bytes: ByteSize = Field(
+        default=ByteSize(512 * 2**30),
+        ge=0,
+        description=(
+            "room for snapshots in the shared store, of all sidecars together: what was not used for longest "
+            "goes; 0 removes nothing for want of room"
+        ),
+    )
+    hints: SecretStr | None = Field(
+        default=None,
+        description=(
+            "a Redis or Valkey, redis://HOST:6379/0, in which sidecars that share a store tell each other "
+            "what lies there and who is at what: quicker, never needed; needs the extra `hints`"
+        ),
     )
     evacuate: bool = Field(
         default=False,

@@ -246,6 +246,7 @@ async def settled(sidecar: Sidecar) -> None:
     # Two tasks for each line run for ever, and more as long as the folder cannot be used.
     lasting = 2 * len(driver.links) + (not driver.snapshots.ready)
     lasting += sum(link.lacks_files for link in driver.links.values())
+    lasting += 2 * (driver.snapshots.sharing is not None)  # to write, and to collect garbage
 
     def still() -> bool:
         working = len(driver.tasks) - (driver.effect_runner._alarm is not None)

@@ -19,7 +19,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import PLAIN, edited, prose, system, user
 from slotkeeper.engine import slotfile
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.runtime import slot_files
+from slotkeeper.runtime import saving
 from slotkeeper.scheduler.slot_contents import Snapshot
 from slotkeeper.scheduler.types import Reason
 
@@ -159,7 +159,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
         return kept
 
     found = slotfile.worth_keeping
-    monkeypatch.setattr(slot_files, "worth_keeping", worth_keeping)
+    monkeypatch.setattr(saving, "worth_keeping", worth_keeping)
     return made
 
 

@@ -21,6 +21,7 @@ ALLOWED = {
         "CNRI-Python",
         "ISC",
         "MIT",
+        "MIT-0",
         "PSF-2.0",
         "Zlib",
     ),

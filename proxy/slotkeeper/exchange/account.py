@@ -219,6 +219,7 @@ class Account:
             while (link := await driver.engines.serving(self.model, lambda: self._open)).ready:
                 try:
                     found[: len(asks)] = await asyncio.gather(*(self._found(link, each) for each in asks))
+                    await driver.look_elsewhere(key, found[0][0])
                     break
                 except EngineGoneError:
                     if not await driver.engines.comes_back(link):

@@ -64,6 +64,7 @@ class ConnectionCut(StrEnum):
 
 
 Stage = Literal["parse", "render"]
+SharedPart = Literal["store", "hints"]
 Action = Literal["fixed", "observed", "declined"]  # declined: as it came, it was cheaper
 
 PREFILL: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -71,7 +72,10 @@ FILES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 OWN: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 ERRORS: Final = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 OUTCOMES: Final = ("ok", "client_error", "upstream_error", "client_gone", "broken")
-FOLDER: Final = tuple(trouble.value for trouble in Trouble if trouble is not Trouble.SLOW)  # never raised
+# The first is never raised, the others are troubles of a shared store.
+NOT_OF_FOLDERS: Final = frozenset({Trouble.SLOW, Trouble.REFUSED, Trouble.UNREACHABLE})
+FOLDER: Final = tuple(trouble.value for trouble in Trouble if trouble not in NOT_OF_FOLDERS)
+USUAL: Final = ("ok", "nothing", "leased")  # that is no trouble
 OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "open": ("ok", *FOLDER),
@@ -80,6 +84,10 @@ OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "demote": ("ok", "failed"),
         "drop": ("ok", "failed"),
         "prove": ("failed",),
+        # With a store that others use too.
+        "upload": ("ok", "leased", "unfit", "failed"),
+        "find": ("ok", "nothing", "late", "failed"),
+        "collect": ("ok", "failed"),
     }
 )
 LEARNT: Final = tuple(how for how in Known if how not in {Known.DEFAULT, Known.FLAGS})
@@ -159,6 +167,11 @@ class Metrics:
         self.operation_seconds = histogram(
             "snapshot_seconds", "How long it took, with hashing and waiting for the engine.", FILES, "op"
         )
+        self.shared_losses = counter(
+            "shared_losses_total",
+            "Times that the store which sidecars share, or its hints, could not be used any more.",
+            "part",
+        )
         self.rewrites = counter(
             "rewrites_total",
             "Requests in which a rule found something: put right or not, or declined as it saves nothing.",
@@ -198,6 +211,9 @@ class Metrics:
         )
         registry.register(DROPPED)
         self._up = Gauge("slotkeeper_engine_up", "Whether the engine answers.", ["engine"], registry=registry)
+        self.shared_up = Gauge(
+            "slotkeeper_shared_up", "Whether they can be used.", ["part"], registry=registry
+        )
         Info("slotkeeper_build", "The sidecar's own version.", registry=registry).info(
             {"version": __version__}
         )
@@ -309,7 +325,8 @@ class Metrics:
             (self.overhead, get_args(Stage)),
             (self.cuts, ConnectionCut),
             (self.crowded, Crowded),
-            (self.operation_seconds, ("save", "restore")),
+            (self.operation_seconds, ("save", "restore", "upload", "find", "collect")),
+            (self.shared_losses, get_args(SharedPart)),
         )
         for metric, values in known:
             for value in values:

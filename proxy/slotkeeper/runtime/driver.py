@@ -44,7 +44,7 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.router import RETRY_SECONDS
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId, id_of
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, Tokens, id_of
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")
@@ -88,7 +88,9 @@ class Driver:
             api_key=api_key,
         )
         self.membership = Membership(self.engines, metrics, self.tasks, self.post, new_link)
-        self.snapshots = Snapshots(store, metrics, self.post) if store else None
+        self.snapshots = (
+            Snapshots(store, metrics, self.post, self._limits.shared_bytes or 0) if store else None
+        )
         self.effect_runner = EffectRunner(
             self.engines,
             metrics,
@@ -143,6 +145,8 @@ class Driver:
         """Files first: a sweep would take the files by which an engine is tried out for leftovers."""
         if self.snapshots:
             self.tasks.start(self.snapshots.open())
+            for lasting in self.snapshots.lasting():
+                self.tasks.start(lasting)
         await self.folder_tried()
         for link in self.links.values():
             self.metrics.engine_up(link.engine, up=False)
@@ -162,7 +166,10 @@ class Driver:
                     await self.snapshots.tried.wait()
 
     async def save_all(self, seconds: float, *, evacuate: bool = False) -> None:
-        """Save what is worth it while no requests come any more; then `evacuate` what is hot."""
+        """Save what is worth it while no requests come any more; then `evacuate` what is hot.
+
+        What a shared store has not got yet is written there.
+        """
         if self.snapshots is None:
             return
         self._closing = True
@@ -170,8 +177,18 @@ class Driver:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._saved.wait()
+                await self.snapshots.written()
                 if evacuate:
                     await self.snapshots.evacuate()
+
+    async def look_elsewhere(self, request: RequestId, prompt: Tokens | None) -> None:
+        """Before `Rendered`: whether a store that others use has more of this prompt than we have."""
+        sharing = self.snapshots.sharing if self.snapshots else None
+        if sharing is None or prompt is None:
+            return
+        if wanted := self.placement.wanted_elsewhere(request, prompt):
+            look = self.tasks.start(sharing.look_for(wanted))
+            await sharing.waits_for(look, max(each.within for each in wanted))
 
     async def close(self) -> None:
         await self.tasks.close()

@@ -18,6 +18,7 @@ from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
     Erase,
+    Forget,
     Forward,
     Learned,
     LoadModel,
@@ -84,7 +85,7 @@ class EffectRunner:
                 self._stop(effect)
             case Save() | Restore() | Erase():
                 self._tasks.start(self._tend(effect))
-            case Drop() | Prove():
+            case Drop() | Forget() | Prove():
                 self._tasks.start(self._keep_house(effect))
             case SetTimer():
                 self._set_alarm(effect)
@@ -185,11 +186,16 @@ class EffectRunner:
             ended = _failed(step)
         self._post(ended)
 
-    async def _keep_house(self, order: Drop | Prove) -> None:
-        if self._snapshots and isinstance(order, Drop):
-            await self._snapshots.drop(order)
-        elif self._snapshots and isinstance(order, Prove):
-            await self._snapshots.prove(order)
+    async def _keep_house(self, order: Drop | Forget | Prove) -> None:
+        if self._snapshots is None:
+            return
+        match order:
+            case Drop():
+                await self._snapshots.drop(order)
+            case Forget():
+                await self._snapshots.unlist(order)
+            case Prove():
+                await self._snapshots.prove(order)
 
     def _swap(self, effect: LoadModel | UnloadModel) -> None:
         link = self._engines.links[effect.engine]

@@ -18,6 +18,7 @@ REMEMBERED: Final = 15  # files of which it is known how long they took
 UNLIKE: Final = 1.25  # so many times as large a file tells the time for each byte from the constant one
 PAIRS: Final = 3  # of such files, below which they do not
 MEASURED: Final = 3  # times, until an engine's speed is compared with that of another
+LEAST_PATIENCE: Final = 1.0  # seconds: less says more about this moment than about the cold tier
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Rates:
     reply: float = 200.0  # tokens of an answer
     prefills: Speed = field(default_factory=Speed)
     decodes: Speed = field(default_factory=Speed)
-    cold: float = 2e8  # bytes a second, from the cold tier to the hot one
+    bringing: FileTimes = field(default_factory=lambda: FileTimes(2e8))  # from the cold tier to the hot one
     state: float = 65536.0  # bytes a token
     measured: frozenset[str] = frozenset()
 
@@ -117,6 +118,10 @@ class Rates:
     def restored(self, size: int, seconds: float) -> None:
         self.reading.took(size, seconds)
 
+    def brought(self, size: int, seconds: float) -> None:
+        """From the cold tier to the hot one; 0 seconds: it lay there."""
+        self.bringing.took(size, seconds)
+
     def saved(self, size: int, tokens: int, seconds: float) -> None:
         self.writing.took(size, seconds)
         if tokens:
@@ -133,8 +138,15 @@ class Rates:
         return self.save_seconds(tokens) * self.prefill
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
-        seconds = self.reading.seconds(size) + (size / self.cold if cold else 0.0)
+        seconds = self.reading.seconds(size) + (self.bringing.seconds(size) if cold else 0.0)
         return seconds * self.prefill
+
+    def bring_within(self, tokens: int) -> float:
+        """Seconds after which it is given up to bring a state of so many tokens: computed, it would be there.
+
+        So neither a slow store nor a slow engine can cost more than twice the better of them.
+        """
+        return max(LEAST_PATIENCE, tokens / self.prefill)
 
     def _learn(self, name: str, value: float) -> None:
         old = getattr(self, name)
@@ -156,6 +168,7 @@ class Limits:
 
     hot_bytes: int = 16 * GIB
     cold_bytes: int = 0  # 0 = there is no cold tier
+    shared_bytes: int | None = None  # that the cold tier keeps to itself, where others use it too
     hourly_bytes: int = 64 * GIB  # that may be written while conversations pause
     pause: float = 0.25  # seconds without a request until a conversation is saved
     engine_wait: float = 60.0  # seconds for which requests wait for an engine that has ended

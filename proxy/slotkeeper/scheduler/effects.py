@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
@@ -86,6 +87,7 @@ class Restore:
     request: RequestId
     place: Place
     snapshot: Snapshot
+    within: float = inf  # seconds for bringing it from the cold tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,13 @@ class Drop:
 
     snapshot: SnapshotId
     to_cold: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Remember a snapshot no more that stays in the shared store, where it can be found again."""
+
+    snapshot: SnapshotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +222,7 @@ Effect = (
     | Restore
     | Erase
     | Drop
+    | Forget
     | Prove
     | SetTimer
     | Forward

@@ -140,6 +140,7 @@ class Restored:
     outcome: Loading
     checkpoints: bool = True  # whether those in the file came into memory
     seconds: float = 0.0  # that the engine took
+    brought: float = 0.0  # seconds that the way from the cold tier took, or had taken when it was given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

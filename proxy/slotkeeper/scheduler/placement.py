@@ -25,12 +25,13 @@ from dataclasses import replace
 from math import inf
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import arrivals, chores, draining, outcomes, preparing, retention, swaps
+from slotkeeper.scheduler import arrivals, chores, draining, elsewhere, outcomes, preparing, retention, swaps
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned
+from slotkeeper.scheduler.elsewhere import Wanted
 from slotkeeper.scheduler.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.events import (
     Acted,
@@ -67,7 +68,16 @@ from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import SHARED_FOR, EngineTable
-from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, Reason, RequestId
+from slotkeeper.scheduler.types import (
+    NO_ROUTER,
+    ClientId,
+    Crowded,
+    EngineId,
+    ModelName,
+    Reason,
+    RequestId,
+    Tokens,
+)
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
@@ -182,6 +192,10 @@ class Placement:
         if len(state.queue) + len(state.bypassing) >= limits.waiting:
             return Crowded.ALL
         return Crowded.CLIENT if state.queue.of(client) >= limits.waiting_of_one else None
+
+    def wanted_elsewhere(self, request: RequestId, prompt: Tokens) -> Sequence[Wanted]:
+        """What of a prompt whose tokens were just found should be looked for in a store that others use."""
+        return tuple(elsewhere.wanted_elsewhere(self._state, request, prompt))
 
     @property
     def catalog(self) -> Catalog:

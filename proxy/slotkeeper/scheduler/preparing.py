@@ -253,6 +253,7 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
     if not isinstance(step, Load):
         raise AssertionError("a restore answers a load")  # noqa: TRY004
     snapshot = step.snapshot
+    table.rates.brought(snapshot.size, event.brought)
     match event.outcome:
         case Loading.DONE:
             whole = snapshot if event.checkpoints else replace(snapshot, checkpoints=())

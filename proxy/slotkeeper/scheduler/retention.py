@@ -18,7 +18,7 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import AnyState, Node, PrefixOrder, PrefixTree, given
 from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.effects import Drop, Effect, Load, Prove
+from slotkeeper.scheduler.effects import Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.idle_work import done
@@ -193,12 +193,18 @@ def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
 
 
 def make_room(state: State, now: float) -> list[Effect]:
-    """What must leave the hot tier goes to the cold one, if there is one; what must leave that is deleted."""
+    """What must leave the hot tier goes to the cold one, if there is one; what must leave that is deleted.
+
+    From a cold tier that is shared nothing is deleted for want of room: it sees to that itself.
+    """
     orders: dict[SnapshotId, Effect] = {}  # one for each: what leaves both tiers at once is only deleted
     for tier, budget in ((Tier.HOT, state.limits.hot_bytes), (Tier.COLD, state.limits.cold_bytes)):
         for gone in _surplus(state, tier, budget, now):
             if tier is Tier.HOT and state.limits.cold_bytes:
                 orders[gone] = _to_cold(state, gone)
+            elif tier is Tier.COLD and state.limits.shared_bytes is not None:
+                state.catalog.take(gone)
+                orders.setdefault(gone, Forget(snapshot=gone))
             else:
                 state.catalog.take(gone)
                 orders[gone] = Drop(snapshot=gone, to_cold=False)

@@ -31,7 +31,8 @@ def effect(
                 stale=tuple(checkpoint.at for checkpoint in contents.checkpoints if checkpoint.stale),
             )
         case Load(snapshot):
-            return Restore(request=owner, place=place, snapshot=snapshot)
+            within = table.rates.bring_within(len(snapshot.tokens))
+            return Restore(request=owner, place=place, snapshot=snapshot, within=within)
         case Wipe():
             return Erase(request=owner, place=place)
         case _:

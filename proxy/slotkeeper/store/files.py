@@ -130,11 +130,11 @@ def pour(recipe: Recipe, source: FileIO, target: Path, halt: Halt) -> Passed:
     view, digest, size = memoryview(bytearray(CHUNK)), hashlib.sha256(), 0
     with FileIO(os.open(target, _CREATE, 0o600), "wb") as out:
         try:
-            _give(out, source)
+            _give(out, os.fstat(source.fileno()))
             for piece in recipe:
                 for data in _pieces(piece, source, view, halt):
                     digest.update(data)
-                    _write(out, data)
+                    write_all(out, data)
                     size += len(data)
             os.fsync(out.fileno())
         except BaseException:
@@ -157,9 +157,21 @@ def _pieces(piece: Piece, source: FileIO, view: memoryview, halt: Halt) -> Itera
         yield view[:count]
 
 
-def _give(out: FileIO, source: FileIO) -> None:
+def create(target: Path) -> FileIO:
+    """A new file, in a folder whose owner it belongs to. Raises FileExistsError."""
+    out = FileIO(os.open(target, _CREATE, 0o600), "wb")
+    try:
+        _give(out, target.parent.stat())
+    except BaseException:
+        out.close()
+        target.unlink(missing_ok=True)
+        raise
+    return out
+
+
+def _give(out: FileIO, owner: os.stat_result) -> None:
     """To the owner of the source: where we are root and the engine is not, it must read this file."""
-    owner, ours = os.fstat(source.fileno()), os.fstat(out.fileno())
+    ours = os.fstat(out.fileno())
     if (owner.st_uid, owner.st_gid) != (ours.st_uid, ours.st_gid):
         os.fchown(out.fileno(), owner.st_uid, owner.st_gid)
 
@@ -179,7 +191,7 @@ def write_small(target: Path, temporary: Path, data: bytes) -> None:
     """A file that is there whole or not at all, whatever happens; on the disk when this returns."""
     with FileIO(os.open(temporary, _CREATE, 0o600), "wb") as out:
         try:
-            _write(out, data)
+            write_all(out, data)
             os.fsync(out.fileno())
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -216,7 +228,7 @@ def _read(file: FileIO, view: memoryview, halt: Halt) -> int:
     return file.readinto(view)
 
 
-def _write(out: FileIO, data: bytes | memoryview) -> None:
+def write_all(out: FileIO, data: bytes | memoryview) -> None:
     """All of it: one call may write less, on a nearly full disk for example."""
     left = memoryview(data)
     while left:

@@ -218,6 +218,11 @@ class Catalogue:
         del self._kept[snapshot]
         await self._remember(lambda: self._index.drop([snapshot]))
 
+    async def brought(self, snapshot: SnapshotId, manifest: Manifest) -> None:
+        """Its file came to the hot tier, or another of the same state, with a size and hash of its own."""
+        self._kept[snapshot] = replace(self[snapshot], manifest=manifest)
+        await self.lies(snapshot, Tier.HOT, there=True)
+
     async def close(self) -> None:
         with suppress(HaltedError):  # closed before
             await self._remember(self._index.close)

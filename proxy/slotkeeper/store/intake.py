@@ -136,10 +136,11 @@ def transfer(
         if passed.sha256 != manifest.sha256 or files.stamp(file).size != manifest.size:
             path.unlink()
             raise UnfitError(f"{manifest.id} was changed after it was kept")
-    _place(target, path, manifest)
+    place(target, path, manifest)
 
 
-def _place(folder: SnapshotFolder, path: Path, manifest: Manifest) -> None:
+def place(folder: SnapshotFolder, path: Path, manifest: Manifest) -> None:
+    """Give a new file, of which it is known that its bytes are right, the name of its snapshot."""
     try:
         with files.open_ours(path) as file:
             before = _dated(file)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files
 from slotkeeper.store.index import Catalogue, Kept, Use
 from slotkeeper.store.intake import SavedFile
-from slotkeeper.store.tiers import Swept, Tiers
-from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError, StoreHealth, UnfitError
+from slotkeeper.store.tiers import ColdTier, Swept, Tiers
+from slotkeeper.store.trouble import (
+    LateError,
+    MissingError,
+    SnapshotError,
+    StoreError,
+    StoreHealth,
+    UnfitError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +36,8 @@ class Opened:
 class Store:
     """Snapshots in `hot`, which is the engine's --slot-save-path, and in `cold`, if that is given.
 
+    `cold` is a folder of our own, or a tier that several sidecars share.
+
     Every operation may raise StoreError: a folder cannot be used now. The caller goes on without, and asks
     again with the next request; `trouble` says what it was until something works again. `open` must have
     succeeded before anything else is called.
@@ -35,7 +46,7 @@ class Store:
     def __init__(
         self,
         hot: Path,
-        cold: Path | None = None,
+        cold: Path | ColdTier | None = None,
         *,
         state: Path | None = None,
         clock: Callable[[], float] = time.time,
@@ -68,19 +79,19 @@ class Store:
     def sizes(self) -> dict[Tier, int]:
         """Bytes of slot files in each tier; a snapshot that lies in both counts in both."""
         kept = self.listing()
-        return {tier: sum(k.manifest.size for k in kept if tier in k.tiers) for tier in self._tiers.folders}
+        return {tier: sum(k.manifest.size for k in kept if tier in k.tiers) for tier in self._tiers.names}
 
     async def open(self) -> Opened:
         """Make the folders, take their locks, sweep them and read what lies there.
 
         May be called again, after a trouble. Without the cold tier it goes on, and says so.
         """
-        swept = {Tier.HOT: await self._tiers.swept(Tier.HOT, self._saving)}
+        swept = {Tier.HOT: await self._tiers.open_hot(self._saving)}
         self._health.recovered()
         notes = list(swept[Tier.HOT].notes)
-        if Tier.COLD in self._tiers.folders:
+        if self._tiers.cold:
             try:
-                swept[Tier.COLD] = await self._tiers.swept(Tier.COLD, ())
+                swept[Tier.COLD] = await self._tiers.open_cold()
                 notes += swept[Tier.COLD].notes
             except StoreError as error:
                 notes.append(f"no cold tier: {error}")
@@ -120,13 +131,16 @@ class Store:
         await self._catalogue.add(kept)
         return kept
 
-    async def offer(self, snapshot: SnapshotId, fingerprint: str, layout: str = "") -> str:
+    async def offer(
+        self, snapshot: SnapshotId, fingerprint: str, layout: str = "", *, within: float = inf
+    ) -> str:
         """The name of its file in the hot folder, where its bytes are those that were kept.
 
         They are hashed, unless this process has hashed them and the system says that nothing changed since.
         `layout` is that of the engine's own files, where one was seen: the engine would refuse another.
         A damaged file goes to quarantine, and the other tier's copy is tried. Raises UnfitError if none is
-        left or the engine is of another kind, MissingError if there is none.
+        left or the engine is of another kind, MissingError if there is none, LateError if it did not come
+        from the cold tier `within` so many seconds.
         """
         async with self._catalogue.lock(snapshot):
             kept, first = self._catalogue[snapshot], None
@@ -135,39 +149,69 @@ class Store:
                 raise UnfitError(f"{snapshot} was kept for an engine of another kind")
             for tier in kept.quickest:
                 try:
-                    await self._bring(kept, tier)
+                    await self._bring(kept, tier, within)
                     return self._tiers.hot.slot(snapshot).name
                 except SnapshotError as error:
-                    await self._lose(snapshot, tier, error)
+                    await self._lose(kept, tier, error)
                     first = first or error
             raise first or MissingError(f"{snapshot} lies nowhere")
 
-    async def copy_cold(self, snapshot: SnapshotId) -> None:
-        """Have it in the cold tier too. Raises SnapshotError if it cannot be used, and then it is gone."""
+    async def copy_cold(self, snapshot: SnapshotId) -> bool:
+        """Have it in the cold tier too. Raises SnapshotError if it cannot be used, and then it is gone.
+
+        False: another sidecar is just writing the same state.
+        """
         async with self._catalogue.lock(snapshot):
             kept = self._catalogue[snapshot]
             if Tier.COLD in kept.tiers:
-                return
+                return True
             try:
-                await self._tiers.copy(kept, Tier.HOT, Tier.COLD, self._tiers.patient)
+                there = await self._tiers.to_cold(kept)
             except SnapshotError as error:
-                await self._lose(snapshot, Tier.HOT, error)
+                await self._lose(kept, Tier.HOT, error)
                 raise
-            await self._catalogue.lies(snapshot, Tier.COLD, there=True)
+            if there:
+                await self._catalogue.lies(snapshot, Tier.COLD, there=True)
+            return there
 
     async def demote(self, snapshot: SnapshotId) -> None:
         """Have it in the cold tier only. Raises as `copy_cold` does."""
         await self.copy_cold(snapshot)
         async with self._catalogue.lock(snapshot):
-            if self._catalogue[snapshot].tiers == {Tier.HOT, Tier.COLD}:
-                await self._drop(snapshot, Tier.HOT)
+            kept = self._catalogue[snapshot]
+            if Tier.HOT in kept.tiers:  # of what another sidecar writes, it is the copy that counts
+                await self._drop(kept, Tier.HOT)
+
+    @property
+    def cold(self) -> ColdTier | None:
+        return self._tiers.cold
+
+    @property
+    def shared(self) -> bool:
+        """Whether the cold tier is one that others use too."""
+        return self.cold is not None and self.cold.shared
+
+    async def found(self, kept: Kept) -> None:
+        """What another sidecar has written to the shared tier may be offered here too."""
+        async with self._catalogue.lock(kept.id):
+            if kept.id in self._catalogue:
+                await self._catalogue.lies(kept.id, Tier.COLD, there=True)
+            else:
+                await self._catalogue.add(kept)
+
+    async def unlist(self, snapshot: SnapshotId) -> None:
+        """Do as if it were not in the shared tier, where it stays."""
+        async with self._catalogue.lock(snapshot):
+            if snapshot in self._catalogue:
+                await self._catalogue.lies(snapshot, Tier.COLD, there=False)
 
     async def forget(self, snapshot: SnapshotId) -> None:
         """Remove it everywhere; nothing happens if it is not there."""
         async with self._catalogue.lock(snapshot):
-            tiers = self._catalogue[snapshot].tiers if snapshot in self._catalogue else frozenset()
-            for tier in tiers:
-                await self._drop(snapshot, tier)
+            if snapshot in self._catalogue:
+                kept = self._catalogue[snapshot]
+                for tier in kept.tiers:
+                    await self._drop(kept, tier)
 
     async def used(self, snapshot: SnapshotId, *, paid: bool) -> None:
         """It was restored: `paid` if the engine then reused what it should. Raises MissingError."""
@@ -179,9 +223,12 @@ class Store:
             kept, first = self._catalogue[snapshot], None
             for tier in kept.quickest:
                 try:
-                    await self._tiers.check(kept, tier, self._tiers.patient, anew=True)
+                    if tier is Tier.HOT:
+                        await self._tiers.check_hot(kept, anew=True)
+                    else:
+                        await self._tiers.check_cold(kept)
                 except SnapshotError as error:
-                    await self._lose(snapshot, tier, error)
+                    await self._lose(kept, tier, error)
                     first = first or error
             if first:
                 raise first
@@ -203,24 +250,31 @@ class Store:
         except KeyError:
             raise ValueError(f"{temporary!r} is no name that this store gave out") from None
 
-    async def _bring(self, kept: Kept, tier: Tier) -> None:
+    async def _bring(self, kept: Kept, tier: Tier, within: float) -> None:
         """Have the hot file there and checked, from this tier."""
         if tier is Tier.HOT:
-            await self._tiers.check(kept, tier, self._tiers.urgent)
+            await self._tiers.check_hot(kept)
             return
-        await self._tiers.copy(kept, tier, Tier.HOT, self._tiers.urgent)
-        await self._catalogue.lies(kept.id, Tier.HOT, there=True)
-        with suppress(StoreError):  # it lies in one tier, whose budget it counts for
-            await self._drop(kept.id, Tier.COLD)
+        try:
+            async with asyncio.timeout(within if within < inf else None):
+                manifest = await self._tiers.to_hot(kept)
+        except TimeoutError:
+            raise LateError(f"{kept.id} did not come within {within:.1f} s") from None
+        await self._catalogue.brought(kept.id, manifest)
+        if not self.shared:
+            with suppress(StoreError):  # it lies in one tier, whose budget it counts for
+                await self._drop(kept, Tier.COLD)
 
-    async def _lose(self, snapshot: SnapshotId, tier: Tier, error: SnapshotError) -> None:
+    async def _lose(self, kept: Kept, tier: Tier, error: SnapshotError) -> None:
         """Forgotten first: it must not be offered even where it cannot be put away."""
-        await self._catalogue.lies(snapshot, tier, there=False)
-        await self._tiers.remove(snapshot, tier, damaged=isinstance(error, UnfitError))
+        await self._catalogue.lies(kept.id, tier, there=False)
+        damaged = isinstance(error, UnfitError)
+        if damaged or tier is Tier.HOT or not self.shared:
+            await self._tiers.remove(kept, tier, damaged=damaged)
 
-    async def _drop(self, snapshot: SnapshotId, tier: Tier) -> None:
-        await self._tiers.remove(snapshot, tier)
-        await self._catalogue.lies(snapshot, tier, there=False)
+    async def _drop(self, kept: Kept, tier: Tier) -> None:
+        await self._tiers.remove(kept, tier)
+        await self._catalogue.lies(kept.id, tier, there=False)
 
 
 def _together(swept: Mapping[Tier, Swept]) -> list[Kept]:

@@ -1,4 +1,4 @@
-"""Both folders, the threads that work in them, and what lies there when a sidecar starts."""
+"""The hot folder, the cold tier behind it, the threads that work there, and what lies there at the start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final, Protocol
 
 from slotkeeper.engine.slotfile import Damage
 from slotkeeper.engine.slotfile_reader import read
@@ -93,54 +94,165 @@ def _agreeing(
     return manifest, found.tokens
 
 
-# -- both folders ----------------------------------------------------------------------------------------
+# -- the cold tier ---------------------------------------------------------------------------------------
+
+
+class ColdTier(Protocol):
+    """Where snapshots go that have no room in the hot folder. Methods raise SnapshotError and StoreError."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether others use it too: what is brought back stays there, and room is not ours to make."""
+
+    @property
+    def secret(self) -> bytes | None:
+        """None before it is open."""
+
+    async def open(self) -> Swept:
+        """What lies there, as far as all of it is read."""
+
+    async def take(self, kept: Kept, hot: SnapshotFolder) -> bool:
+        """Have what lies in the hot folder. False: another sidecar is just writing that."""
+
+    async def give(self, kept: Kept, hot: SnapshotFolder) -> Manifest:
+        """Have it in the hot folder, verified. Returns what lies there: maybe another file of that state."""
+
+    async def check(self, kept: Kept) -> None:
+        """Read all its bytes."""
+
+    async def remove(self, kept: Kept, *, damaged: bool = False) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class ColdFolder:
+    """A folder of our own. What `urgent` does a client waits for, `patient` does all else that takes time."""
+
+    shared: Final = False
+
+    def __init__(
+        self,
+        folder: SnapshotFolder,
+        *,
+        urgent: Lane,
+        patient: Lane,
+        clock: Callable[[], float],
+        health: StoreHealth,
+    ) -> None:
+        self.name = str(folder.path)
+        self._folder = folder
+        self._urgent, self._patient = urgent, patient
+        self._clock = clock
+        self._health = health
+
+    @property
+    def secret(self) -> bytes | None:
+        return self._folder.seal.secret if self._folder.claimed else None
+
+    async def open(self) -> Swept:
+        return await self._patient.do(lambda _: opened(self._folder, (), self._clock()))
+
+    async def take(self, kept: Kept, hot: SnapshotFolder) -> bool:
+        await self._patient.do(lambda halt: self._copy(kept, hot, self._folder, halt))
+        return True
+
+    async def give(self, kept: Kept, hot: SnapshotFolder) -> Manifest:
+        await self._urgent.do(lambda halt: self._copy(kept, self._folder, hot, halt))
+        return kept.manifest
+
+    async def check(self, kept: Kept) -> None:
+        await self._patient.do(lambda halt: self._folder.check(kept.manifest, halt, anew=True))
+
+    async def remove(self, kept: Kept, *, damaged: bool = False) -> None:
+        act = self._folder.quarantine if damaged else self._folder.drop
+        await self._patient.do(lambda _: act(kept.id))
+
+    async def close(self) -> None:
+        self._folder.close()
+
+    def _copy(self, kept: Kept, source: SnapshotFolder, target: SnapshotFolder, halt: Halt) -> None:
+        if not self._folder.ready:  # it could not be used when we started
+            claim(self._folder, self._clock())
+        began = time.monotonic()
+        transfer(source, target, kept.manifest, self._clock(), halt)
+        self._health.measured(target.tier, kept.manifest.size, time.monotonic() - began)
+
+
+def claim(folder: SnapshotFolder, now: float) -> None:
+    folder.claim()
+    folder.probe(now)
+
+
+def opened(folder: SnapshotFolder, spare: Collection[str], now: float) -> Swept:
+    """Make a folder, take its lock and read what lies there, but for the temporary files in `spare`.
+
+    A full one is noted only: what is there can be used.
+    """
+    folder.claim()
+    swept = sweep(folder, spare)
+    try:
+        folder.probe(now)
+    except StoreError as error:
+        if error.trouble is not Trouble.DISK_FULL:
+            raise
+        swept.notes.append(str(error))
+    return swept
+
+
+# -- both tiers ------------------------------------------------------------------------------------------
 
 
 class Tiers:
     """`urgent` is for what a client waits for, `patient` for all else that takes time, `quick` for a look."""
 
     def __init__(
-        self, hot: Path, cold: Path | None, *, clock: Callable[[], float], health: StoreHealth
+        self,
+        hot: Path,
+        cold: Path | ColdTier | None,
+        *,
+        clock: Callable[[], float],
+        health: StoreHealth,
     ) -> None:
         self.hot = SnapshotFolder(hot, Tier.HOT)
-        self.folders = {Tier.HOT: self.hot}
-        if cold:
-            self.folders[Tier.COLD] = SnapshotFolder(cold, Tier.COLD)
         self.urgent, self.patient, self.quick = Lane("urgent"), Lane("patient"), Lane("quick")
         self._clock = clock
         self._health = health
+        self.cold: ColdTier | None = None
+        if isinstance(cold, Path):
+            folder = SnapshotFolder(cold, Tier.COLD)
+            self.cold = ColdFolder(
+                folder, urgent=self.urgent, patient=self.patient, clock=clock, health=health
+            )
+        elif cold:
+            self.cold = cold
 
     async def close(self) -> None:
         await asyncio.gather(self.urgent.close(), self.patient.close(), self.quick.close())
-        for folder in self.folders.values():
-            folder.close()
+        self.hot.close()
+        if self.cold:
+            await self.cold.close()
+
+    @property
+    def names(self) -> list[Tier]:
+        return [Tier.HOT, Tier.COLD] if self.cold else [Tier.HOT]
 
     @property
     def secret(self) -> bytes | None:
-        """Of the last folder that could be opened."""
-        secrets = [folder.seal.secret for folder in self.folders.values() if folder.claimed]
-        return secrets[-1] if secrets else None
+        """Of the cold tier, where that could be opened."""
+        hot = self.hot.seal.secret if self.hot.claimed else None
+        return (self.cold.secret if self.cold else None) or hot
 
-    async def swept(self, tier: Tier, spare: Collection[str]) -> Swept:
-        """Make its folder, take its lock and read what lies there, but for the temporary files in `spare`.
+    async def open_hot(self, spare: Collection[str]) -> Swept:
+        with self._health.watching(f"open {self.hot.path}", Tier.HOT):
+            return await self.patient.do(lambda _: opened(self.hot, spare, self._clock()))
 
-        A full one is noted only: what is there can be used.
-        """
-        folder = self.folders[tier]
-
-        def work(_: Halt) -> Swept:
-            folder.claim()
-            swept = sweep(folder, spare)
-            try:
-                folder.probe(self._clock())
-            except StoreError as error:
-                if error.trouble is not Trouble.DISK_FULL:
-                    raise
-                swept.notes.append(str(error))
-            return swept
-
-        with self._health.watching(f"open {folder.path}", tier):
-            return await self.patient.do(work)
+    async def open_cold(self) -> Swept:
+        cold = self._cold
+        with self._health.watching(f"open {cold.name}", Tier.COLD):
+            return await cold.open()
 
     async def ask_for(self, size: int) -> None:
         """Raises StoreError where the hot folder cannot take so many bytes, or could not a moment ago."""
@@ -148,7 +260,7 @@ class Tiers:
             raise error
         with self._health.watching(f"save to {self.hot.path}", Tier.HOT):
             if self._health.doubtful:
-                await self.quick.do(lambda _: self._try(self.hot))
+                await self.quick.do(lambda _: claim(self.hot, self._clock()))
                 self._health.recovered()
             try:
                 await self.quick.do(lambda _: self.hot.demand(size))
@@ -171,41 +283,51 @@ class Tiers:
         with self._health.watching(f"keep a snapshot in {self.hot.path}", Tier.HOT):
             return await self.patient.do(work)
 
-    async def check(self, kept: Kept, tier: Tier, lane: Lane, *, anew: bool = False) -> None:
-        folder = self.folders[tier]
+    async def check_hot(self, kept: Kept, *, anew: bool = False) -> None:
+        """A person who wants all bytes read anew waits behind what clients wait for."""
 
         def work(halt: Halt) -> None:
             began = time.monotonic()
-            size = folder.check(kept.manifest, halt, anew=anew)
-            self._health.measured(tier, size, time.monotonic() - began)
+            size = self.hot.check(kept.manifest, halt, anew=anew)
+            self._health.measured(Tier.HOT, size, time.monotonic() - began)
 
-        with self._health.watching(f"read {kept.id} in {folder.path}", tier):
-            await lane.do(work)
+        with self._health.watching(f"read {kept.id} in {self.hot.path}", Tier.HOT):
+            await (self.patient if anew else self.urgent).do(work)
 
-    async def copy(self, kept: Kept, source: Tier, target: Tier, lane: Lane) -> None:
+    async def check_cold(self, kept: Kept) -> None:
+        cold = self._cold
+        with self._health.watching(f"read {kept.id} in {cold.name}", Tier.COLD):
+            await cold.check(kept)
+
+    # Either way the cold tier takes part, and is blamed: what the hot one has, its next save will tell.
+
+    async def to_cold(self, kept: Kept) -> bool:
         """Raises SnapshotError if the source is not what was kept, StoreError also for want of room."""
-        folder = self.folders[target]
+        cold = self._cold
+        with self._health.watching(f"copy {kept.id} to {cold.name}", Tier.COLD):
+            return await cold.take(kept, self.hot)
 
-        def work(halt: Halt) -> None:
-            if not folder.ready:  # a cold tier that could not be used when we started
-                self._try(folder)
-            with self._timed(target, kept.manifest.size):
-                transfer(self.folders[source], folder, kept.manifest, self._clock(), halt)
+    async def to_hot(self, kept: Kept) -> Manifest:
+        cold = self._cold
+        with self._health.watching(f"copy {kept.id} to {self.hot.path}", Tier.COLD):
+            return await cold.give(kept, self.hot)
 
-        # Either way the cold tier takes part, and is blamed: what the hot one has, its next save will tell.
-        with self._health.watching(f"copy {kept.id} to {folder.path}", Tier.COLD):
-            await lane.do(work)
+    async def remove(self, kept: Kept, tier: Tier, *, damaged: bool = False) -> None:
+        """A damaged file goes to quarantine."""
+        if tier is Tier.COLD:
+            cold = self._cold
+            with self._health.watching(f"remove {kept.id} from {cold.name}", tier):
+                await cold.remove(kept, damaged=damaged)
+            return
+        act = self.hot.quarantine if damaged else self.hot.drop
+        with self._health.watching(f"remove {kept.id} from {self.hot.path}", tier):
+            await self.quick.do(lambda _: act(kept.id))
 
-    async def remove(self, snapshot: SnapshotId, tier: Tier, *, damaged: bool = False) -> None:
-        """From its folder; a damaged file to quarantine."""
-        folder = self.folders[tier]
-        act = folder.quarantine if damaged else folder.drop
-        with self._health.watching(f"remove {snapshot} from {folder.path}", tier):
-            await self.quick.do(lambda _: act(snapshot))
-
-    def _try(self, folder: SnapshotFolder) -> None:
-        folder.claim()
-        folder.probe(self._clock())
+    @property
+    def _cold(self) -> ColdTier:
+        if self.cold is None:
+            raise AssertionError("nothing lies in a tier that there is not")
+        return self.cold
 
     @contextmanager
     def _timed(self, tier: Tier, size: int) -> Iterator[None]:

@@ -23,6 +23,8 @@ class Trouble(StrEnum):
     MISSING_FOLDER = "missing_folder"
     IN_USE = "in_use"  # by another sidecar
     NOT_SHARED = "not_shared"  # the engine saves somewhere else
+    REFUSED = "refused"  # by a shared store: the credentials, or what they allow
+    UNREACHABLE = "unreachable"  # a shared store does not answer, or not as it should
     SLOW = "slow"  # reported only, never raised
     BROKEN = "broken"  # the disk itself fails, or anything else that the system says
 
@@ -34,6 +36,8 @@ ADVICE: Final[Mapping[Trouble, str]] = {
     Trouble.MISSING_FOLDER: "Make the folder, or mount what should be there.",
     Trouble.IN_USE: "Another sidecar keeps its snapshots there: give each one a folder of its own.",
     Trouble.NOT_SHARED: "Start the engine with --slot-save-path on the folder that Slotkeeper is given.",
+    Trouble.REFUSED: "Look at the credentials (AWS_...) and at what they allow in that bucket.",
+    Trouble.UNREACHABLE: "Look whether the store runs, and at its address (AWS_ENDPOINT_URL).",
     Trouble.SLOW: "Put the folder on a local disk or, where there is memory for it, on a tmpfs.",
     Trouble.BROKEN: "Look at the system's log for what is wrong with this disk.",
 }
@@ -76,6 +80,10 @@ class UnfitError(SnapshotError):
 
 class MissingError(SnapshotError):
     """There is no such snapshot, or its file is gone."""
+
+
+class LateError(Exception):
+    """It was given up to bring a snapshot from the cold tier: computing it is quicker."""
 
 
 class HaltedError(Exception):

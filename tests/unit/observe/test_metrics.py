@@ -52,6 +52,8 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_step_seconds_total": set(),
     "slotkeeper_engine_flags_learned_total": {"flag", "how"},
     "slotkeeper_engine_freezes_total": {"engine"},
+    "slotkeeper_shared_losses_total": {"part"},
+    "slotkeeper_shared_up": {"part"},
     "slotkeeper_poisoned_slots_total": {"reason"},
     "slotkeeper_inexact_prompts_total": set(),
     "slotkeeper_refused_requests_total": {"reason"},
@@ -97,6 +99,7 @@ def used(metrics) -> Metrics:
     """Every series exists."""
     metrics.engine_up(EngineId("http://e"), up=True)
     metrics.freezes.labels(engine="http://e")
+    metrics.shared_up.labels(part="store")
     metrics.report(replace(REPORT, model=ModelName("coder")))
     metrics.loaded(ModelName("coder"), 1.5)
     return metrics

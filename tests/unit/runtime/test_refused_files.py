@@ -41,7 +41,9 @@ class Refusing:
 
 
 class Offering:
-    async def offer(self, *_: Any) -> str:
+    shared = False
+
+    async def offer(self, *_: Any, **__: Any) -> str:
         return "file"
 
 

@@ -118,7 +118,7 @@ async def test_a_disk_that_fills_in_the_middle_of_an_edit(hot: Path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with opened(hot) as store:
-        monkeypatch.setattr(files, "_write", short)
+        monkeypatch.setattr(files, "write_all", short)
         with pytest.raises(StoreError, match="Free some space"):
             await keep(store, hot, edit=lambda _file, _found: SlotFileEdit(recipe=(b"some bytes",)))
         assert names_in(hot) == set()

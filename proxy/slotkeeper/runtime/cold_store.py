@@ -1,0 +1,99 @@
+"""The snapshot store as the settings want it: its folders, and what it shares with other sidecars."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from slotkeeper.config import UsageError
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics, SharedPart
+from slotkeeper.settings import Settings
+from slotkeeper.store.store import Store
+from slotkeeper.store.tiers import ColdTier
+
+if TYPE_CHECKING:
+    from slotkeeper.store.hints import Hints
+    from slotkeeper.store.sealing import StoreKey
+
+UNLIMITED: Final = sys.maxsize
+
+log = get_logger(__name__)
+
+
+def store_in(settings: Settings, metrics: Metrics) -> Store | None:
+    """None without a slot folder. Raises UsageError where an extra is missing, or a value is of no use."""
+    if settings.cold_store and settings.cold_dir:
+        raise UsageError("--cold-store stands in place of --cold-dir: name one of them")
+    if settings.cold_store and settings.slot_dir is None:
+        raise UsageError("--cold-store stands beside --slot-dir, where the engine writes and reads")
+    if not settings.cold_store and (settings.hints or settings.store_key_file):
+        raise UsageError("--hints and --store-key-file stand beside --cold-store")
+    if settings.slot_dir is None:
+        return None
+    cold: Path | ColdTier | None = settings.cold_dir
+    if settings.cold_store:
+        cold = _shared(settings, metrics)
+    return Store(settings.slot_dir, cold)
+
+
+def cold_room(settings: Settings) -> int:
+    """Bytes that the scheduler may fill; a shared store sees to its room itself."""
+    if settings.cold_store:
+        return UNLIMITED
+    return int(settings.cold_bytes) if settings.cold_dir else 0
+
+
+def _shared(settings: Settings, metrics: Metrics) -> ColdTier:
+    try:
+        from slotkeeper.store.objects import Objects  # noqa: PLC0415 - an extra
+        from slotkeeper.store.shared import SharedStore  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--cold-store needs: pip install 'slotkeeper[s3]' ({error})") from error
+    key, hints = _key(settings.store_key_file), _hints(settings, metrics)
+    try:
+        objects = Objects(settings.cold_store, _watched("store", metrics))
+    except ValueError as error:
+        raise UsageError(f"--cold-store: {settings.cold_store} cannot be used: {error}") from error
+    return SharedStore(objects, key, hints)
+
+
+def _key(path: Path | None) -> StoreKey | None:
+    if path is None:
+        return None
+    from slotkeeper.store.sealing import KeyFileError, StoreKey  # noqa: PLC0415 - an extra
+
+    try:
+        return StoreKey.read(path)
+    except KeyFileError as error:
+        raise UsageError(f"--store-key-file: {error}") from error
+
+
+def _hints(settings: Settings, metrics: Metrics) -> Hints | None:
+    if settings.hints is None:
+        return None
+    try:
+        from slotkeeper.store.hints import Hints  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--hints needs: pip install 'slotkeeper[hints]' ({error})") from error
+    try:
+        return Hints(settings.hints.get_secret_value(), settings.cold_store, _watched("hints", metrics))
+    except ValueError as error:
+        raise UsageError("--hints: it is no URL such as redis://HOST:6379/0") from error
+
+
+def _watched(part: SharedPart, metrics: Metrics) -> Callable[[bool, str], None]:
+    """Tells of a store that is lost, and that it is back."""
+    metrics.shared_up.labels(part=part).set(1)
+
+    def changed(up: bool, why: str) -> None:
+        metrics.shared_up.labels(part=part).set(up)
+        if up:
+            log.info("shared_back", part=part)
+        else:
+            metrics.shared_losses.labels(part=part).inc()
+            log.warning("shared_lost", part=part, why=why)
+
+    return changed

@@ -1,0 +1,205 @@
+"""What the sidecar does with a store that others use too: it writes, looks for states, and collects garbage.
+
+None of it holds a request up but the question whether a state lies there, and that for no longer than
+computing would take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.saving import known
+from slotkeeper.scheduler.elsewhere import Wanted
+from slotkeeper.scheduler.events import Event, SnapshotsChanged
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.store.collector import GRACE, TERM, StoreCollector
+from slotkeeper.store.index import Kept
+from slotkeeper.store.shared import SharedStore
+from slotkeeper.store.store import Store
+from slotkeeper.store.trouble import HaltedError, LateError, MissingError, SnapshotError, StoreError
+
+AGAIN: Final = 5.0  # seconds until what could not be written is tried again
+PATIENT: Final = 3  # looks that take too long, until requests do not wait for them
+MOST_LOOKS: Final = 64  # under way at once
+LONGEST: Final = 120.0  # the same, after it has failed often
+
+log = get_logger(__name__)
+
+
+def sharing_of(store: Store, budget: int, metrics: Metrics, post: Callable[[Event], None]) -> Sharing:
+    if not isinstance(store.cold, SharedStore):
+        raise TypeError("its cold tier is not shared")
+    return Sharing(store, store.cold, budget, metrics, post)
+
+
+class Sharing:
+    """One shared store behind one store of ours."""
+
+    def __init__(
+        self,
+        store: Store,
+        shared: SharedStore,
+        budget: int,
+        metrics: Metrics,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._store = store
+        self._shared = shared
+        self._collector = StoreCollector(shared, budget)
+        self._metrics = metrics
+        self._post = post
+        self._wanted = asyncio.Event()  # there may be something to write
+        self._idle = asyncio.Event()  # there is not
+        self._looks = 0  # under way
+        self._late = 0  # of them, the last ones in a row that took too long
+        self._hurried_until = 0.0
+        self._put_off: dict[SnapshotId, float] = {}  # what another sidecar writes, until when
+
+    # -- finding -----------------------------------------------------------------------------------
+
+    async def waits_for(self, look: asyncio.Task[None], seconds: float) -> None:
+        """Wait for a look, but not for long, and not at all where the last ones took too long.
+
+        It goes on all the same: a request that still has no slot when it ends can have what was found.
+        """
+        if time.monotonic() < self._hurried_until:
+            return
+        done, _ = await asyncio.wait([look], timeout=seconds)
+        self._late = 0 if done else self._late + 1
+        if not done:
+            self._metrics.snapshot_operation("find", "late")
+        if self._late >= PATIENT:
+            self._hurried_until = time.monotonic() + AGAIN
+
+    async def look_for(self, wanted: Iterable[Wanted]) -> None:
+        """What is found may be offered from then on. Never raises."""
+        if self._looks < MOST_LOOKS:
+            self._looks += 1
+            try:
+                await asyncio.gather(*map(self._look_for, wanted))
+            finally:
+                self._looks -= 1
+
+    async def _look_for(self, wanted: Wanted) -> None:
+        began, there = time.monotonic(), {kept.id for kept in self._store.listing()}
+        try:
+            found = await self._shared.find(
+                wanted.prompt, wanted.traits.fingerprint, beyond=wanted.here, known=there
+            )
+            for kept in found:
+                await self._store.found(kept)
+        except (LateError, StoreError, SnapshotError, HaltedError) as error:
+            return self._failed("find", "failed", error)
+        self._metrics.snapshot_operation("find", "ok" if found else "nothing", time.monotonic() - began)
+        if found:
+            self._tell(found)
+            tokens = max(len(kept.tokens) for kept in found)
+            log.info("snapshots_found_elsewhere", count=len(found), tokens=tokens)
+        return None
+
+    def _tell(self, found: Iterable[Kept]) -> None:
+        told: tuple[Snapshot, ...] = tuple(map(known, found))
+        self._post(SnapshotsChanged(at=time.monotonic(), snapshots=told))
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def saved(self) -> None:
+        """Something new lies in the hot folder."""
+        self._idle.clear()
+        self._wanted.set()
+
+    async def written(self) -> None:
+        """Wait until all that can be written has been."""
+        self.saved()
+        await self._idle.wait()
+
+    async def write(self) -> None:
+        """Runs for ever: what was used last is written first, since its conversation may move next."""
+        failures = 0
+        while True:
+            if (kept := self._next()) is None:
+                self._idle.set()
+                await self._pause(self._soonest())
+                continue
+            try:
+                await self._write(kept)
+            except (StoreError, HaltedError) as error:
+                failures += 1
+                self._failed("upload", "failed", error, kept.id)
+                self._idle.set()  # nobody waits for a store that is lost
+                await asyncio.sleep(min(LONGEST, AGAIN * 2 ** (failures - 1)))
+                continue
+            failures = 0
+
+    async def _write(self, kept: Kept) -> None:
+        began = time.monotonic()
+        try:
+            there = await self._store.copy_cold(kept.id)
+        except MissingError:  # dropped meanwhile
+            return
+        except SnapshotError as error:  # its file is damaged, and gone by now
+            self._failed("upload", "unfit", error, kept.id)
+            self._post(SnapshotsChanged(at=time.monotonic(), gone=(kept.id,)))
+            return
+        seconds = time.monotonic() - began
+        if there:
+            self._put_off.pop(kept.id, None)
+            self._metrics.snapshot_operation("upload", "ok", seconds)
+            log.info(
+                "snapshot_uploaded",
+                snapshot=kept.id,
+                bytes=kept.manifest.size,
+                tokens=kept.manifest.tokens,
+                seconds=round(seconds, 4),
+            )
+        else:
+            self._put_off[kept.id] = time.monotonic() + AGAIN
+            self._metrics.snapshot_operation("upload", "leased")
+
+    def _next(self) -> Kept | None:
+        here = [kept for kept in self._store.listing() if Tier.COLD not in kept.tiers]
+        ids, now = {kept.id for kept in here}, time.monotonic()
+        self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
+        due = (kept for kept in here if self._put_off.get(kept.id, now) <= now)
+        return max(due, key=lambda kept: kept.use.used, default=None)
+
+    def _soonest(self) -> float | None:
+        until = min(self._put_off.values(), default=None)
+        return None if until is None else max(0.0, until - time.monotonic())
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Until something is saved, or for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wanted.wait()
+        except TimeoutError:
+            pass
+        self._wanted.clear()
+
+    # -- garbage -----------------------------------------------------------------------------------
+
+    async def collect(self) -> None:
+        """Runs for ever."""
+        while True:
+            try:
+                if await self._collector.elected(time.time()):
+                    await self._collect()
+            except (StoreError, SnapshotError, HaltedError) as error:
+                self._failed("collect", "failed", error)
+            await asyncio.sleep(TERM)
+
+    async def _collect(self) -> None:
+        began = time.monotonic()
+        done = await self._collector.collect()
+        await asyncio.to_thread(self._shared.objects.sweep, GRACE)
+        self._metrics.snapshot_operation("collect", "ok", time.monotonic() - began)
+        log.info("store_collected", states=done.states, leftovers=done.leftovers, left_bytes=done.left_bytes)
+
+    def _failed(self, op: str, outcome: str, error: Exception, snapshot: SnapshotId | None = None) -> None:
+        self._metrics.snapshot_operation(op, outcome)
+        log.debug("sharing_failed", op=op, outcome=outcome, snapshot=snapshot, error=str(error))

@@ -1,0 +1,57 @@
+"""Whether it is worth asking a store that others write to for the state of a prompt.
+
+What is found there enters the catalog as `SnapshotsChanged`, before the prompt's tokens are known to
+placement: from then on it is a snapshot of the cold tier like any other, and has its price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from slotkeeper.scheduler.costs import WORTH_A_FILE
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
+
+LEAST_SECONDS: Final = 1.0  # for asking: less says more about this moment than about the store
+MOST_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A state that would save more tokens of a prompt than what is here.
+
+    `within`: seconds for which the request waits for an answer. That may take as long as computing what is
+    missing, so that asking in vain costs no more than half of the wait.
+    """
+
+    traits: EngineTraits
+    prompt: Tokens
+    here: int  # tokens that a slot or a file of ours has
+    within: float
+
+
+def wanted_elsewhere(state: State, request: RequestId, prompt: Tokens) -> Iterator[Wanted]:
+    """One for each kind of engine that may serve the request, unless it has a place already."""
+    pending = state.requests.get(request)
+    if pending is None or request not in state.queue:
+        return
+    kinds: dict[str, list[EngineTable]] = {}
+    for table in state.up_for(pending.arrived.model):
+        if table.traits.snapshots:
+            kinds.setdefault(table.traits.fingerprint, []).append(table)
+    for tables in kinds.values():
+        here = max(_at_hand(state, table, prompt) for table in tables)
+        missing = len(prompt) - here
+        if missing >= WORTH_A_FILE:
+            seconds = missing / max(table.rates.prefill for table in tables)
+            within = min(MOST_SECONDS, max(LEAST_SECONDS, seconds))
+            yield Wanted(traits=tables[0].traits, prompt=prompt, here=here, within=within)
+
+
+def _at_hand(state: State, table: EngineTable, prompt: Tokens) -> int:
+    slots = (table.shadow.plan_reuse(SlotId(slot), prompt).reuse for slot in range(table.traits.n_slots))
+    return max(state.catalog.covered(prompt, table.traits), *slots)

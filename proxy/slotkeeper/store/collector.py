@@ -1,0 +1,146 @@
+"""Garbage collection in a shared store, by one sidecar at a time, as far as that can be had.
+
+Two that collect at once do no harm: both remove the same things in the same order. Every step may be the
+last one:
+
+1. Blobs are listed before heads. A blob without a head is a leftover, or its head is still to come: it goes
+   when it is older than anyone takes from the one to the other.
+2. A head without a blob is of no use. It goes when it is as old.
+3. What was not used for longest goes while all blobs together are larger than the budget: the head first,
+   since nobody looks for a blob without one. What was fetched or written a moment ago stays.
+4. Marks of use, and elections that are over, go with what they were about.
+
+All ages are by the store's own clock: the time of the object that was written to be elected.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Final
+
+from slotkeeper.store.object_names import BLOBS, ELECTIONS, HEADS, USED, Entry, parsed, state_of
+from slotkeeper.store.objects import Objects, ObjectSeen
+from slotkeeper.store.shared import FRESH, SharedStore
+
+GRACE: Final = 2 * FRESH  # seconds after which what is unfinished will not be finished
+SPARED: Final = 600.0  # seconds for which nothing goes that was written or fetched
+TERM: Final = 300  # seconds for which one sidecar is elected
+
+
+@dataclass(slots=True)
+class Collected:
+    """What one round has removed, and what is left."""
+
+    leftovers: int = 0
+    states: int = 0
+    left_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    """All objects of one state."""
+
+    blobs: list[ObjectSeen] = field(default_factory=list)
+    head: ObjectSeen | None = None
+    entry: Entry | None = None
+    used: ObjectSeen | None = None
+
+    @property
+    def touched(self) -> float:
+        return max((seen.changed for seen in (self.head, self.used, *self.blobs) if seen), default=0.0)
+
+    @property
+    def size(self) -> int:
+        return sum(blob.size for blob in self.blobs)
+
+
+class StoreCollector:
+    """Keeps one store to a budget; 0: to none, then only leftovers go."""
+
+    def __init__(
+        self, store: SharedStore, budget: int, *, grace: float = GRACE, spared: float = SPARED
+    ) -> None:
+        self._store = store
+        self._objects: Objects = store.objects
+        self._budget = budget
+        self._grace = grace
+        self._spared = spared
+
+    async def elected(self, now: float) -> bool:
+        """Whether we collect in this term. `now` is the wall clock: those of others may differ a little."""
+        if self._store.hints:
+            ours = await self._store.hints.collects(TERM)
+            if ours is not None:
+                return ours
+        return await self._objects.create(f"{ELECTIONS}/{int(now / TERM):012d}", b"")
+
+    async def collect(self) -> Collected:
+        """One round. Raises StoreError; the next one goes on where this has ended."""
+        now = await self._time()
+        states = await self._survey()
+        done = Collected()
+        for state in list(states.values()):
+            done.leftovers += await self._clear(state, now)
+        total = sum(state.size for state in states.values())
+        aged = sorted((s for s in states.values() if s.entry), key=lambda state: state.touched)
+        for state in aged:
+            if not self._budget or total <= self._budget:
+                break
+            if now - state.touched > self._spared and await self._removed(state):
+                total -= state.size
+                done.states += 1
+        done.left_bytes = total
+        return done
+
+    async def _time(self) -> float:
+        """The store's clock, by an object that is written for that. Elections that are over go."""
+        path = f"{ELECTIONS}/clock-{secrets.token_hex(8)}"
+        await self._objects.create(path, b"")
+        seen = [each async for each in self._objects.listing(ELECTIONS)]
+        now = next((each.changed for each in seen if each.path == path), 0.0)
+        await self._objects.remove(path)
+        for each in seen:
+            if now - each.changed > max(self._grace, 2 * TERM):
+                await self._objects.remove(each.path)
+        return now
+
+    async def _survey(self) -> dict[str, _State]:
+        states: dict[str, _State] = {}
+        async for seen in self._objects.listing(BLOBS):  # (1)
+            if name := state_of(seen.path):
+                states.setdefault(name, _State()).blobs.append(seen)
+        async for seen in self._objects.listing(HEADS):
+            if entry := parsed(seen.path):
+                state = states.setdefault(entry.state, _State())
+                state.head, state.entry = seen, entry
+        async for seen in self._objects.listing(USED):
+            if name := state_of(seen.path):
+                states.setdefault(name, _State()).used = seen
+        return states
+
+    async def _clear(self, state: _State, now: float) -> int:
+        """Remove what is of no use of one state; returns how many objects."""
+        entry, head = state.entry, state.head
+        gone: list[ObjectSeen] = []
+        if entry is None or head is None:
+            gone = [*state.blobs, *filter(None, [state.used])]  # (1), (4)
+        elif not state.blobs:
+            gone = [head]  # (2)
+        elif len(state.blobs) > 1 and (named := await self._store.blob_of(entry)):
+            gone = [blob for blob in state.blobs if blob.path != named]
+        gone = [seen for seen in gone if now - seen.changed > self._grace]
+        for seen in gone:
+            await self._objects.remove(seen.path)
+            if seen in state.blobs:
+                state.blobs.remove(seen)
+        return len(gone)
+
+    async def _removed(self, state: _State) -> bool:
+        hints = self._store.hints
+        if state.entry is None or (hints and await hints.is_read(state.entry.state)):
+            return False
+        await self._store.unlink(state.entry)  # (3)
+        for seen in (*state.blobs, *filter(None, [state.used])):
+            await self._objects.remove(seen.path)
+        return True

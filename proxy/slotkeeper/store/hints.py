@@ -1,0 +1,145 @@
+"""Hints in Redis or Valkey: what the shared store has, and who is at what. Without them nothing is wrong.
+
+    slotkeeper:STORE:names:FOLDER     a set of the entries under one anchor, and whether it has all of them
+    slotkeeper:STORE:writing:STATE    a lease: one sidecar is writing it
+    slotkeeper:STORE:reading:STATE    somebody restores it: it is not to be removed
+    slotkeeper:STORE:collects         a lease: one sidecar collects garbage
+
+Every key ends by itself. Names have no text of a prompt in them (`object_names`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import Any, Final, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+ANSWER_SECONDS: Final = 0.5  # for one question: a listing of the store takes no longer
+RETRY_SECONDS: Final = 5.0
+NAMES_SECONDS: Final = 600  # that a set of names is believed: then it is read from the store again
+LEASE_SECONDS: Final = 60  # of who writes or reads, at least
+SLOWEST: Final = 10_000_000  # bytes a second: a lease lasts for as long as that takes
+ALL: Final = "*"  # in a set: nothing is missing there
+_RELEASE: Final = (
+    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+)
+
+T = TypeVar("T")
+
+
+class Hints:
+    """Never raises for a server that fails: the answer is then that nothing is known."""
+
+    def __init__(self, url: str, store: str, changed: Callable[[bool, str], None]) -> None:
+        """`store` tells one store's hints from another's; `changed` hears whether the server answers.
+
+        Raises ValueError for a URL that cannot be used.
+        """
+        self._redis: Any = Redis.from_url(
+            url,
+            socket_timeout=ANSWER_SECONDS,
+            socket_connect_timeout=ANSWER_SECONDS,
+            decode_responses=True,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._prefix = f"slotkeeper:{blake2b(store.encode(), digest_size=8).hexdigest()}"
+        self._changed = changed
+        self._holder = secrets.token_hex(8)
+        self._up = True
+        self._silent_until = 0.0
+
+    @property
+    def up(self) -> bool:
+        return self._up
+
+    async def close(self) -> None:
+        await self._ask(self._redis.aclose, None)
+
+    # -- what lies where ---------------------------------------------------------------------------
+
+    async def names(self, folder: str) -> set[str] | None:
+        """The entries in one folder of the store; None where not all of them are known."""
+        found: set[str] = await self._ask(lambda: self._redis.smembers(self._key("names", folder)), set())
+        return found - {ALL} if ALL in found else None
+
+    async def listed(self, folder: str, names: Collection[str]) -> None:
+        """All that the store has there."""
+        key = self._key("names", folder)
+
+        async def write() -> None:
+            async with self._redis.pipeline() as pipeline:
+                pipeline.sadd(key, ALL, *names)
+                pipeline.expire(key, NAMES_SECONDS)
+                await pipeline.execute()
+
+        await self._ask(write, None)
+
+    async def added(self, folder: str, name: str) -> None:
+        key = self._key("names", folder)
+
+        async def write() -> None:
+            async with self._redis.pipeline() as pipeline:
+                pipeline.sadd(key, name)
+                pipeline.expire(key, NAMES_SECONDS, nx=True)
+                await pipeline.execute()
+
+        await self._ask(write, None)
+
+    async def removed(self, folder: str, name: str) -> None:
+        await self._ask(lambda: self._redis.srem(self._key("names", folder), name), None)
+
+    # -- who is at what ----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def writing(self, state: str, size: int) -> AsyncIterator[bool]:
+        """Whether we may write it: nobody else does, as far as is known."""
+        key = self._key("writing", state)
+        free = await self._ask(
+            lambda: self._redis.set(key, self._holder, nx=True, ex=LEASE_SECONDS + size // SLOWEST), True
+        )
+        try:
+            yield bool(free)
+        finally:
+            if free:
+                await self._ask(lambda: self._redis.eval(_RELEASE, 1, key, self._holder), None)
+
+    async def reading(self, state: str, size: int) -> None:
+        """We restore it now. It is not taken back: what was just used is not removed."""
+        seconds = LEASE_SECONDS + size // SLOWEST
+        await self._ask(lambda: self._redis.set(self._key("reading", state), self._holder, ex=seconds), None)
+
+    async def is_read(self, state: str) -> bool:
+        return bool(await self._ask(lambda: self._redis.exists(self._key("reading", state)), 0))
+
+    async def collects(self, seconds: int) -> bool | None:
+        """Whether we are the one to collect garbage for so long; None: not known."""
+        key = self._key("collects")
+        free = await self._ask(lambda: self._redis.set(key, self._holder, nx=True, ex=seconds), None)
+        return bool(free) if self._up else None
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((self._prefix, *parts))
+
+    async def _ask(self, question: Callable[[], Awaitable[T]], otherwise: T) -> T:
+        if time.monotonic() < self._silent_until:
+            return otherwise
+        try:
+            answer = await question()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._silent_until = time.monotonic() + RETRY_SECONDS
+            if self._up:
+                self._up = False
+                self._changed(False, type(error).__name__)
+            return otherwise
+        if not self._up:
+            self._up = True
+            self._changed(True, "")
+        return answer

@@ -1,0 +1,137 @@
+"""What objects in a shared store are called: names by which a state is found, and which say no prompt.
+
+    heads/GROUP/ANCHOR/ENTRY     the manifest and the tokens of a state, written last
+    blobs/XX/STATE-SHA256-SALT   its slot file; XX are the first letters of the state
+    used/STATE                   empty; its time says when the state was last fetched
+    elections/NUMBER             empty; whoever wrote it collects garbage for that while
+    seal                         the secret of a store for which the user has set no key
+
+A GROUP is one kind of engine and one namespace. An ANCHOR is the hash of a beginning of a prompt; a state
+stands under its longest one, and a prompt has one of each length. The ENTRY says how many tokens the state
+has, three bytes of its hash chain at several depths, and the STATE: a hash of all that makes it what it is.
+So one listing under each anchor tells how much every state has in common with a prompt.
+
+With a key of the user's all of these are keyed hashes: who has the store alone cannot even confirm a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store.manifest import BLOCK, Manifest, chain
+
+HEADS: Final = "heads"
+BLOBS: Final = "blobs"
+USED: Final = "used"
+ELECTIONS: Final = "elections"
+STORE_SEAL: Final = "seal"
+
+ANCHORS: Final = (1, 16, 256)  # blocks of 256 tokens: at most three listings for a prompt
+SHORT: Final = 6  # letters of a hash in an entry: by chance two are alike once in 16 million
+NEAR_END: Final = 3  # last blocks whose hashes stand in an entry: a reply may come back in another form
+_ALL: Final = 0xFFFFFFFF  # entries begin with what is left to it, so that the longest states come first
+_ENTRY: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]{32})")
+
+_STATE: Final = re.compile(r"[0-9a-f]{32}(?![0-9a-f])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The name of one state's head."""
+
+    folder: str  # heads/GROUP/ANCHOR
+    name: str
+    tokens: int
+    marks: tuple[str, ...]
+    state: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/{self.name}"
+
+    @property
+    def used(self) -> str:
+        return f"{USED}/{self.state}"
+
+    def common(self, marks: Sequence[str]) -> int:
+        """Tokens that it has in common with a prompt of these marks, at least."""
+        depths = [depth for depth in rungs(self.tokens // BLOCK) if depth <= len(marks)]
+        alike = (d for d, mark in zip(depths, self.marks, strict=False) if marks[d - 1] == mark)
+        return BLOCK * max(alike, default=0)
+
+
+def rungs(blocks: int) -> list[int]:
+    """Depths at which an entry has a mark, in blocks, ascending."""
+    powers = {1 << bit for bit in range(blocks.bit_length())}
+    return sorted(powers | {depth for depth in range(blocks - NEAR_END + 1, blocks + 1) if depth > 0})
+
+
+def state_of(path: str) -> str | None:
+    """Whose blob or mark of use it is; None for what is neither."""
+    match = _STATE.match(path.rpartition("/")[2])
+    return match[0] if match and path.startswith((f"{BLOBS}/", f"{USED}/")) else None
+
+
+def parsed(path: str) -> Entry | None:
+    """None for what is no head of ours."""
+    folder, _, name = path.rpartition("/")
+    match = _ENTRY.fullmatch(name)
+    if match is None or folder.count("/") != 2 or not folder.startswith(f"{HEADS}/"):
+        return None
+    tokens, letters = _ALL - int(match[1], 16), match[2]
+    marks = tuple(letters[at : at + SHORT] for at in range(0, len(letters), SHORT))
+    if len(marks) != len(rungs(tokens // BLOCK)) or len(letters) % SHORT:
+        return None
+    return Entry(folder=folder, name=name, tokens=tokens, marks=marks, state=match[3])
+
+
+class ObjectNames:
+    """Names under one key; without a key everyone can make them."""
+
+    def __init__(self, key: bytes = b"") -> None:
+        self._key = key
+
+    def marks(self, tokens: Tokens) -> list[str]:
+        """One for each whole block of a prompt."""
+        whole = tokens.cut(0, len(tokens) // BLOCK * BLOCK)
+        return [self._hash("mark", link, size=SHORT // 2) for link in chain(whole)]
+
+    def folders(self, tokens: Tokens, fingerprint: str) -> list[str]:
+        """Where states may lie that begin as this prompt does; the longest beginning first."""
+        links = chain(tokens.cut(0, len(tokens) // BLOCK * BLOCK))
+        depths = [depth for depth in reversed(ANCHORS) if depth <= len(links)]
+        return [self._folder(links[depth - 1], fingerprint, tokens.space) for depth in depths]
+
+    def entry(self, manifest: Manifest, tokens: Tokens) -> Entry | None:
+        """Of a snapshot; None where it is too short to be found."""
+        tokens = tokens.within(manifest.namespace)
+        folders = self.folders(tokens, manifest.fingerprint)
+        if not folders:
+            return None
+        marks, blocks = self.marks(tokens), len(tokens) // BLOCK
+        shown = tuple(marks[depth - 1] for depth in rungs(blocks))
+        cuts = " ".join(map(str, manifest.checkpoints))
+        kind = f"{manifest.version} {manifest.draft} {manifest.repaired}"
+        facts = (manifest.fingerprint, manifest.namespace, manifest.layout, kind, cuts)
+        state = self._hash("state", *facts, *manifest.chain, str(manifest.tokens), size=16)
+        name = f"{_ALL - manifest.tokens:08x}-{''.join(shown)}-{state}"
+        return Entry(folder=folders[0], name=name, tokens=manifest.tokens, marks=shown, state=state)
+
+    def blob(self, entry: Entry, sha256: str, salt: bytes) -> str:
+        """Of this content, written this once: what another has written is never overwritten or removed."""
+        content = self._hash("content", sha256, size=32) if self._key else sha256
+        return f"{BLOBS}/{entry.state[:2]}/{entry.state}-{content}-{salt.hex()}"
+
+    def _folder(self, link: str, fingerprint: str, space: str) -> str:
+        group = self._hash("group", fingerprint, space, size=16)
+        return f"{HEADS}/{group}/{self._hash('anchor', link, size=8)}"
+
+    def _hash(self, *parts: str, size: int) -> str:
+        """Each part with its length, so that no two lists of parts are one text."""
+        text = "".join(f"{len(part)}:{part}" for part in parts)
+        return blake2b(text.encode(), key=self._key, digest_size=size).hexdigest()

@@ -1,0 +1,200 @@
+"""The objects of a store that several machines use: S3 or anything that speaks it, or a folder.
+
+What can go wrong is one of three things: there is no such object (MissingError), the store cannot be used now
+(StoreError), or somebody else has written the object already, which is no error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import LocalStore, from_url
+
+from slotkeeper.store.trouble import MissingError, StoreError, Trouble
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+AT_ONCE: Final = 16 << 20  # bytes: so many go up in one request, which can be told not to overwrite anything
+PART: Final = 8 << 20  # bytes of a part of a larger object; S3 takes 10,000 of them
+PARTS: Final = 4  # that are under way together
+CONNECT: Final = timedelta(seconds=3)
+SILENCE: Final = timedelta(seconds=20)  # without a byte: the request has failed
+TRIES: Final[RetryConfig] = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=10),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+RETRY_SECONDS: Final = 5.0  # for which a store that has failed is not asked
+_FULL: Final = re.compile(r"\b507\b|InsufficientStorage|QuotaExceeded|StorageFull|os error (28|122)\b")
+_STATUS: Final = re.compile(r"status code: (\d+)")
+_STAGED: Final = re.compile(r".*#\d+")  # what a writer in a folder leaves that is killed
+ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSeen:
+    """One object in a listing. `changed` is a time of the store's own clock, in seconds."""
+
+    path: str
+    size: int
+    changed: float
+
+
+class Objects:
+    """All that we ask of a store. Every method may raise StoreError."""
+
+    def __init__(self, url: str, changed: Callable[[bool, str], None]) -> None:
+        """`changed` hears whether it can be used, and why not. Raises ValueError for a URL that is none."""
+        self.url = url
+        self._changed = changed
+        self.up = True
+        self._failed: StoreError | None = None
+        self._silent_until = 0.0
+        try:
+            self._store: Any = _opened(url)
+        except (BaseError, OSError) as error:
+            raise ValueError(_in_short(error)) from error
+
+    def __repr__(self) -> str:
+        return f"<Objects {self.url} {'up' if self.up else 'down'}>"
+
+    async def create(self, path: str, data: bytes) -> bool:
+        """Write it whole, unless it is there. Returns whether we have written it."""
+        with self._asking(f"write {path}"):
+            try:
+                await obstore.put_async(self._store, path, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
+    async def mark(self, path: str) -> None:
+        """Write an empty object, or make it new."""
+        with self._asking(f"write {path}"):
+            await obstore.put_async(self._store, path, b"")
+
+    async def stream_up(self, path: str, chunks: AsyncIterable[bytes]) -> None:
+        """Write one that is too large for a single request, under a name that is ours alone.
+
+        It is there when all parts are; whatever `chunks` raises leaves nothing.
+        """
+        with self._asking(f"write {path}"):
+            await obstore.put_async(
+                self._store, path, chunks, use_multipart=True, chunk_size=PART, max_concurrency=PARTS
+            )
+
+    async def read(self, path: str, most: int) -> bytes:
+        """All of a small one. Raises MissingError, also for one that is larger than anything of ours."""
+        with self._asking(f"read {path}"):
+            result = await obstore.get_async(self._store, path)
+            if result.meta["size"] > most:
+                raise MissingError(f"{path} is too large: {result.meta['size']} bytes")
+            return bytes(await result.bytes_async())
+
+    async def stream_down(self, path: str) -> AsyncIterator[memoryview]:
+        """Raises MissingError."""
+        with self._asking(f"read {path}"):
+            result = await obstore.get_async(self._store, path)
+            async for chunk in result.stream(min_chunk_size=1 << 20):
+                yield memoryview(chunk)
+
+    async def size(self, path: str) -> int | None:
+        """None where there is none."""
+        try:
+            with self._asking(f"look at {path}"):
+                return int((await obstore.head_async(self._store, path))["size"])
+        except MissingError:
+            return None
+
+    async def listing(self, folder: str) -> AsyncIterator[ObjectSeen]:
+        with self._asking(f"list {folder}"):
+            async for page in obstore.list(self._store, prefix=folder + "/", chunk_size=1000):
+                for found in page:
+                    changed = found["last_modified"].timestamp()
+                    yield ObjectSeen(str(found["path"]), int(found["size"]), changed)
+
+    async def remove(self, path: str) -> None:
+        """Nothing happens if it is not there."""
+        try:
+            with self._asking(f"remove {path}"):
+                await obstore.delete_async(self._store, path)
+        except MissingError:
+            pass
+
+    def sweep(self, older: float) -> int:
+        """Remove what writers left in a folder that were killed. Blocks. Returns how many files."""
+        root = self._store.prefix if isinstance(self._store, LocalStore) else None
+        if root is None:
+            return 0
+        swept = 0
+        for path in Path(root).rglob("*#*"):
+            if _STAGED.fullmatch(path.name) and time.time() - path.lstat().st_mtime > older:
+                path.unlink(missing_ok=True)
+                swept += 1
+        return swept
+
+    @contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        if self._failed and time.monotonic() < self._silent_until:
+            raise StoreError(self._failed.trouble, f"Cannot {doing} in {self.url}: it failed a moment ago")
+        try:
+            yield
+        except FileNotFoundError as error:
+            self._works(up=True)
+            raise MissingError(f"Cannot {doing}: it is not there") from error
+        except (BaseError, OSError) as error:
+            what = f"Cannot {doing} in {self.url}: {_in_short(error)}"
+            trouble = _trouble(error)
+            failed = StoreError(trouble, what)
+            if trouble is not Trouble.DISK_FULL:  # then what is there can still be read
+                self._failed, self._silent_until = failed, time.monotonic() + RETRY_SECONDS
+            self._works(up=False, why=trouble.value)
+            raise failed from None  # its own text may name the key
+        self._failed = None
+        self._works(up=True)
+
+    def _works(self, *, up: bool, why: str = "") -> None:
+        if up is not self.up:
+            self.up = up
+            self._changed(up, why)
+
+
+def _opened(url: str) -> Any:
+    """Credentials, region and endpoint are what obstore finds in the environment (AWS_...)."""
+    if not url.startswith("s3://"):
+        path = Path(url.removeprefix("file://")).expanduser()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return LocalStore(path.resolve())
+    named = next(filter(None, map(os.environ.get, ENDPOINTS)), "")
+    client: ClientConfig = {
+        "timeout": timedelta(days=1),  # of a whole request: what is large may take long
+        "read_timeout": SILENCE,
+        "connect_timeout": CONNECT,
+        "allow_http": named.startswith("http://"),  # the user has named it so
+    }
+    return from_url(url, client_options=client, retry_config=TRIES)
+
+
+def _trouble(error: Exception) -> Trouble:
+    text = str(error)
+    if _FULL.search(text):
+        return Trouble.DISK_FULL
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+        return Trouble.REFUSED
+    return Trouble.UNREACHABLE
+
+
+def _in_short(error: Exception) -> str:
+    """What may stand in a log: an answer of S3 may repeat the id of a key, or a signature."""
+    status = _STATUS.search(str(error))
+    return f"{type(error).__name__}{f', status {status[1]}' if status else ''}"

@@ -1,0 +1,119 @@
+"""What keeps a shared store from reading prompts: a user's key, and what is derived from it.
+
+Every object is sealed with a key of its own, so that no nonce is ever used twice. A blob is sealed in pieces,
+each with its number and whether it is the last (the STREAM construction): a piece that is missing, twice,
+elsewhere or cut off does not open.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+LEAST_KEY: Final = 32  # bytes in a key file: what `openssl rand -hex 32` writes is twice that
+MOST_KEY: Final = 4096
+SALT_BYTES: Final = 16
+PIECE: Final = 1 << 20  # bytes of a blob that are sealed together
+TAG: Final = 16  # bytes that sealing adds
+_NONCE: Final = 12
+
+
+class SealError(Exception):
+    """It was not sealed with this key, or was changed since."""
+
+
+class KeyFileError(Exception):
+    """A key file that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StoreKey:
+    """The secret of everyone who shares a store. It never leaves this process."""
+
+    secret: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> StoreKey:
+        """The first line of a file, or all of it where that is no text. Raises KeyFileError."""
+        try:
+            data = path.read_bytes()[: MOST_KEY + 1]
+        except OSError as error:
+            raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
+        data = data.strip()
+        if not LEAST_KEY <= len(data) <= MOST_KEY:
+            raise KeyFileError(f"{path} has {len(data)} bytes; make a key with: openssl rand -hex 32")
+        return cls(data)
+
+    def derived(self, purpose: str) -> bytes:
+        """32 bytes for one purpose, of which nothing tells those for another."""
+        return hmac.digest(self.secret, purpose.encode(), "sha256")
+
+    def seal(self, data: bytes, name: str) -> bytes:
+        """A small object, bound to its name: under another it does not open."""
+        salt = secrets.token_bytes(SALT_BYTES)
+        return salt + self._cipher(salt).encrypt(bytes(_NONCE), data, name.encode())
+
+    def open(self, sealed: bytes, name: str) -> bytes:
+        """Raises SealError."""
+        salt, data = sealed[:SALT_BYTES], sealed[SALT_BYTES:]
+        return _opened(self._cipher(salt), bytes(_NONCE), data, name.encode())
+
+    def pieces(self, salt: bytes) -> Pieces:
+        """For one blob. `salt` must never have been used before."""
+        return Pieces(self._cipher(salt))
+
+    def _cipher(self, salt: bytes) -> AESGCM:
+        return AESGCM(self.derived(f"object {salt.hex()}"))
+
+
+class Pieces:
+    """Seals or opens the pieces of one blob, in their order."""
+
+    def __init__(self, cipher: AESGCM) -> None:
+        self._cipher = cipher
+        self._count = 0
+
+    def seal(self, piece: bytes, *, last: bool) -> bytes:
+        return self._cipher.encrypt(self._nonce(last=last), piece, None)
+
+    def open(self, piece: bytes, *, last: bool) -> bytes:
+        """Raises SealError."""
+        return _opened(self._cipher, self._nonce(last=last), piece, None)
+
+    def _nonce(self, *, last: bool) -> bytes:
+        self._count += 1
+        return self._count.to_bytes(_NONCE - 1, "big") + bytes([last])
+
+
+def _opened(cipher: AESGCM, nonce: bytes, data: bytes, bound: bytes | None) -> bytes:
+    try:
+        return cipher.decrypt(nonce, data, bound)
+    except (InvalidTag, ValueError) as error:
+        raise SealError("it was not sealed with this key, or was changed since") from error
+
+
+class Cutter:
+    """Cuts a stream of chunks into pieces of one size; only the last is shorter."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held = bytearray()
+
+    def feed(self, chunk: bytes | memoryview) -> Iterator[bytes]:
+        """Whole pieces, but never what may be the last one."""
+        self._held += chunk
+        while len(self._held) > self._size:
+            piece = bytes(self._held[: self._size])
+            del self._held[: self._size]
+            yield piece
+
+    def rest(self) -> bytes:
+        """The last piece; of an empty stream it is empty."""
+        return bytes(self._held)

@@ -1,0 +1,343 @@
+"""The cold tier that several sidecars share: states are written once, found by their tokens, and verified.
+
+A state is two objects. Its blob is the slot file, sealed with the user's key if there is one. Its head has
+the manifest and the tokens; it is written last, and only if no other sidecar has written the same state. So
+a process killed anywhere leaves either a whole state or a blob without a head, which is removed an hour later
+(`collector`). What a blob says is not believed: the file that it becomes is hashed before it has a name that
+any engine could be given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import orjson
+
+from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store import files
+from slotkeeper.store.files import Halt, Lane
+from slotkeeper.store.hints import Hints
+from slotkeeper.store.index import Kept, Use
+from slotkeeper.store.intake import place
+from slotkeeper.store.manifest import BLOCK, BYTES, Flaw, Manifest, decode, encode
+from slotkeeper.store.object_names import BLOBS, STORE_SEAL, Entry, ObjectNames, parsed
+from slotkeeper.store.objects import AT_ONCE, Objects
+from slotkeeper.store.sealing import SALT_BYTES, Pieces, SealError, StoreKey
+from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.store.streams import BlobReader, BlobWriter, stored_size
+from slotkeeper.store.tiers import Swept
+from slotkeeper.store.trouble import (
+    LateError,
+    MissingError,
+    SnapshotError,
+    StoreError,
+    Trouble,
+    UnfitError,
+)
+
+LARGEST_HEAD: Final = 16 << 20  # bytes: a manifest, and the ids of a million tokens
+LARGEST_TOKENS: Final = 16 << 20  # bytes: four million ids
+PROMISING: Final = 4  # heads that are read for one prompt
+SURE: Final = 2  # the same where the best of them is a beginning of the prompt
+LONGEST_LOOK: Final = 10.0  # seconds; a request does not wait for so long (`scheduler.elsewhere`)
+SEEN: Final = 4096  # entries of which it is remembered what snapshot they are
+FRESH: Final = 1800.0  # seconds from the first byte of a blob to its head: half of what collectors wait
+SETTLE: Final = 0.05  # seconds: obstore 0.12 aborts a process that ends right after a call of it has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is read before a state is fetched."""
+
+    manifest: Manifest
+    tokens: Tokens
+    blob: str
+    salt: bytes
+
+
+class SharedStore:
+    """One bucket or folder, in the role of the cold tier. Methods raise SnapshotError and StoreError."""
+
+    shared: Final = True
+
+    def __init__(self, objects: Objects, key: StoreKey | None = None, hints: Hints | None = None) -> None:
+        self.objects = objects
+        self.hints = hints
+        self.name = objects.url
+        self._key = key
+        self._names = ObjectNames(key.derived("names") if key else b"")
+        self._secret = key.derived("manifests") if key else None
+        self._lane = Lane("shared")
+        self._seen: OrderedDict[str, SnapshotId] = OrderedDict()  # by the path of a head
+
+    def __repr__(self) -> str:
+        return f"<SharedStore {self.objects!r} {'sealed' if self._key else 'open'}>"
+
+    @property
+    def secret(self) -> bytes | None:
+        """By which manifests and namespaces are told: one for all who share it. None before it is open."""
+        return self._secret
+
+    async def open(self) -> Swept:
+        """Nothing that lies there is read: what a prompt needs is looked up when the prompt comes."""
+        await self._opened()
+        return Swept()
+
+    async def close(self) -> None:
+        await self._lane.close()
+        if self.hints:
+            await self.hints.close()
+        await asyncio.sleep(SETTLE)
+
+    # -- finding -----------------------------------------------------------------------------------
+
+    async def find(
+        self, prompt: Tokens, fingerprint: str, *, beyond: int, known: Collection[SnapshotId]
+    ) -> list[Kept]:
+        """States that share more than `beyond` tokens with a prompt, but for those that are `known`.
+
+        Raises LateError after a while.
+        """
+        try:
+            async with asyncio.timeout(LONGEST_LOOK):
+                return await self._find(prompt, fingerprint, beyond, known)
+        except TimeoutError:
+            raise LateError(f"{self.name} did not answer within {LONGEST_LOOK:.0f} s") from None
+
+    async def _find(
+        self, prompt: Tokens, fingerprint: str, beyond: int, known: Collection[SnapshotId]
+    ) -> list[Kept]:
+        marks = self._names.marks(prompt)
+        folders = self._names.folders(prompt, fingerprint)
+        await self._opened()  # without its secret no manifest can be believed
+        entries: list[Entry] = []
+        for names in await asyncio.gather(*map(self._entries, folders)):
+            entries += names
+        ranked = sorted(entries, key=lambda entry: _promise(entry, marks), reverse=True)
+        most = SURE if ranked and _promise(ranked[0], marks)[1] else PROMISING
+        good = [e for e in ranked[:most] if min(len(prompt), e.common(marks) + BLOCK - 1) > beyond]
+        unknown = [entry for entry in good if self._seen.get(entry.path) not in known]
+        heads = await asyncio.gather(*(self._head_or_none(entry, prompt.space) for entry in unknown))
+        return [
+            self._found(entry, head) for entry, head in zip(unknown, heads, strict=True) if head is not None
+        ]
+
+    async def _entries(self, folder: str) -> list[Entry]:
+        names = await self.hints.names(folder) if self.hints else None
+        if names is None:
+            names = {seen.path.rpartition("/")[2] async for seen in self.objects.listing(folder)}
+            if self.hints:
+                await self.hints.listed(folder, names)
+        return [entry for name in names if (entry := parsed(f"{folder}/{name}"))]
+
+    async def _head_or_none(self, entry: Entry, space: str) -> Head | None:
+        try:
+            head = await self._head(entry)
+        except MissingError:
+            if self.hints:
+                await self.hints.removed(entry.folder, entry.name)
+            return None
+        except SnapshotError:  # of others, who have another key or a later release
+            return None
+        return head if head.manifest.namespace == space else None
+
+    def _found(self, entry: Entry, head: Head) -> Kept:
+        self._seen[entry.path] = head.manifest.id
+        self._seen.move_to_end(entry.path)
+        if len(self._seen) > SEEN:
+            self._seen.popitem(last=False)
+        use = Use(used=head.manifest.created)
+        return Kept(manifest=head.manifest, tokens=head.tokens, tiers=frozenset({Tier.COLD}), use=use)
+
+    # -- one state ---------------------------------------------------------------------------------
+
+    async def take(self, kept: Kept, hot: SnapshotFolder) -> bool:
+        """Write what lies in the hot folder, unless it is here. False: another sidecar is just doing that."""
+        await self._opened()
+        entry = self._names.entry(kept.manifest, kept.tokens)
+        if entry is None or await self.objects.size(entry.path) is not None:
+            return True
+        if self.hints is None:
+            return await self._write(entry, kept, hot)
+        async with self.hints.writing(entry.state, kept.manifest.size) as free:
+            if not free:
+                return False
+            await self._write(entry, kept, hot)
+        await self.hints.added(entry.folder, entry.name)
+        return True
+
+    async def give(self, kept: Kept, hot: SnapshotFolder) -> Manifest:
+        """Have it in the hot folder, verified. What is given up leaves nothing there."""
+        entry, head = await self._looked_up(kept)
+        manifest = replace(head.manifest, id=kept.id)  # another sidecar may have written the same state
+        path = hot.path / files.new_temporary(time.time())
+
+        def begin(_: Halt) -> BlobWriter:
+            hot.demand(manifest.size)
+            return BlobWriter(path, self._pieces(head.salt))
+
+        target = await self._lane.do(begin)
+        try:
+            await self._fetch(entry, head, target)
+            await self._lane.do(lambda _: place(hot, path, manifest))
+        finally:
+            await self._lane.do(lambda _: target.discard())
+        return manifest
+
+    async def check(self, kept: Kept) -> None:
+        """Read all of it. Raises UnfitError and MissingError."""
+        entry, head = await self._looked_up(kept)
+        await self._fetch(entry, head, BlobWriter(None, self._pieces(head.salt)))
+
+    async def remove(self, kept: Kept, *, damaged: bool = False) -> None:
+        """The head first: what has none is nothing. A damaged one is not kept to be looked at."""
+        del damaged
+        await self._opened()
+        entry = self._names.entry(kept.manifest, kept.tokens)
+        if entry is None:
+            return
+        try:
+            blob = (await self._head(entry)).blob
+        except MissingError:
+            return
+        except SnapshotError:
+            blob = ""
+        await self.unlink(entry)
+        if blob:
+            await self.objects.remove(blob)
+
+    async def unlink(self, entry: Entry) -> None:
+        await self.objects.remove(entry.path)
+        if self.hints:
+            await self.hints.removed(entry.folder, entry.name)
+
+    async def _write(self, entry: Entry, kept: Kept, hot: SnapshotFolder) -> bool:
+        """Blob, a look whether it is whole, head. Returns True."""
+        manifest, salt, began = kept.manifest, secrets.token_bytes(SALT_BYTES), time.monotonic()
+        blob = self._names.blob(entry, manifest.sha256, salt)
+        size = stored_size(manifest.size, sealed=self._key is not None)
+        source = await self._lane.do(lambda _: BlobReader(hot.open(manifest.id), self._pieces(salt)))
+        try:
+            if size <= AT_ONCE:
+                data = b"".join([chunk async for chunk in self._read(source, manifest)])
+                await self.objects.create(blob, data)
+            else:
+                await self.objects.stream_up(blob, self._read(source, manifest))
+        finally:
+            await self._lane.do(lambda _: source.close())
+        if await self.objects.size(blob) != size:
+            raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
+        if time.monotonic() - began > FRESH:  # a collector may take it for a leftover by now
+            raise StoreError(Trouble.SLOW, f"{self.name} took too long")
+        if not await self.objects.create(entry.path, self._sealed(entry, kept, blob, salt)):
+            await self.objects.remove(blob)  # another was first, and nobody else knows of ours
+        return True
+
+    async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
+        """As it will be stored. Raises UnfitError at its end if it is not what was kept."""
+        while chunk := await self._lane.do(source.next):
+            yield chunk
+        if (source.size, source.sha256) != (manifest.size, manifest.sha256):
+            raise UnfitError(f"{manifest.id} was changed after it was kept")
+
+    async def _looked_up(self, kept: Kept) -> tuple[Entry, Head]:
+        await self._opened()
+        entry = self._names.entry(kept.manifest, kept.tokens)
+        if entry is None:
+            raise MissingError(f"{kept.id} is too short for {self.name}")
+        return entry, await self._head(entry)
+
+    async def _fetch(self, entry: Entry, head: Head, target: BlobWriter) -> None:
+        manifest = head.manifest
+        try:
+            await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head.blob, target))
+        except MissingError:  # the head is of no use to anybody
+            await self.unlink(entry)
+            raise
+        except SealError as error:
+            raise UnfitError(f"{manifest.id} in {self.name}: {error}") from error
+        if (target.size, target.sha256) != (manifest.size, manifest.sha256):
+            raise UnfitError(f"{manifest.id} in {self.name} is not what was kept")
+
+    async def _pour(self, blob: str, target: BlobWriter) -> None:
+        async for chunk in self.objects.stream_down(blob):
+            await self._lane.do(partial(_feed, target, chunk))
+        await self._lane.do(lambda _: target.end())
+
+    async def _tell_use(self, entry: Entry, size: int) -> None:
+        """What is used is not removed. A store that is full, or only to be read, can be read all the same."""
+        if self.hints:
+            await self.hints.reading(entry.state, size)
+        with suppress(StoreError):
+            await self.objects.mark(entry.used)
+
+    # -- heads -------------------------------------------------------------------------------------
+
+    def _sealed(self, entry: Entry, kept: Kept, blob: str, salt: bytes) -> bytes:
+        secret = self._secret or b""
+        manifest = encode(kept.manifest, secret).decode()
+        facts = orjson.dumps({"manifest": manifest, "blob": blob, "salt": salt.hex()})
+        data = len(facts).to_bytes(4, "big") + facts + zlib.compress(kept.tokens.packed, 1)
+        return self._key.seal(data, entry.path) if self._key else data
+
+    async def _head(self, entry: Entry) -> Head:
+        """Raises MissingError, and UnfitError for what is none of ours or was changed."""
+        data = await self.objects.read(entry.path, LARGEST_HEAD)
+        try:
+            data = self._key.open(data, entry.path) if self._key else data
+            size = int.from_bytes(data[:4], "big")
+            facts = orjson.loads(data[4 : 4 + size])
+            blob, salt, text = str(facts["blob"]), bytes.fromhex(facts["salt"]), facts["manifest"].encode()
+            unpacking = zlib.decompressobj()
+            packed = unpacking.decompress(data[4 + size :], LARGEST_TOKENS)
+            named = SnapshotId(str(orjson.loads(text)["id"]))
+        except (SealError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+            raise UnfitError(f"{entry.path} cannot be read") from error
+        if not unpacking.eof or unpacking.unused_data:
+            raise UnfitError(f"{entry.path} is not whole")
+        manifest = decode(text, named, self._secret or b"")
+        if manifest is Flaw.NEWER:
+            raise MissingError(f"{entry.path}: {manifest}")
+        if isinstance(manifest, Flaw):
+            raise UnfitError(f"{entry.path}: {manifest}")
+        tokens = Tokens.of(packed)
+        own = self._names.entry(manifest, tokens) if manifest.fits(tokens) else None
+        if own != entry or not blob.startswith(f"{BLOBS}/{entry.state[:2]}/{entry.state}-"):
+            raise UnfitError(f"{entry.path} says that it is another state")
+        return Head(manifest, tokens, blob, salt)
+
+    async def blob_of(self, entry: Entry) -> str | None:
+        """The blob that a head names; None where that cannot be known."""
+        try:
+            return (await self._head(entry)).blob
+        except SnapshotError:
+            return None
+
+    def _pieces(self, salt: bytes) -> Pieces | None:
+        return self._key.pieces(salt) if self._key else None
+
+    async def _opened(self) -> None:
+        """The secret of a store without a key lies in it, written by whoever came first."""
+        if self._secret is None:
+            await self.objects.create(STORE_SEAL, secrets.token_bytes(BYTES))
+            self._secret = await self.objects.read(STORE_SEAL, BYTES)
+
+
+def _promise(entry: Entry, marks: Sequence[str]) -> tuple[int, bool]:
+    """What has more in common with a prompt first, then what could be extended by it as it is."""
+    common = entry.common(marks)
+    return common, common == entry.tokens // BLOCK * BLOCK
+
+
+def _feed(target: BlobWriter, chunk: memoryview, _: Halt) -> None:
+    target.feed(chunk)

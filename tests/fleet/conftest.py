@@ -1,0 +1,38 @@
+"""Servers that sidecars share, one of each for all tests of a module, and the engines of `tests/engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.conftest import build, engine, engine_factory, pytest_generate_tests
+from fleet.servers import CREDENTIALS, redis_server, s3_server
+from slotkeeper.observe.log import configure
+
+__all__ = ["build", "engine", "engine_factory", "pytest_generate_tests"]
+
+
+@pytest.fixture(autouse=True)
+def _log() -> None:
+    configure("info", "console")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """An endpoint."""
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A URL."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)

@@ -1,0 +1,240 @@
+"""A shared store that fails in every way that S3 does, and Redis that is lost: slower, and never wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from chaos.lab_snapshots import Witness, bench, in_front_of, operations, settled, take_turn, undisturbed
+from chaos.raw import until
+from fleet.servers import BUCKET, CREDENTIALS, Fault, FaultyProxy, faulty, running_redis
+from fleet.test_moving import BUILD, MODEL, uploaded
+from slotkeeper.engine.launch import free_port
+from slotkeeper.runtime.sharing import PATIENT
+from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.store import shared as module
+from slotkeeper.store.collector import StoreCollector
+from slotkeeper.store.hints import Hints
+from slotkeeper.store.objects import Objects
+from slotkeeper.store.store import Store
+from slotkeeper.store.trouble import LateError, StoreError, Trouble
+from unit.store.saving import ENGINE, names_in, offered
+from unit.store.sharing import KEY, found, kept_state, sidecar
+from unit.store.test_shared import prompt
+
+
+@pytest.fixture
+async def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FaultyProxy]:
+    async with faulty(s3) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
+        yield made
+
+
+def heal(proxy: FaultyProxy, objects: Objects) -> None:
+    """The fault is over, and so is the while in which the store is not asked."""
+    proxy.fault = Fault.NONE
+    objects._silent_until = 0.0
+
+
+TROUBLES = {
+    Fault.ERROR: Trouble.UNREACHABLE,
+    Fault.FULL: Trouble.DISK_FULL,
+    Fault.EXPIRED: Trouble.REFUSED,
+    Fault.TORN: Trouble.UNREACHABLE,
+    Fault.GONE: Trouble.UNREACHABLE,
+}
+
+
+@pytest.mark.parametrize("fault", TROUBLES)
+@pytest.mark.parametrize("parts", [False, True], ids=["at once", "in parts"])
+async def test_an_upload_that_fails_leaves_nothing_that_is_found_and_goes_on_later(
+    fault: Fault, parts: bool, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if parts:
+        monkeypatch.setattr(module, "AT_ONCE", 100)
+    one, url = tmp_path / "one", f"s3://{BUCKET}/{tmp_path.name}"
+    async with sidecar(one, url, KEY) as (store, shared):
+        kept = await kept_state(store, one, 1)
+        proxy.fault, proxy.only = fault, "/blobs/" if fault is Fault.TORN else ""
+        with pytest.raises(StoreError) as raised:
+            await store.copy_cold(kept.id)
+        assert raised.value.trouble is TROUBLES[fault]
+        assert not any(secret in str(raised.value) for secret in CREDENTIALS.values() if len(secret) > 9)
+        assert not shared.objects.up
+        heal(proxy, shared.objects)
+        assert await found(shared, prompt(1)) == []
+        assert await store.copy_cold(kept.id)
+        assert shared.objects.up
+        (there,) = await found(shared, prompt(1))
+        await shared.check(there)
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.EXPIRED, Fault.CUT, Fault.GONE, Fault.SLOW])
+async def test_a_fetch_that_fails_leaves_nothing_and_costs_no_state(
+    fault: Fault, proxy: FaultyProxy, tmp_path: Path
+):
+    one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/{tmp_path.name}"
+    async with sidecar(one, url) as (store, _), sidecar(other, url) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        proxy.fault, proxy.only = fault, "/blobs/"
+        with pytest.raises((StoreError, LateError)):
+            await second.offer(kept.id, ENGINE, within=0.5 if fault is Fault.SLOW else 60.0)
+        assert names_in(other) == set()
+        heal(proxy, shared.objects)
+        assert await offered(second, other, kept.id) == (one / f"{kept.id}.slot").read_bytes()
+
+
+async def test_requests_wait_for_a_slow_store_a_few_times_and_then_no_more(
+    proxy: FaultyProxy, tmp_path: Path
+):
+    url = f"s3://{BUCKET}/{tmp_path.name}"
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
+        talks = await undisturbed(one, PATIENT + 2, turns=1)
+        slow, client = await stack.enter_async_context(in_front_of(one, cold_store=url))
+        await take_turn(client, talks[0])
+        assert operations(slow)["find", "late"] == 0
+        await uploaded(slow)
+        proxy.fault, proxy.seconds = Fault.SLOW, 600.0
+        for talk in talks[1:]:
+            await take_turn(client, talk)
+        assert operations(slow)["find", "late"] == PATIENT
+        proxy.fault = Fault.NONE
+
+
+async def test_no_request_fails_while_the_store_is_lost_and_uploads_resume(
+    proxy: FaultyProxy, redis: str, tmp_path: Path
+):
+    """Its server and Redis are fine; what is between them and the sidecar is not."""
+    url = f"s3://{BUCKET}/{tmp_path.name}"
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
+        other = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "other"))
+        (talk,) = await undisturbed(one, 1, turns=4)
+        witness = Witness(other.slots)
+        first, client = await stack.enter_async_context(in_front_of(one, cold_store=url, hints=redis))
+        second, elsewhere = await stack.enter_async_context(
+            in_front_of(other, witness, cold_store=url, hints=redis)
+        )
+        proxy.fault = Fault.GONE
+        await take_turn(client, talk)
+        await until(lambda: operations(first)["upload", "failed"] > 0, "it was noticed")
+        await take_turn(elsewhere, talk)
+        assert operations(second)["find", "failed"] > 0
+        for sidecar_ in (first, second):
+            losses = sidecar_.metrics.shared_losses.labels(part="store")._value.get()
+            assert losses == 1, "counted once"
+        proxy.fault = Fault.NONE
+        await until(lambda: operations(first)["upload", "ok"] > 0, "uploads resume")
+        assert first.metrics.shared_up.labels(part="store")._value.get() == 1
+        await settled(second)
+        await until(lambda: operations(second)["upload", "ok"] > 0, "here as well")
+        await uploaded(second)
+        await take_turn(client, talk)
+        assert witness.refused == 0
+
+
+async def test_hints_that_are_lost_and_empty_are_slower_and_never_wrong(s3: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/{tmp_path.name}"
+    port, heard = free_port(), list[bool]()
+
+    def hints() -> Hints:
+        return Hints(f"redis://127.0.0.1:{port}/0", url, lambda up, _: heard.append(up))
+
+    async with (
+        sidecar(one, url, hints=hints()) as (store, writer),
+        sidecar(other, url, hints=hints()) as (_, shared),
+    ):
+        with running_redis(tmp_path, port):
+            await store.copy_cold((await kept_state(store, one, 1)).id)
+            assert await found(shared, prompt(1))
+            assert await writer.hints.names(next(iter(await _folders(shared)))) is not None
+        for seed in (2, 3):  # without a server
+            await store.copy_cold((await kept_state(store, one, seed)).id)
+            assert await found(shared, prompt(seed))
+        assert heard.count(False) == 2
+        for each in (writer, shared):
+            each.hints._silent_until = 0.0
+        with running_redis(tmp_path, port):  # another one, which knows nothing
+            for seed in (1, 2, 3):
+                shared._seen.clear()
+                assert await found(shared, prompt(seed))
+            assert heard.count(True) >= 1
+
+
+async def _folders(shared) -> set[str]:
+    return {seen.path.rpartition("/")[0] async for seen in shared.objects.listing("heads")}
+
+
+async def test_two_that_save_one_state_write_it_once(s3: str, redis: str, tmp_path: Path, monkeypatch):
+    """The second is told that the first is just writing, and finds it there when that is done."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/{tmp_path.name}"
+
+    def hints() -> Hints:
+        return Hints(redis, url, lambda *_: None)
+
+    async with (
+        sidecar(one, url, hints=hints()) as (store, writer),
+        sidecar(other, url, hints=hints()) as (second, shared),
+    ):
+        first, again = await kept_state(store, one, 1), await kept_state(second, other, 1)
+        going, create = asyncio.Event(), writer.objects.create
+        may = asyncio.Event()
+
+        async def held(path: str, data: bytes) -> bool:
+            going.set()
+            await may.wait()
+            return await create(path, data)
+
+        monkeypatch.setattr(writer.objects, "create", held)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(store.copy_cold(first.id))
+            await going.wait()
+            assert await second.copy_cold(again.id) is False
+            assert _tiers(second) == [{Tier.HOT}]
+            may.set()
+        assert await second.copy_cold(again.id)
+        blobs = [seen async for seen in shared.objects.listing("blobs")]
+        assert len(blobs) == 1
+
+
+def _tiers(store: Store) -> list[frozenset[Tier]]:
+    return [kept.tiers for kept in store.listing()]
+
+
+async def test_what_is_restored_is_not_removed(s3: str, redis: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    one, url = tmp_path / "one", f"s3://{BUCKET}/{tmp_path.name}"
+    async with sidecar(one, url, hints=Hints(redis, url, lambda *_: None)) as (store, shared):
+        for seed in (1, 2):
+            await store.copy_cold((await kept_state(store, one, seed)).id)
+        (reading,) = await found(shared, prompt(1))
+        await shared.check(reading)
+        done = await StoreCollector(shared, 1, spared=-1.0).collect()
+        assert done.states == 1
+        assert await found(shared, prompt(1))
+        assert await found(shared, prompt(2)) == []
+
+
+async def test_one_is_elected_by_redis(redis: str, s3: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    url = f"s3://{BUCKET}/{tmp_path.name}"
+
+    def hints() -> Hints:
+        return Hints(redis, url, lambda *_: None)
+
+    async with (
+        sidecar(tmp_path / "one", url, hints=hints()) as (_, one),
+        sidecar(tmp_path / "other", url, hints=hints()) as (_, other),
+    ):
+        assert [await StoreCollector(each, 0).elected(0.0) for each in (one, other)] == [True, False]
+        assert [seen async for seen in one.objects.listing("elections")] == []

@@ -1,0 +1,176 @@
+"""A sidecar killed with -9 in the middle of uploads: nothing torn is used, nothing that was reported is lost.
+
+This file is also the program that is killed. It forks, so that 200 deaths do not cost 200 times the imports:
+obstore and Redis begin their threads in the fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fleet.servers import BUCKET
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store import shared as module
+from slotkeeper.store.collector import StoreCollector
+from slotkeeper.store.hints import Hints
+from slotkeeper.store.store import Store
+from unit.store.saving import ids, offered
+from unit.store.sharing import KEY, found, kept_state, sidecar
+
+DEATHS: Final = 200
+FEW: Final = 12  # of them with `make test`
+LONGEST: Final = 0.06  # seconds that a life lasts after what it was let to do: an upload or two
+SMALL_PARTS: Final = 4096  # bytes: every second state goes up in parts
+LENGTHS: Final = (300, 700, 2000)  # tokens
+
+
+def say(*words: object) -> None:
+    """In one write, so that a line is there whole or not at all."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+async def let_go(store: Store, snapshot: SnapshotId) -> None:
+    """It stays in the shared store alone, and is not remembered."""
+    await store.demote(snapshot)
+    await store.unlist(snapshot)
+
+
+def nursery() -> None:
+    """Forks one life after the other: a line with a folder, URLs and a seed begins one."""
+    for line in sys.stdin:
+        hot, url, hints, seed = line.split()
+        if not (pid := os.fork()):
+            asyncio.run(live(Path(hot), url, hints, random.Random(int(seed))))
+        say("born", pid)
+        os.waitpid(pid, 0)
+        say("dead")
+
+
+async def live(hot: Path, url: str, hints: str, chance: random.Random) -> None:
+    vars(module)["AT_ONCE"] = SMALL_PARTS
+    more = {"hints": Hints(hints, url, lambda *_: None)} if hints != "-" else {}
+    async with sidecar(hot, url, KEY, **more) as (store, _):
+        say("opened")
+        while True:
+            seed, length = chance.randrange(1, 1_000_000), chance.choice(LENGTHS)
+            kept = await kept_state(store, hot, seed, length)
+            say("uploading", kept.id)
+            await store.copy_cold(kept.id)
+            say("kept", kept.id, seed, length, kept.manifest.sha256)
+            await let_go(store, kept.id)
+
+
+@dataclass(slots=True)
+class Uploaded:
+    """What the lives so far had reported before they ended."""
+
+    states: dict[SnapshotId, tuple[int, int, str]] = field(default_factory=dict)
+
+    def hear(self, line: list[str]) -> None:
+        match line:
+            case ["kept", id_, seed, length, digest]:
+                self.states[SnapshotId(id_)] = int(seed), int(length), digest
+
+
+@dataclass(slots=True)
+class Nursery:
+    process: subprocess.Popen[bytes]
+
+    def life(self, hot: Path, url: str, hints: str, chance: random.Random, uploaded: Uploaded) -> None:
+        """One process from its birth to its death at a random moment."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{hot} {url} {hints} {chance.randrange(1 << 30)}\n".encode())
+        self.process.stdin.flush()
+        pid, lines = 0, chance.randrange(1, 6)  # so many reports first
+        while not pid or lines:
+            line = self._line()
+            uploaded.hear(line)
+            if line[0] == "born":
+                pid = int(line[1])
+            else:
+                lines = max(0, lines - 1)
+        time.sleep(chance.random() * LONGEST)
+        os.kill(pid, signal.SIGKILL)
+        while (line := self._line()) != ["dead"]:
+            uploaded.hear(line)
+
+    def _line(self) -> list[str]:
+        assert self.process.stdout
+        line = self.process.stdout.readline().decode().split()
+        assert line, "the nursery ended"
+        return line
+
+
+@contextmanager
+def nurseries() -> Iterator[Nursery]:
+    paths = os.pathsep.join((str(Path(__file__).parents[1]), str(Path(__file__).parents[2])))
+    command = [sys.executable, __file__]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": paths}
+    ) as process:
+        try:
+            yield Nursery(process)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("s3", FEW),
+        ("folder", FEW),
+        pytest.param(("s3", DEATHS), marks=pytest.mark.fleet),
+        pytest.param(("s3 without hints", DEATHS), marks=pytest.mark.fleet),
+        pytest.param(("folder", DEATHS), marks=pytest.mark.fleet),
+    ],
+    ids=lambda case: f"{case[1]} on {case[0]}",
+)
+async def test_deaths_during_uploads_tear_nothing_and_lose_nothing(
+    case: tuple[str, int], s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    where, deaths = case
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    hot, reader = tmp_path / "hot", tmp_path / "reader"
+    url = str(tmp_path / "shared") if where == "folder" else f"s3://{BUCKET}/{tmp_path.name}"
+    chance, uploaded = random.Random(14), Uploaded()
+    with nurseries() as nursery_:
+        for _ in range(deaths):
+            await asyncio.to_thread(
+                nursery_.life, hot, url, redis if where == "s3" else "-", chance, uploaded
+            )
+    assert len(uploaded.states) > deaths / 4
+    async with sidecar(reader, url, KEY) as (store, shared):
+        for id_, (seed, length, digest) in uploaded.states.items():
+            (kept,) = await found(shared, Tokens(ids(seed, length)))
+            assert (kept.id, kept.manifest.sha256) == (id_, digest)
+            await store.found(kept)
+            await offered(store, reader, id_)
+            await let_go(store, id_)
+        heads = [seen.path async for seen in shared.objects.listing("heads")]
+        blobs = [seen.path async for seen in shared.objects.listing("blobs")]
+        assert len(heads) <= len(uploaded.states) + deaths, "one more of each life, not yet reported"
+        assert len(blobs) >= len(heads)
+        done = await StoreCollector(shared, 0, grace=-1.0).collect()
+        assert done.leftovers == len(blobs) - len(heads)
+        assert shared.objects.sweep(-1.0) >= 0
+        for id_, (seed, length, _) in uploaded.states.items():
+            (kept,) = await found(shared, Tokens(ids(seed, length)))
+            assert kept.id == id_
+
+
+if __name__ == "__main__":
+    nursery()

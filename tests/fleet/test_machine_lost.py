@@ -1,0 +1,145 @@
+"""A machine is lost in the middle of forty conversations: the other one goes on with all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from chaos.lab_snapshots import CHAT, Bench, Talk, bench, undisturbed
+from chaos.raw import until
+from fleet.servers import BUCKET
+from fleet.test_moving import BUILD, MODEL
+from patience import PATIENCE
+from slotkeeper.engine.launch import free_port
+
+TALKS: Final = 40
+TURNS: Final = 4
+SLOTS: Final = ("-np", "4", "-c", "16384")
+PLANTED: Final = "X-Slotkeeper-Planted"
+MOST: Final = 1.10  # waited, divided by the oracle
+
+
+@dataclass(slots=True)
+class Machine:
+    """Where a gateway sends requests; none once it is lost."""
+
+    base: str
+    answered: int = 0
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of all answers: what their clients waited for, and what was new in them."""
+
+    waited: int = 0
+    oracle: int = 0
+    again: int = 0  # requests that were sent a second time, to the other machine
+    restored: int = 0
+    lost: list[int] = field(default_factory=list)  # tokens beyond the oracle, of each request that had any
+
+
+@contextmanager
+def serve(engine: Bench, settings: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A sidecar that is a process of its own."""
+    port, admin = free_port(), free_port()
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    listen = [f"--listen=127.0.0.1:{port}", f"--admin-listen=127.0.0.1:{admin}"]
+    log = (engine.folder / "sidecar.log").open("wb")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "slotkeeper", "serve", "--upstream", engine.base),
+            *("--slot-dir", str(engine.slots), "--save-pause", "0.05", *listen, *words),
+        ],
+        stderr=log,
+        env=os.environ,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+async def play(talk: Talk, machines: list[Machine], home: int, sums: Sums) -> None:
+    """All turns of one conversation: at its home, and elsewhere once that is lost."""
+    held = 0
+    async with aiohttp.ClientSession() as client:
+        while talk.turn < TURNS:
+            machine = machines[home] if home < len(machines) else machines[0]
+            try:
+                async with client.post(machine.base + CHAT, json=talk.body(talk.turn)) as answer:
+                    assert answer.status == 200, await answer.text()
+                    said, planted = await answer.json(), int(answer.headers.get(PLANTED, "0"))
+            except (aiohttp.ClientError, OSError):
+                assert machine not in machines, "only a machine that is lost may break off"
+                sums.again += 1
+                continue
+            assert said["choices"][0]["message"] == talk.replies[talk.turn], f"talk {talk.number} differs"
+            machine.answered += 1
+            talk.turn += 1
+            computed = said["timings"]["prompt_n"] + planted
+            new = said["usage"]["prompt_tokens"] - held
+            held = said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]
+            sums.waited += computed
+            sums.oracle += new
+            if computed > new:
+                sums.lost.append(computed - new)
+            await asyncio.sleep(0.3)  # its user reads
+
+
+@pytest.mark.fleet
+async def test_a_sidecar_and_its_engine_are_killed_and_the_other_goes_on(
+    s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    key = tmp_path / "key"
+    key.write_text("k" * 64)
+    shared = {"cold_store": f"s3://{BUCKET}/lost", "hints": redis, "store_key_file": key}
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one", *SLOTS))
+        other = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "other", *SLOTS))
+        talks = await undisturbed(one, TALKS, turns=TURNS)
+        base, process = stack.enter_context(serve(one, shared))
+        survivor, _ = stack.enter_context(serve(other, shared))
+        for each in (base, survivor):
+            await until_it_serves(each)
+        machines = [Machine(survivor), Machine(base)]
+        sums, doomed = Sums(), machines[1]
+        async with asyncio.TaskGroup() as group:
+            for talk in talks:
+                group.create_task(play(talk, machines, talk.number % 2, sums))
+            await until(lambda: doomed.answered >= TALKS, "half of its turns are done")
+            machines.remove(doomed)
+            process.kill()
+            one.kill()
+        assert all(talk.turn == TURNS for talk in talks)
+        figures = f"waited {sums.waited}, oracle {sums.oracle}, sent again {sums.again}, beyond {sums.lost}"
+        assert sums.waited <= MOST * sums.oracle, figures
+        record(figures)
+
+
+def record(figures: str) -> None:
+    """For a person who wants to see them: pytest -s."""
+    sys.stderr.write(figures + "\n")
+
+
+async def until_it_serves(base: str) -> None:
+    async with aiohttp.ClientSession() as client, asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                async with client.get(base + "/health") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.05)

@@ -1,0 +1,79 @@
+"""Conversations that move to another sidecar and engine are found there, and go on from their state."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from chaos.lab_snapshots import (
+    CHAT,
+    Talk,
+    Witness,
+    bench,
+    in_front_of,
+    known,
+    settled,
+    take_turn,
+    undisturbed,
+)
+from fleet.servers import BUCKET
+from slotkeeper.app import Sidecar
+from slotkeeper.engine.launch import EngineKind
+from slotkeeper.scheduler.slot_contents import Tier
+
+MODEL: Final = "tiny-hybrid"
+BUILD: Final = EngineKind.XLLAMACPP.value
+ROUNDED: Final = 64  # tokens beyond the new part: a state can be cut at checkpoints only
+
+
+async def uploaded(sidecar: Sidecar) -> None:
+    """Wait until all is saved, and in the store."""
+    await settled(sidecar)
+    assert sidecar.driver.snapshots
+    await sidecar.driver.snapshots.written()
+    assert all(Tier.COLD in kept.tiers for kept in known(sidecar).values())
+
+
+async def _turn(client: aiohttp.ClientSession, talk: Talk) -> int:
+    """Returns the tokens that are known after it."""
+    async with client.post(CHAT, json=talk.body(talk.turn)) as answer:
+        usage = (await answer.json())["usage"]
+    talk.turn += 1
+    return int(usage["prompt_tokens"] + usage["completion_tokens"])
+
+
+@pytest.mark.parametrize("where", ["s3", "folder"])
+async def test_a_conversation_that_moves_costs_its_new_part(
+    where: str, s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """There and back again, sealed with a key."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    key = tmp_path / "key"
+    key.write_text("k" * 64)
+    more: dict[str, Any] = {"cold_store": f"s3://{BUCKET}/{tmp_path.name}", "hints": redis}
+    if where == "folder":
+        more = {"cold_store": str(tmp_path / "shared")}
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
+        other = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "other"))
+        (talk,) = await undisturbed(one, 1, turns=4)
+        witnesses = [Witness(engine.slots) for engine in (one, other)]
+        first = await stack.enter_async_context(in_front_of(one, witnesses[0], store_key_file=key, **more))
+        second = await stack.enter_async_context(in_front_of(other, witnesses[1], store_key_file=key, **more))
+        await take_turn(first[1], talk)
+        held = await _turn(first[1], talk)
+        await uploaded(first[0])
+        async with second[1].post(CHAT, json=talk.body(talk.turn)) as answer:
+            answered = await answer.json()
+        assert answered["choices"][0]["message"] == talk.replies[talk.turn]
+        talk.turn += 1
+        new = answered["usage"]["prompt_tokens"] - held
+        assert answered["timings"]["prompt_n"] <= new + ROUNDED
+        await uploaded(second[0])
+        await take_turn(first[1], talk)  # back again: what it holds itself may be nearly as good
+        assert all(witness.refused == 0 for witness in witnesses)
+        assert witnesses[1].asked

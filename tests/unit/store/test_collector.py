@@ -1,0 +1,155 @@
+"""Garbage in a shared store: what goes, in which order, and that every step may be the last."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.store.collector import StoreCollector
+from slotkeeper.store.trouble import StoreError, Trouble
+from unit.store.saving import offered
+from unit.store.sharing import KEY, found, kept_state, sidecar
+from unit.store.test_shared import objects, prompt
+
+HOUR = 3600.0
+
+
+def aged(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+def age_new(cold: Path, seconds: float) -> None:
+    for path in cold.rglob("*"):
+        if path.is_file() and time.time() - path.stat().st_mtime < HOUR / 2:
+            aged(path, seconds)
+
+
+async def filled(store, one: Path, cold: Path, count: int) -> None:
+    """So many states, the first the oldest."""
+    for seed in range(1, count + 1):
+        await store.copy_cold((await kept_state(store, one, seed)).id)
+        age_new(cold, (count + 2 - seed) * HOUR)
+
+
+def size(cold: Path) -> int:
+    return sum(path.stat().st_size for path in objects(cold, "blobs"))
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_what_was_not_used_for_longest_goes(tmp_path, key):
+    one, cold = tmp_path / "one", tmp_path / "shared"
+    async with sidecar(one, cold, key) as (store, shared):
+        await filled(store, one, cold, 4)
+        each = size(cold) // 4
+        (first,) = await found(shared, prompt(1))
+        await shared.check(first)  # it was fetched just now
+        done = await StoreCollector(shared, 2 * each).collect()
+        assert (done.states, done.leftovers, done.left_bytes) == (2, 0, 2 * each)
+        assert [bool(await found(shared, prompt(seed))) for seed in (1, 2, 3, 4)] == [
+            True,
+            False,
+            False,
+            True,
+        ]
+        assert (await StoreCollector(shared, 2 * each).collect()).states == 0
+
+
+async def test_what_was_just_written_or_fetched_stays_whatever_the_budget(tmp_path):
+    one, cold = tmp_path / "one", tmp_path / "shared"
+    async with sidecar(one, cold) as (store, shared):
+        await store.copy_cold((await kept_state(store, one, 1)).id)
+        assert (await StoreCollector(shared, 1).collect()).states == 0
+        assert (await StoreCollector(shared, 1, spared=-1.0).collect()).states == 1
+        assert objects(cold, "heads") == objects(cold, "blobs") == []
+
+
+async def test_without_a_budget_nothing_goes_for_want_of_room(tmp_path):
+    one, cold = tmp_path / "one", tmp_path / "shared"
+    async with sidecar(one, cold) as (store, shared):
+        await filled(store, one, cold, 2)
+        assert (await StoreCollector(shared, 0).collect()).states == 0
+
+
+async def test_leftovers_go_when_nobody_can_be_at_them_any_more(tmp_path):
+    one, cold = tmp_path / "one", tmp_path / "shared"
+    async with sidecar(one, cold, KEY) as (store, shared):
+        for seed in (1, 2, 3):
+            await store.copy_cold((await kept_state(store, one, seed)).id)
+        heads, blobs = objects(cold, "heads"), objects(cold, "blobs")
+        heads[0].unlink()  # killed between blob and head
+        state = heads[1].name.rpartition("-")[2]
+        next(path for path in blobs if path.name.startswith(state)).unlink()
+        loser = blobs[0].with_name(f"{heads[2].name.rpartition('-')[2]}-{'0' * 64}-{'1' * 32}")
+        loser.parent.parent.joinpath(loser.name[:2]).mkdir(exist_ok=True)
+        loser = loser.parent.parent / loser.name[:2] / loser.name
+        loser.write_bytes(b"another sidecar was first")
+        collector = StoreCollector(shared, 0)
+        assert (await collector.collect()).leftovers == 0
+        for path in (heads[1], loser, *blobs):
+            if path.exists():
+                aged(path, 2 * HOUR)
+        assert (await collector.collect()).leftovers == 3
+        assert len(objects(cold, "heads")) == len(objects(cold, "blobs")) == 1
+        (kept,) = [each for seed in (1, 2, 3) for each in await found(shared, prompt(seed))]
+        assert await offered(store, one, kept.id)
+
+
+async def test_a_collector_that_ends_at_any_step_leaves_what_the_next_one_ends(tmp_path, monkeypatch):
+    """The store fails at its first, second, third removal: every state is there whole, or found no more."""
+    one, cold = tmp_path / "one", tmp_path / "shared"
+    async with sidecar(one, cold) as (store, shared):
+        await filled(store, one, cold, 4)
+        each, remove = size(cold) // 4, shared.objects.remove
+        for steps in range(12):
+            left = [steps]
+
+            async def some(path: str, left: list[int] = left) -> None:
+                if not left[0]:
+                    raise StoreError(Trouble.UNREACHABLE, "it is killed")
+                left[0] -= 1
+                await remove(path)
+
+            with monkeypatch.context() as failing, suppress(StoreError):
+                failing.setattr(shared.objects, "remove", some)
+                await StoreCollector(shared, each).collect()
+            for seed in (1, 2, 3, 4):
+                for kept in await found(shared, prompt(seed)):
+                    await shared.check(kept)
+            for path in cold.rglob("*"):
+                if path.is_file() and path.parent.name == "used":
+                    path.unlink()  # our own looking does not count
+        for path in objects(cold, "blobs"):
+            aged(path, 2 * HOUR)
+        await StoreCollector(shared, each).collect()
+        assert len(objects(cold, "heads")) == len(objects(cold, "blobs")) == 1
+
+
+async def test_one_is_elected_for_each_term(tmp_path):
+    cold = tmp_path / "shared"
+    async with sidecar(tmp_path / "one", cold) as (_, one), sidecar(tmp_path / "other", cold) as (_, other):
+        collectors = [StoreCollector(one, 0), StoreCollector(other, 0)]
+        now = time.time()
+        assert [await each.elected(now) for each in collectors] == [True, False]
+        assert [await each.elected(now + 600) for each in collectors] == [True, False]
+        for path in objects(cold, "elections"):
+            aged(path, 3 * HOUR)
+        await collectors[0].collect()
+        assert objects(cold, "elections") == []
+
+
+async def test_what_killed_writers_left_in_a_folder_is_swept(tmp_path):
+    cold = tmp_path / "shared"
+    async with sidecar(tmp_path / "one", cold) as (_, shared):
+        (cold / "blobs").mkdir()
+        staged, other = cold / "blobs" / "aa-bb#1", cold / "blobs" / "aa-bb"
+        for path in (staged, other):
+            path.write_bytes(b"half")
+        assert shared.objects.sweep(HOUR) == 0
+        aged(staged, 2 * HOUR)
+        assert shared.objects.sweep(HOUR) == 1
+        assert other.exists()

@@ -1,0 +1,287 @@
+"""A store that sidecars share: found by tokens, written once, verified, sealed, and kept apart."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.store import shared as module
+from slotkeeper.store.object_names import parsed
+from slotkeeper.store.sealing import StoreKey
+from slotkeeper.store.trouble import LateError, MissingError, StoreError, UnfitError
+from unit.engine.slotfiles import slot_file
+from unit.store.saving import ENGINE, ids, keep, names_in, offered
+from unit.store.sharing import KEY, LONG, found, kept_state, sidecar
+
+KEYS = pytest.mark.parametrize("key", [None, KEY], ids=["open", "sealed"])
+
+
+def objects(folder: Path, kind: str) -> list[Path]:
+    return sorted(path for path in (folder / kind).rglob("*") if path.is_file())
+
+
+def prompt(seed: int, *, more: int = 40) -> Tokens:
+    return Tokens([*ids(seed, LONG), *range(5, 5 + more)])
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Two hot folders, and what they share."""
+    return tmp_path / "one", tmp_path / "other", tmp_path / "shared"
+
+
+@KEYS
+async def test_what_one_has_uploaded_the_other_finds_and_restores(two, key):
+    one, other, cold = two
+    async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        assert await store.copy_cold(kept.id)
+        assert store.listing()[0].tiers == {Tier.HOT, Tier.COLD}
+        (there,) = await found(shared, prompt(1))
+        assert (there.id, there.tokens, there.tiers) == (kept.id, kept.tokens, frozenset({Tier.COLD}))
+        await second.found(there)
+        assert await offered(second, other, kept.id) == (one / f"{kept.id}.slot").read_bytes()
+        assert second.listing()[0].tiers == {Tier.HOT, Tier.COLD}, "others may want it too"
+
+
+@KEYS
+async def test_a_large_state_goes_up_in_parts(two, key, monkeypatch):
+    monkeypatch.setattr(module, "AT_ONCE", 100)
+    one, other, cold = two
+    async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        assert await offered(second, other, kept.id) == (one / f"{kept.id}.slot").read_bytes()
+
+
+async def test_other_engines_namespaces_prompts_and_keys_find_nothing(two):
+    one, _, cold = two
+    async with sidecar(one, cold, KEY) as (store, shared):
+        await store.copy_cold((await kept_state(store, one, 1, space="mine")).id)
+        mine = prompt(1).within("mine")
+        assert await found(shared, mine)
+        assert await found(shared, prompt(1)) == []
+        assert await found(shared, prompt(1).within("yours")) == []
+        assert await found(shared, mine, fingerprint="another") == []
+        assert await found(shared, prompt(2).within("mine")) == []
+        assert await found(shared, mine.cut(0, 255)) == []
+    for key in (None, StoreKey(b"z" * 32)):
+        async with sidecar(one, cold, key) as (_, shared):
+            assert await found(shared, mine) == []
+
+
+async def test_what_is_no_better_than_what_is_here_is_not_read(two):
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        assert await found(shared, prompt(1), beyond=LONG + 255) == []
+        assert await shared.find(prompt(1), ENGINE, beyond=0, known=[kept.id]) != []
+        assert await shared.find(prompt(1), ENGINE, beyond=0, known=[kept.id]) == []
+
+
+async def test_the_deepest_of_many_states_is_found(two):
+    """Those of one conversation, and others that begin with the same system prompt."""
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        own = [*ids(1, 300)]
+        for seed in range(2, 9):
+            tokens = [*own, *ids(seed, 500)]
+            await _saved(store, one, tokens)
+        for length in (400, 900, 1500):
+            await _saved(store, one, [*own, *ids(1, length)])
+        best = (await found(shared, Tokens([*own, *ids(1, 1600)])))[0]
+        assert len(best.tokens) == 1800
+
+
+async def _saved(store, hot, tokens) -> None:
+    data = slot_file("hybrid", 4, tuple(tokens), cuts=(8,))
+    kept = await keep(store, hot, data, tokens=Tokens(tokens))
+    await store.copy_cold(kept.id)
+
+
+@KEYS
+async def test_one_state_is_written_once(two, key):
+    """Two sidecars that save the same: one head, one blob, and both can restore it."""
+    one, other, cold = two
+    async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, _):
+        first, again = await kept_state(store, one, 1), await kept_state(second, other, 1)
+        assert first.id != again.id
+        await store.copy_cold(first.id)
+        await second.copy_cold(again.id)
+        assert len(objects(cold, "heads")) == len(objects(cold, "blobs")) == 1
+        await second.demote(again.id)
+        assert names_in(other) == set()
+        assert await offered(second, other, again.id) == (one / f"{first.id}.slot").read_bytes()
+
+
+async def test_who_loses_the_race_for_a_head_leaves_nothing(two, monkeypatch):
+    one, other, cold = two
+    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
+        first, again = await kept_state(store, one, 1), await kept_state(second, other, 1)
+        size = shared.objects.size
+
+        async def late(path: str):
+            if path.startswith("heads/"):  # between the look and the write another has written it
+                await store.copy_cold(first.id)
+                return None
+            return await size(path)
+
+        monkeypatch.setattr(shared.objects, "size", late)
+        assert await second.copy_cold(again.id)
+        assert len(objects(cold, "heads")) == len(objects(cold, "blobs")) == 1
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def grown(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def changed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@KEYS
+@pytest.mark.parametrize("hurt", [cut, grown, changed, emptied, os.unlink])
+@pytest.mark.parametrize("kind", ["heads", "blobs"])
+async def test_nothing_damaged_reaches_the_slot_folder(two, key, hurt, kind):
+    one, other, cold = two
+    async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        (path,) = objects(cold, kind)
+        hurt(path)
+        with pytest.raises((UnfitError, MissingError)):
+            await second.offer(kept.id, ENGINE)
+        assert names_in(other) == set()
+        assert kept.id not in {each.id for each in second.listing()}
+        assert objects(cold, "heads") == [] or hurt is os.unlink
+        assert await offered(store, one, kept.id), "it still has its own"
+
+
+async def test_a_head_under_another_name_is_not_believed(two):
+    one, _, cold = two
+    async with sidecar(one, cold, KEY) as (store, shared):
+        for seed in (1, 2):
+            await store.copy_cold((await kept_state(store, one, seed)).id)
+        first, second = objects(cold, "heads")
+        first.write_bytes(second.read_bytes())
+        assert [await found(shared, prompt(seed)) for seed in (1, 2)].count([]) == 1
+
+
+async def test_with_a_key_the_store_sees_no_token(two):
+    one, _, cold = two
+    async with sidecar(one, cold, KEY) as (store, _):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        told = b"".join(path.read_bytes() for path in cold.rglob("*") if path.is_file())
+        names = " ".join(map(str, cold.rglob("*")))
+        assert kept.tokens.packed[:64] not in told
+        assert kept.manifest.fingerprint.encode() not in told
+        assert kept.manifest.sha256 not in names
+
+
+async def test_what_is_forgotten_is_gone_for_all_and_what_is_unlisted_is_not(two):
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        kept = await kept_state(store, one, 1)
+        await store.demote(kept.id)
+        assert names_in(one) == set()
+        await store.unlist(kept.id)
+        assert store.listing() == []
+        (there,) = await found(shared, prompt(1))
+        await store.found(there)
+        await store.forget(kept.id)
+        assert objects(cold, "heads") == objects(cold, "blobs") == []
+
+
+async def test_what_does_not_come_in_time_is_given_up_and_leaves_nothing(two):
+    one, other, cold = two
+    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        with pytest.raises(LateError):
+            await second.offer(kept.id, ENGINE, within=0.0)
+        assert names_in(other) == set()
+        assert await offered(second, other, kept.id)
+
+
+async def test_a_look_that_takes_too_long_is_given_up(two, monkeypatch):
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        await store.copy_cold((await kept_state(store, one, 1)).id)
+        with monkeypatch.context() as hurried:
+            hurried.setattr(module, "LONGEST_LOOK", 0.0)
+            with pytest.raises(LateError):
+                await found(shared, prompt(1))
+        assert await found(shared, prompt(1))
+
+
+async def test_a_store_that_fails_says_so_and_is_left_alone_for_a_while(two):
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        kept = await kept_state(store, one, 1)
+        heard: list[bool] = []
+        shared.objects._changed = lambda up, _: heard.append(up)
+        heads = cold / "heads"
+        heads.write_text("a file where a folder should be")
+        for _ in range(3):
+            with pytest.raises(StoreError):
+                await store.copy_cold(kept.id)
+        assert heard == [False]
+        heads.unlink()
+        shared.objects._silent_until = 0.0
+        assert await store.copy_cold(kept.id)
+        assert heard == [False, True]
+
+
+async def test_names_that_were_seen_are_bounded(two, monkeypatch):
+    monkeypatch.setattr(module, "SEEN", 2)
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        for seed in range(1, 5):
+            await store.copy_cold((await kept_state(store, one, seed)).id)
+            assert await found(shared, prompt(seed))
+        assert len(shared._seen) == 2
+
+
+async def test_verify_reads_what_lies_there(two):
+    one, _, cold = two
+    async with sidecar(one, cold, KEY) as (store, _):
+        kept = await kept_state(store, one, 1)
+        await store.demote(kept.id)
+        await store.verify(kept.id)
+        changed(objects(cold, "blobs")[0])
+        with pytest.raises(UnfitError):
+            await store.verify(kept.id)
+
+
+def test_names_of_others_are_no_heads():
+    for name in (
+        "",
+        "heads",
+        "heads/a/b",
+        "blobs/a/b/c",
+        "heads/a/b/fffffd43-zz-" + "0" * 32,
+        "heads/a/b/../x",
+    ):
+        assert parsed(name) is None
