@@ -27,7 +27,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("buildah", "chrom", "curl", "debootstrap", "nginx", "openssl", "prom")  # beginnings of names
+OPTIONAL = (
+    "buildah",
+    "chrom",
+    "curl",
+    "debootstrap",
+    "haproxy",
+    "nginx",
+    "openssl",
+    "prom",
+)  # beginnings of names
 SAID = re.compile(
     r"^(Using --randomly-seed=.*|(FAILED|ERROR) .*|=+ .*(passed|failed|error).* =+|make: .*)$", re.MULTILINE
 )

@@ -141,6 +141,10 @@ class Simulation:
         for name, begin in load.conversations.items():
             self._next(name, begin(), pause=False)
 
+    @property
+    def sidecars(self) -> Sequence[SimulatedSidecar]:
+        return self._fleet.sidecars
+
     def run(self) -> Simulated:
         begun = time.monotonic()
         self._clock.run_until(lambda: self._left == 0)
