@@ -71,9 +71,11 @@ class Pods:
     more: Sequence[str] = ()
     all: list[Pod] = field(default_factory=list)
 
-    def start(self, *more: str, data: str | None = None) -> Pod:
-        """`more` words are for its sidecar."""
-        engine = self.factory("tiny-hybrid", args=["-np", "2", "--alias", MODEL])
+    def start(self, *more: str, data: str | None = None, slots: int = 2, files: bool = False) -> Pod:
+        """`more` words are for its sidecar; `files`: it keeps snapshots in its engine's folder."""
+        engine = self.factory("tiny-hybrid", args=["-np", str(slots), "--alias", MODEL])
+        if files:
+            more = (*more, "--slot-dir", str(engine.slot_dir))
         data, admin = data or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         words = ["--upstream", engine.base, "--listen", data, "--admin-listen", admin]
         words += ["--drain-delay", "3", "--save-pause", "0.05", *self.more, *more]
@@ -128,10 +130,10 @@ def passes(url: str) -> bool:
 
 
 def haproxy_words(sidecars: Sequence[str], folder: Path) -> list[str]:
-    ours = (CONFIGS / "haproxy.cfg").read_text("utf-8")
+    """Ours as it is, and the servers in a file of their own."""
     lines = "".join(f"    server pod{n} {address}\n" for n, address in enumerate(sidecars))
-    (config := folder / "haproxy.cfg").write_text(f"{ours.rstrip()}\n{lines}", "utf-8")
-    return [found("haproxy"), "-f", str(config)]
+    (servers := folder / "servers.cfg").write_text(f"backend sidecars from hashed\n{lines}", "utf-8")
+    return [found("haproxy"), "-f", str(CONFIGS / "haproxy.cfg"), "-f", str(servers)]
 
 
 @contextmanager
