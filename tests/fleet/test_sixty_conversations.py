@@ -1,7 +1,7 @@
 """Sixty conversations on three pods, of which one is killed, one drained, and one added meanwhile.
 
 Figures go to artifacts/benchmarks/fleet-GATEWAY.json. Without a shared store a conversation whose pod is gone
-is computed again elsewhere; `STORE` has what a sidecar needs to share its snapshots, `WAITED` what then holds.
+is computed again elsewhere; `STORE` has what a sidecar needs to share them, `WAITED` what then holds.
 """
 
 from __future__ import annotations
