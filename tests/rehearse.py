@@ -32,6 +32,7 @@ OPTIONAL = (
     "chrom",
     "curl",
     "debootstrap",
+    "haproxy",
     "nginx",
     "openssl",
     "prom",

@@ -175,7 +175,13 @@ class Sidecar:
         ours = {"Authorization": f"Bearer {key}"} if key else {}
         self._upstream = Upstream(secrets.token_hex(8), ours if self._keys else None)
         gate = self._gate(self._upstream)
-        data = DataPort(gate, self._intake, self._connections[0], api_prefix=settings.api_prefix)
+        data = DataPort(
+            gate,
+            self._intake,
+            self._connections[0],
+            api_prefix=settings.api_prefix,
+            draining=self.admin.draining,
+        )
         complaints = Complaints(self.metrics)
         # Without handler_cancellation a client that leaves during prefill is not noticed.
         self._data = web.AppRunner(

@@ -67,6 +67,12 @@ class Manifests:
             found |= self.one("ConfigMap", source["configMapRef"]["name"])["data"]
         return found | {each["name"]: each["value"] for each in container.get("env", ())}
 
+    def env_of_maps(self, name: str) -> dict[str, str]:
+        """The same, less what Secrets give."""
+        sources = (source.get("configMapRef") for source in self.container(name)["envFrom"])
+        maps = [self.one("ConfigMap", source["name"])["data"] for source in sources if source]
+        return {key: value for data in maps for key, value in data.items()}
+
     def runs(self, name: str) -> Container:
         """What is started in a container, with `$(NAME)` in its arguments replaced as a kubelet does it."""
         env = self.env(name)

@@ -1,4 +1,4 @@
-"""Servers that sidecars share, one of each for all tests of a module, and the engines of `tests/engine`."""
+"""Servers that sidecars share, one of each for all tests of a module, and pods of an engine and a sidecar."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from engine.conftest import build, engine, engine_factory, pytest_generate_tests
+from fleet.parts import pods
 from fleet.servers import CREDENTIALS, redis_server, s3_server
 from slotkeeper.observe.log import configure
 
-__all__ = ["build", "engine", "engine_factory", "pytest_generate_tests"]
+__all__ = ["build", "engine", "engine_factory", "pods", "pytest_generate_tests"]
 
 
 @pytest.fixture(autouse=True)

@@ -317,6 +317,9 @@ class AdminPort:
         """Where clients are to be pointed at."""
         self._state.data_port, self._state.scheme = data_port, scheme
 
+    def draining(self) -> bool:
+        return self._state.draining
+
     def drain(self) -> None:
         """Not ready any more, and never again."""
         self._state.draining = True

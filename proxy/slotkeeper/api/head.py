@@ -220,7 +220,7 @@ DECISION: Final = "X-Slotkeeper-Decision"
 PREDICTED: Final = "X-Slotkeeper-Predicted"  # tokens that we expect the engine to reuse
 PLANTED: Final = "X-Slotkeeper-Planted"  # tokens computed a moment before for this very request
 REWRITTEN: Final = "X-Slotkeeper-Rewritten"  # the rules that changed the request on its way
-CONVERSATION: Final = "X-Slotkeeper-Conversation"  # a client's hint
+CONVERSATION: Final = "X-Slotkeeper-Conversation"  # a client's hint, and what an answer calls it
 BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": straight through, unpinned
 HOPS: Final = "X-Slotkeeper-Hops"  # the sidecars that a request has come through, to notice a circle
 

@@ -23,6 +23,7 @@ from slotkeeper.cli.arguments import (
     settings_of,
 )
 from slotkeeper.cli.commands import add_drain, add_health, add_lint, add_replay, add_top, add_why
+from slotkeeper.cli.simulating import add_simulate
 from slotkeeper.config import UsageError, server
 from slotkeeper.observe.standard_error import hold_standard_streams
 
@@ -128,6 +129,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     add_drain(commands)
     add_replay(commands, run_loop)
     add_lint(commands)
+    add_simulate(commands)
     return parser, dict(commands.choices)
 
 

@@ -216,6 +216,7 @@ class Name:
     agent: str
     conversation: int | None = None
     given: str | None = None  # by X-Slotkeeper-Conversation
+    handle: str = ""  # what answers call it where its client gave it no name: random, so it tells nothing
     title: str = ""
     task: str = ""
     began: float | None = None  # seconds, of its first request

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -16,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
-from slotkeeper.api.head import Api, Secrets, classify, request_id, takes_form
+from slotkeeper.api.head import Api, Secrets, classify, is_open, request_id, takes_form
 from slotkeeper.api.request import NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.connections import Connections
@@ -148,13 +149,23 @@ def _model_in(request: web.BaseRequest, body: bytes | None) -> str | None:
 class DataPort:
     """Answers every request, by an exchange or by copying it through."""
 
-    def __init__(self, gate: Gate, intake: Intake, connections: Connections, *, api_prefix: str = "") -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        intake: Intake,
+        connections: Connections,
+        *,
+        api_prefix: str = "",
+        draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`draining`: whether nothing new should come. Load balancers ask this port for its health."""
         self._gate = gate
         self._connections = connections
         self._intake = intake
         self._prefix = api_prefix
         self._running: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._draining = draining
         self._seldom = Seldom(log)
 
     def app(self) -> web.Application:
@@ -194,6 +205,7 @@ class DataPort:
             api = classify(request.method, path, self._prefix)
             self._not_again(request)
             self._gate.door.admit(request, api, path)
+            self._not_draining(request, path)
             takes_slot, came = api in TAKES_SLOT, self._gate.driver.now()
             judged: Judged = KeyCheck.LET_IN
             if api in JUDGED:
@@ -251,6 +263,11 @@ class DataPort:
                 "point it at llama-server itself",
                 status=LOOP_STATUS,
             )
+
+    def _not_draining(self, request: web.Request, path: str) -> None:
+        """Health means that new requests may come; those that come are served. Raises UpstreamFault."""
+        if self._draining() and request.method != "OPTIONS" and is_open(request.method, path, self._prefix):
+            raise UpstreamFault("draining: this sidecar is about to end", status=503)
 
     async def _serving(self, request: web.Request, body: bytes | None) -> EngineLink:
         """Where a request without a slot goes: to the first engine that is there.

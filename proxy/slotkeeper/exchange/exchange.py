@@ -372,6 +372,8 @@ class Exchange:
         if self._forward is None:
             return {}
         labels = {names.DECISION: self._forward.reason.value}
+        if handle := self._account.record.handle:
+            labels[names.CONVERSATION] = handle
         pending = self._gate.driver.placement.pending(self._account.key)
         planted = pending.planted if pending else 0
         if not self._namespace:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Final
 
 import aiohttp
@@ -145,6 +146,9 @@ async def _as_sent_back(driver: Driver, link: EngineLink, heard: AnsweredRequest
 # -- its conversation: its name, what its client changed, and what that cost -----------------------------
 
 
+HANDLE_BYTES: Final = 8  # as many as nobody guesses
+
+
 class NameKeeper:
     """Writes the name of a request's conversation into its record.
 
@@ -184,6 +188,7 @@ class NameKeeper:
                     given=self._given,
                     now=record.at,
                 )
+            record.name.handle = record.name.handle or token_hex(HANDLE_BYTES)
         except Exception:
             log.exception("not_named", request_id=record.request_id)
             self._metrics.fallback("explain")

@@ -238,6 +238,11 @@ class Record:
         self.spans.append(Span(stage, begin - self.at, end - self.at, tokens, note))
 
     @property
+    def handle(self) -> str:
+        """What answers call its conversation; empty where it could not be named."""
+        return self.name.given or self.name.handle
+
+    @property
     def goes_on(self) -> int | None:
         """Its conversation; until that is settled, the one that it seems to go on, whose name it has."""
         return self.name.conversation if self.conversation is None else self.conversation

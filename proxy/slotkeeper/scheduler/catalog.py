@@ -246,7 +246,7 @@ class PrefixTree:
 # -- the catalog -----------------------------------------------------------------------------------------
 
 ROOT: Final = 16  # tokens: with less in common a snapshot is of no use
-REMEMBERED: Final = 64  # answers that hold until a file comes or goes; each keeps its tokens alive
+REMEMBERED: Final = 1024  # answers that hold until a file comes or goes that concerns them; slots of a fleet
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
 
 
@@ -293,15 +293,24 @@ class Catalog:
         self._all[snapshot.id] = snapshot
         self.apart = self.apart or bool(snapshot.tokens.space)
         if before is None or before.checkpoints != snapshot.checkpoints:
-            self._covered.clear()
+            self._forget_covered(snapshot, least=1)
 
     def take(self, snapshot: SnapshotId) -> Snapshot | None:
         """It is not to be offered any more."""
         taken = self._all.pop(snapshot, None)
         if taken:
             self._leaves_order(taken)
-            self._covered.clear()
+            self._forget_covered(taken, least=0)
         return taken
+
+    def _forget_covered(self, snapshot: Snapshot, *, least: int) -> None:
+        """Answers to tokens that have so many more in common with this file than were covered.
+
+        A file gives no more than that: one that comes with less changes no answer, nor does one that goes.
+        """
+        for key, covered in [*self._covered.items()]:
+            if key[1].lcp(snapshot.tokens) >= covered + least:
+                del self._covered[key]
 
     def _leaves_order(self, snapshot: Snapshot) -> None:
         """With the last one the order goes, too: engines come with new fingerprints for ever."""

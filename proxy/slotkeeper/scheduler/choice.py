@@ -200,7 +200,7 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
     shadow, idle, prompt, now = table.shadow, table.idle, want.prompt, want.now
     wait = not table.open_for_pins(now)  # for milliseconds: not worth being computed again elsewhere
     for plan in (*_as_it_is(table, want), *_touched(table, want), *_restored(table, want)):
-        yield replace(plan, wait=wait)
+        yield replace(plan, wait=True) if wait else plan
         if not wait and (parked := _parking(plan, want)):
             yield parked
     for slot in table.in_state(SlotState.DRAINING):

@@ -131,6 +131,8 @@ class Tokens:
 
     def cut(self, start: int = 0, end: int | None = None) -> Tokens:
         """The ids from `start` up to but without `end`, as a slice would give them."""
+        if start == 0 and (end is None or end >= len(self)):
+            return self  # nothing is copied, and its hash is known
         view = memoryview(self.packed).cast("i")[start:end]
         return Tokens.of(view.tobytes(), self.space)
 

@@ -1,0 +1,384 @@
+"""The simulator's sidecars: the real `Placement`, on a clock of its own, with engines that only keep time.
+
+Whatever a sidecar's runtime does for the scheduler is done here without waiting: events are posted in the
+order of the simulated time, effects become work of an engine, and its outcome is an event again. Nothing is
+rendered, no answer is lost, and no engine ends.
+
+The shared store offers to every sidecar, before it places a prompt, the snapshot that saves most of it, as
+hints would. A snapshot gets there over its machine's line, and comes from there over another's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from slotkeeper.bench.simulated_load import SimulatedTurn
+from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, Ran, TimedEngine
+from slotkeeper.scheduler.catalog import NEVER, Catalog
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.effects import (
+    Effect,
+    Erase,
+    Forward,
+    Observe,
+    Plant,
+    Poisoned,
+    Report,
+    Restore,
+    Save,
+    SaveMoment,
+    SetTimer,
+)
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.events import (
+    Arrived,
+    EngineUp,
+    Erased,
+    Event,
+    Filed,
+    Finished,
+    Loading,
+    NextKnown,
+    Observed,
+    Planted,
+    Rendered,
+    ReplyKnown,
+    Restored,
+    Saved,
+    SnapshotsChanged,
+    Started,
+    TimerFired,
+)
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.types import ClientId, EngineId, Place, RequestId, SlotId, Tokens
+
+LOOK: Final = 0.001  # seconds that GET /slots takes
+NO_REPLY: Final = Tokens()
+
+
+class VirtualClock:
+    """What happens when: the earliest first, and of what happens at once, what was asked for first."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"<VirtualClock {self.now:.3f}, {len(self._due)} due>"
+
+    def at(self, time: float, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._due, (max(time, self.now), self._count, act))
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """Raises AssertionError where it is not done, and nothing will happen any more."""
+        while not done():
+            if not self._due:
+                raise AssertionError("the simulation has come to rest before all was served")
+            self.now, _, act = heapq.heappop(self._due)
+            act()
+
+
+@dataclass(slots=True)
+class SharedStore:
+    """Snapshots of all machines. At the budget those go that were asked for least recently.
+
+    Of a state that can be cut anywhere a longer snapshot of the same conversation takes the place of the
+    shorter one, unless others begin with that as well.
+    """
+
+    budget: int  # bytes
+    rates: EngineRates
+    catalog: Catalog = field(default_factory=Catalog)
+    size: int = 0
+    _ages: dict[SnapshotId, int] = field(default_factory=dict)
+
+    def put(self, snapshot: Snapshot, traits: EngineTraits) -> bool:
+        """Whether it was new."""
+        before = self.catalog.best(snapshot.tokens + NEVER, traits, lambda _: 0.0)
+        if before is not None and before[1] >= len(snapshot.tokens):
+            return False
+        if before is not None and traits.cuttable and self._replaces(snapshot, before[0]):
+            self._forget(before[0].id)
+        cold = replace(snapshot, tier=Tier.COLD)
+        self.catalog.put(cold)
+        self._ages[cold.id] = cold.size
+        self.size += cold.size
+        while self.size > self.budget and len(self._ages) > 1:
+            self._forget(next(iter(self._ages)))
+        return True
+
+    def offer(self, prompt: Tokens, traits: EngineTraits) -> Snapshot | None:
+        """What saves most of a prompt."""
+        found = self.catalog.best(prompt, traits, self._price)
+        if found is None:
+            return None
+        self._ages[found[0].id] = self._ages.pop(found[0].id)
+        return found[0]
+
+    def _price(self, snapshot: Snapshot) -> float:
+        """Of fetching and restoring it, in tokens of prefill."""
+        rates = self.rates
+        return snapshot.size * (1 / rates.network + 1 / rates.restore) * rates.prefill
+
+    @staticmethod
+    def _replaces(longer: Snapshot, shorter: Snapshot) -> bool:
+        return not shorter.shared and longer.tokens.begins_with(shorter.tokens)
+
+    def _forget(self, snapshot: SnapshotId) -> None:
+        if taken := self.catalog.take(snapshot):
+            self.size -= self._ages.pop(taken.id)
+
+
+@dataclass(slots=True)
+class Moved:
+    """Bytes, and what was computed for no request."""
+
+    saved: int = 0
+    restored: int = 0
+    sent: int = 0  # to the shared store
+    fetched: int = 0  # from it
+    idle: int = 0  # prompt tokens
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request on its way."""
+
+    turn: SimulatedTurn
+    came: float
+    over: Callable[[], None]
+    first: float = 0.0
+
+
+class SimulatedSidecar:
+    """One sidecar and its engines. `store` is what it shares with others, if anything."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        traits: EngineTraits,
+        rates: EngineRates,
+        limits: Limits,
+        clock: VirtualClock,
+        *,
+        store: SharedStore | None,
+        reports: Callable[[Report, Asked], None],
+    ) -> None:
+        self.engines = {EngineId(name): TimedEngine(traits, rates) for name in names}
+        self.placement = Placement(*self.engines, limits=limits)
+        self.moved = Moved()
+        self.in_flight = 0
+        self._clock, self._store, self._reports = clock, store, reports
+        self._traits, self._rates = traits, rates
+        self._asked: dict[RequestId, Asked] = {}
+        self._files = self._counted = 0
+        self._inbox: list[Event] = []
+        self._name = names[0]
+        for name in self.engines:
+            self._post(EngineUp(at=clock.now, engine=name, traits=traits))
+        for table in self.placement.tables.values() if store else ():
+            table.rates.cold = rates.network  # what the colder tier is here: known, not to be guessed
+
+    def __repr__(self) -> str:
+        return f"<SimulatedSidecar {self._name}, {self.in_flight} in flight>"
+
+    # -- as a gateway sees it ----------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        return sum(engine.pending for engine in self.engines.values())
+
+    def held(self, prompt: Tokens) -> int:
+        return max(engine.best(prompt) for engine in self.engines.values())
+
+    def ask(self, conversation: str, turn: SimulatedTurn, over: Callable[[], None]) -> None:
+        """Serve one request; `over` is called when its answer has ended."""
+        self._counted += 1
+        request, now = RequestId(f"{conversation}/{self._counted}"), self._clock.now
+        self._asked[request] = Asked(turn, now, over)
+        self.in_flight += 1
+        client = ClientId(conversation)
+        arrived = Arrived(at=now, request=request, client=client, hash_chain=turn.hash_chain)
+        found = self._store.offer(turn.prompt, self._traits) if self._store else None
+        if found is not None and found.id not in self.placement.catalog:
+            self._post(SnapshotsChanged(at=now, snapshots=(found,)))
+        self._post(arrived)
+        self._post(Rendered(at=now, request=request, prompt=turn.prompt, boundaries=turn.boundaries))
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    def _post(self, event: Event) -> None:
+        """An effect may cause an event at once: that is taken when this one is done with."""
+        self._inbox.append(event)
+        if len(self._inbox) > 1:
+            return
+        while self._inbox:
+            for effect in self.placement.on(self._inbox[0]):
+                self._perform(effect)
+            self._inbox.pop(0)
+
+    def _later(self, time: float, event: Callable[[float], Event]) -> None:
+        self._clock.at(time, lambda: self._post(event(self._clock.now)))
+
+    def _perform(self, effect: Effect) -> None:
+        now = self._clock.now
+        match effect:
+            case Forward():
+                self._forward(effect)
+            case Plant():
+                self._plant(effect)
+            case Save():
+                self._save(effect)
+            case Restore():
+                self._restore(effect)
+            case Erase(request=request, place=place):
+                self._engine(place).shadow.erase(place.slot)
+                self._later(now + LOOK, lambda at: Erased(at=at, request=request, ok=True))
+            case Observe():
+                self._clock.at(now + effect.delay, lambda: self._look(effect.engine))
+            case SetTimer(delay=delay):
+                self._later(now + delay, lambda at: TimerFired(at=at))
+            case Report():
+                self._reports(effect, self._asked.pop(effect.request))
+            case Poisoned():
+                raise AssertionError(f"the model of an engine contradicts itself: {effect}")
+            case _:  # a prefill that is to be stopped ends by itself; what a file has proved changes nothing
+                pass
+
+    def _engine(self, place: Place) -> TimedEngine:
+        return self.engines[place.engine]
+
+    def _forward(self, effect: Forward) -> None:
+        engine, asked = self.engines[effect.engine], self._asked[effect.request]
+        turn, request = asked.turn, effect.request
+        ran = engine.task(turn.prompt, len(turn.reply), effect.slot, self._clock.now)
+        asked.first = ran.first
+
+        def first() -> None:
+            engine.computed(ran, turn.prompt)
+            self._post(Started(at=self._clock.now, request=request))
+
+        self._clock.at(ran.first, first)
+        self._clock.at(ran.last, lambda: self._finished(engine, request, ran))
+
+    def _finished(self, engine: TimedEngine, request: RequestId, ran: Ran) -> None:
+        asked, now = self._asked[request], self._clock.now
+        turn = asked.turn
+        contents = engine.end(ran, turn.prompt, turn.reply, hash_chain=turn.hash_chain, now=now)
+        self.in_flight -= 1
+        self._post(
+            Finished(
+                at=now,
+                request=request,
+                prompt_tokens=len(turn.prompt),
+                cached=ran.cached,
+                generated=len(turn.reply),
+                slot=ran.slot,
+                prefill_seconds=ran.seconds,
+            )
+        )
+        self._post(ReplyKnown(at=now, request=request, tokens=contents.tokens))
+        self._post(NextKnown(at=now, request=request, tokens=contents.tokens))
+        asked.over()
+
+    def _plant(self, effect: Plant) -> None:
+        engine, request = self._engine(effect.place), effect.request
+        ran = engine.task(effect.tokens, 0, effect.place.slot, self._clock.now)
+        computed = len(effect.tokens) - ran.cached
+        if request not in self._asked:
+            self.moved.idle += computed
+
+        def over() -> None:
+            now = self._clock.now
+            engine.computed(ran, effect.tokens)
+            engine.end(ran, effect.tokens, NO_REPLY, hash_chain=(), now=now)
+            self._post(Planted(at=now, request=request, computed=computed, seconds=ran.seconds))
+
+        self._clock.at(ran.first, over)
+
+    def _save(self, effect: Save) -> None:
+        engine, request, place = self._engine(effect.place), effect.request, effect.place
+        contents = engine.shadow.slots[place.slot]
+        size = (contents.total if contents else 0) * self._rates.token_bytes
+        self.moved.saved += size
+
+        def written() -> None:
+            now = self._clock.now
+            self._post(Saved(at=now, request=request, snapshot=None, written=True))
+            kept = self._filed(effect, size, now)
+            self._post(
+                Filed(
+                    at=now,
+                    engine=place.engine,
+                    request=request,
+                    snapshot=kept,
+                    tokens=kept.tokens if kept else None,
+                    checkpoints=kept.checkpoints if kept else (),
+                    seconds=size / self._rates.save,
+                )
+            )
+
+        self._clock.at(engine.file(size, self._rates.save, self._clock.now), written)
+
+    def _filed(self, effect: Save, size: int, now: float) -> Snapshot | None:
+        """The file of a slot; the shared store has it as soon as it was sent there."""
+        place = effect.place
+        contents = self._engine(place).shadow.slots[place.slot]
+        if contents is None:
+            return None
+        self._files += 1
+        kept = Snapshot(
+            id=SnapshotId(f"{place.engine}/{self._files}"),
+            fingerprint=FINGERPRINT,
+            tokens=contents.tokens,
+            size=size,
+            checkpoints=tuple(checkpoint.at for checkpoint in contents.checkpoints),
+            repaired=True,
+            shared=effect.moment is SaveMoment.BOUNDARY,
+            created=now,
+            used=now,
+        )
+        if self._store is not None:
+            self._clock.at(now + size / self._rates.network, lambda: self._sent(kept))
+        return kept
+
+    def _sent(self, kept: Snapshot) -> None:
+        if self._store is not None and self._store.put(kept, self._traits):
+            self.moved.sent += kept.size
+
+    def _restore(self, effect: Restore) -> None:
+        """From the shared store it is fetched first, and then lies in the slot folder."""
+        snapshot, now = effect.snapshot, self._clock.now
+        if snapshot.tier is not Tier.COLD:
+            self._load(effect, now)
+            return
+        self.moved.fetched += snapshot.size
+
+        def fetched() -> None:
+            hot = replace(snapshot, tier=Tier.HOT, used=self._clock.now)
+            self._post(SnapshotsChanged(at=self._clock.now, snapshots=(hot,)))
+            self._load(effect, self._clock.now)
+
+        self._clock.at(now + snapshot.size / self._rates.network, fetched)
+
+    def _load(self, effect: Restore, now: float) -> None:
+        place, snapshot, engine = effect.place, effect.snapshot, self._engine(effect.place)
+        self.moved.restored += snapshot.size
+        seconds = snapshot.size / self._rates.restore
+
+        def loaded() -> None:
+            engine.restore(SlotId(place.slot), snapshot, self._clock.now)
+            at, done = self._clock.now, Loading.DONE
+            self._post(Restored(at=at, request=effect.request, outcome=done, seconds=seconds))
+
+        self._clock.at(engine.file(snapshot.size, self._rates.restore, now), loaded)
+
+    def _look(self, engine: EngineId) -> None:
+        asked, views = self._clock.now, self.engines[engine].views()
+        self._later(asked + LOOK, lambda at: Observed(at=at, asked=asked, engine=engine, slots=views))

@@ -1,0 +1,212 @@
+"""`slotkeeper simulate`: its words, and what they mean."""
+# ruff: noqa: PLC0415 - imports what it needs when it runs, so that --help stays quick
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ByteSize, TypeAdapter
+
+from slotkeeper.cli.arguments import positive
+from slotkeeper.config import UsageError
+
+if TYPE_CHECKING:
+    from slotkeeper.bench.simulated_load import Load
+    from slotkeeper.cli.terminal import Column, Row
+
+WAYS: Final = ("round-robin", "consistent-hash", "cache-aware", "lmetric", "one-sidecar")
+FILES: Final = ("none", "local", "shared")
+MEMORIES: Final = ("dense", "swa", "hybrid", "recurrent")
+MOST_ENGINES: Final = 500
+
+SIMULATE: Final = """\
+Run Slotkeeper's own scheduler with many engines that only keep time, and say what a fleet would reuse, how
+long clients would wait, and how many bytes would move. No engine and no model is needed.
+
+The load is recorded (docs/recording.md, or a trace in Mooncake's format: JSON lines with timestamp,
+input_length, output_length, hash_ids), or made: agents with shared system prompts whose turns grow.
+Without --way and --files every gateway is tried, with a folder for each sidecar and with one shared store.
+"""
+SIMULATE_EPILOG: Final = """\
+Example: slotkeeper simulate --engines 1,4,16
+         slotkeeper simulate day.jsonl --engines 2 --slots 2 --prefill-rate 900
+         slotkeeper simulate conversation_trace.jsonl --requests 2000 --engines 8 --json
+Next:    docs/scaling.md says what follows from it; deploy/k8s/fleet and deploy/fleet run one
+Rates are those of one engine: `slotkeeper top` shows what yours does. The same words give the same figures.
+"""
+LEGEND: Final = """\
+hit rate: reused / prompt tokens; large: that of one large cache for all. waited: what clients waited for, by
+the least that any cache could compute; total: with idle work. TTFT: time to first token. saved, restored: to
+and from slot folders; fetched: from the shared store. busiest: requests of the busiest sidecar, by the mean.
+"""
+GATEWAY: Final = """who chooses the sidecar: round-robin; consistent-hash of the conversation; cache-aware, \
+SMG's rule; lmetric, new tokens times batch; or one-sidecar that has all engines (default: each of them)"""
+
+
+def add_simulate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="what a fleet of many engines would reuse, by gateway; no engine needed",
+        description=SIMULATE,
+        epilog=SIMULATE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE.jsonl", help="a recorded load")
+    parser.add_argument("--engines", type=_counts, default=(1, 4), metavar="N,...", help="how many (1,4)")
+    parser.add_argument("--way", action="append", choices=WAYS, help=GATEWAY)
+    parser.add_argument("--files", action="append", choices=FILES, help="snapshots (default: local, shared)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each fleet")
+    engine = parser.add_argument_group("each engine")
+    engine.add_argument("--slots", type=positive, default=4, metavar="N", help="%(default)s")
+    engine.add_argument("--memory", choices=MEMORIES, default="dense", help="of its model (%(default)s)")
+    engine.add_argument("--prefill-rate", type=_rate, metavar="TOKENS", help="a second (1500)")
+    engine.add_argument("--decode-rate", type=_rate, metavar="TOKENS", help="a second, of one answer (40)")
+    engine.add_argument("--save-rate", type=_size, metavar="SIZE", help="bytes a second to its folder (1e9)")
+    engine.add_argument("--restore-rate", type=_size, metavar="SIZE", help="bytes a second from it (2e9)")
+    engine.add_argument("--network-rate", type=_size, metavar="SIZE", help="to the shared store (1.25e9)")
+    engine.add_argument("--token-bytes", type=_size, metavar="SIZE", help="of a token in a file (64KiB)")
+    engine.add_argument("--hot-bytes", type=_size, default=64 << 30, metavar="SIZE", help="a folder (64GiB)")
+    engine.add_argument("--store-bytes", type=_size, default=1 << 40, metavar="SIZE", help="the store (1TiB)")
+    made = parser.add_argument_group("a load that is made")
+    made.add_argument("--conversations", type=positive, default=8, metavar="N", help="per engine (8)")
+    made.add_argument("--turns", type=positive, default=8, metavar="N", help="of each (%(default)s)")
+    made.add_argument("--systems", type=positive, default=3, metavar="N", help="system prompts (%(default)s)")
+    made.add_argument("--system-tokens", type=positive, default=4000, metavar="N", help="%(default)s")
+    made.add_argument("--first-tokens", type=positive, default=1500, metavar="N", help="%(default)s")
+    made.add_argument("--turn-tokens", type=positive, default=800, metavar="N", help="%(default)s")
+    made.add_argument("--reply-tokens", type=positive, default=200, metavar="N", help="%(default)s")
+    made.add_argument("--pause", type=_rate, default=8.0, metavar="SECONDS", help="between turns (8)")
+    made.add_argument("--within", type=_rate, default=120.0, metavar="SECONDS", help="all begin (120)")
+    made.add_argument("--seed", type=int, default=1, help="%(default)s")
+    parser.add_argument("--requests", type=positive, metavar="N", help="of a trace of Mooncake's, at most")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from slotkeeper.bench.measure import wide_console
+    from slotkeeper.bench.simulate import Files, Simulation, shapes_of
+    from slotkeeper.cli.terminal import fitted, say
+    from slotkeeper.scheduler.engine_model import Memory
+
+    read = _read(args) if args.traces else None
+    ways = tuple(args.way or WAYS)
+    files = [Files(name) for name in args.files or (Files.LOCAL, Files.SHARED)]
+    more = {
+        "slots": args.slots,
+        "memory": Memory(args.memory),
+        "rates": _rates(args),
+        "hot_bytes": args.hot_bytes,
+        "store_bytes": args.store_bytes,
+    }
+    console, shown = wide_console(), []
+    for count in args.engines:
+        load = read or _made(args, count)
+        if not args.json:
+            console.print(f"{count} engines, {load.told}", highlight=False)
+        for shape in shapes_of([count], ways, files, **more):
+            shown.append(Simulation(load, shape).run().shown())
+            if args.json:
+                say(shown[-1])
+    if not args.json:
+        console.print(fitted(_columns(), shown, console.width))
+        console.print(LEGEND, highlight=False)
+    return 0
+
+
+def _columns() -> list[Column]:
+    """The last words of a narrow terminal are the ratios."""
+    from slotkeeper.cli.terminal import Column, ratio, seconds, size
+
+    def waits(percent: int) -> Callable[[Row], str]:
+        return lambda row: seconds(row[f"first_token_p{percent}"])
+
+    def moved(name: str) -> Callable[[Row], str]:
+        return lambda row: size(row[f"{name}_bytes"])
+
+    return [
+        Column("engines", lambda row: str(row["engines"])),
+        Column("way", lambda row: row["way"], right=False),
+        Column("files", lambda row: row["files"], right=False),
+        Column("requests", lambda row: f"{row['requests']:,}", keep=2),
+        Column("hit rate", lambda row: f"{row['hit_rate'] or 0:.3f}"),
+        Column("large", lambda row: f"{row['large_cache']:.3f}", keep=5),
+        Column("waited", lambda row: ratio(row["waited"])),
+        Column("total", lambda row: ratio(row["total"]), keep=3),
+        Column("TTFT p50", waits(50), keep=8),
+        Column("p95", waits(95), keep=9),
+        Column("p99", waits(99), keep=4),
+        Column("saved", moved("saved"), keep=1),
+        Column("restored", moved("restored"), keep=6),
+        Column("fetched", moved("fetched"), keep=7),
+        Column("busiest", lambda row: f"{row['busiest']:.2f}", keep=0),
+    ]
+
+
+def _read(args: argparse.Namespace) -> Load:
+    from slotkeeper.bench.replay import LineError, TraceError
+    from slotkeeper.bench.simulated_load import from_files
+
+    try:
+        return from_files(args.traces, most=args.requests)
+    except (TraceError, LineError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _made(args: argparse.Namespace, engines: int) -> Load:
+    from slotkeeper.bench.simulated_load import Synthetic
+
+    return Synthetic(
+        conversations=args.conversations * engines,
+        turns=args.turns,
+        systems=args.systems,
+        system_tokens=args.system_tokens,
+        first_tokens=args.first_tokens,
+        turn_tokens=args.turn_tokens,
+        reply_tokens=args.reply_tokens,
+        pause=args.pause,
+        begin_within=args.within,
+        seed=args.seed,
+    ).load()
+
+
+def _rates(args: argparse.Namespace) -> Any:
+    from slotkeeper.bench.timed_engine import EngineRates
+
+    given = {
+        "prefill": args.prefill_rate,
+        "decode": args.decode_rate,
+        "save": args.save_rate,
+        "restore": args.restore_rate,
+        "network": args.network_rate,
+        "token_bytes": args.token_bytes,
+    }
+    return replace(EngineRates(), **{name: value for name, value in given.items() if value is not None})
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(int(part) for part in text.split(","))
+    if not all(1 <= count <= MOST_ENGINES for count in counts):
+        raise argparse.ArgumentTypeError(f"{text}: each is between 1 and {MOST_ENGINES}")
+    return counts
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than nothing")
+    return value
+
+
+def _size(text: str) -> int:
+    """1e9, 64KiB, 2GB."""
+    try:
+        size = int(float(text))
+    except ValueError:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than nothing")
+    return size

@@ -1,0 +1,94 @@
+"""docker/compose.fleet.yaml: what it adds to compose.yaml, and that its parts fit together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from containers import ROOT
+from deploy.manifests import rendered
+from deploy.test_fleet import OF_THE_STORE
+from fleet.parts import found
+from image.compose import FOLDER, NEEDED, compose, seconds
+from slotkeeper.settings import PREFIX, SECRETS, Settings
+
+GIVEN = {
+    "COLD_STORE": "s3://bucket/fleet",
+    "VALKEY": "192.168.1.10",
+    "GATEWAY": "192.168.1.10",
+    "VALKEY_PASSWORD": "word",
+    "BIND": "192.168.1.10",
+}
+
+
+@pytest.fixture
+def services() -> dict[str, Any]:
+    files = ("-f", "compose.yaml", "-f", "compose.fleet.yaml")
+    asked = ("--env-file", "/dev/null", "--profile", "*", "config", "--no-env-resolution", "--format", "json")
+    done = subprocess.run(
+        [compose(), *files, *asked],
+        cwd=FOLDER,
+        env={**NEEDED, **GIVEN},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["services"]
+    return found
+
+
+def test_without_what_it_needs_it_says_so():
+    files = ("-f", "compose.yaml", "-f", "compose.fleet.yaml")
+    for missing in set(GIVEN) - {"BIND"}:
+        env = {**NEEDED, **{name: value for name, value in GIVEN.items() if name != missing}}
+        done = subprocess.run(
+            [compose(), *files, "--env-file", "/dev/null", "--profile", "*", "config"],
+            cwd=FOLDER, env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode != 0
+        assert missing in done.stderr
+
+
+def test_variables_are_settings_or_of_the_shared_store(services):
+    known = {*Settings.model_fields, *(f"{name}_file" for name in SECRETS), *OF_THE_STORE}
+    names = {name for name in services["slotkeeper"]["environment"] if name.startswith(PREFIX)}
+    assert {name.removeprefix(PREFIX).lower() for name in names} <= known
+    hints = services["slotkeeper"]["environment"][f"{PREFIX}HINTS"]
+    assert hints == f"redis://:{GIVEN['VALKEY_PASSWORD']}@{GIVEN['VALKEY']}:6379/0"
+    (port,) = services["valkey"]["ports"]
+    assert (port["host_ip"], str(port["published"])) == (GIVEN["BIND"], "6379")
+
+
+def test_the_new_parts_are_hardened_and_run_in_the_profile_alone(services):
+    for name in ("gateway", "valkey"):
+        part = services[name]
+        assert part["profiles"] == ["gateway"]
+        assert part["read_only"] is True
+        assert part["cap_drop"] == ["ALL"]
+        assert part["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_images_and_times_are_those_of_kubernetes(services):
+    fleet = rendered("fleet")
+    for service, app in (("gateway", "fleet-gateway"), ("valkey", "valkey")):
+        pod = fleet.one("Deployment", app)["spec"]["template"]["spec"]
+        assert services[service]["image"] == pod["containers"][0]["image"]
+    grace = fleet.one("Deployment", "fleet-gateway")["spec"]["template"]["spec"][
+        "terminationGracePeriodSeconds"
+    ]
+    assert seconds(services["gateway"]["stop_grace_period"]) == grace
+
+
+def test_haproxy_accepts_the_example_of_its_servers(services):
+    mounted = {each["target"]: each["source"] for each in services["gateway"]["volumes"]}
+    assert mounted["/etc/fleet/haproxy.cfg"] == str(ROOT / "deploy" / "fleet" / "haproxy.cfg")
+    example = FOLDER / "servers.cfg.example"
+    words = [found("haproxy"), "-f", mounted["/etc/fleet/haproxy.cfg"], "-f", str(example), "-c"]
+    env = {**os.environ, **services["gateway"]["environment"]}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,74 @@
+"""`X-Slotkeeper-Conversation` on answers: one name for each conversation, which tells nothing."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+from slotkeeper.api.head import CONVERSATION
+from slotkeeper.bench.lab import sidecar as running
+
+TREASURE = "the treasure lies under the third stone"
+
+
+@pytest.fixture
+async def data(engine):
+    async with running(engine.base, engine.flags) as url:
+        yield url
+
+
+async def ask(
+    data: str, messages: list[dict[str, str]], *, stream: bool = False, **headers: str
+) -> httpx.Response:
+    body = {"messages": messages, "max_tokens": 2, "stream": stream, "temperature": 0}
+    async with httpx.AsyncClient(timeout=60) as client:
+        return await client.post(f"{data}/v1/chat/completions", json=body, headers=headers)
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant") * len(texts)
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_keeps_its_name_and_another_has_another(data, stream):
+    first = await ask(data, said(f"{TREASURE} {stream}"), stream=stream)
+    name = first.headers[CONVERSATION]
+    assert re.fullmatch("[0-9a-f]{16}", name)
+    again = await ask(data, said(f"{TREASURE} {stream}", "Where?", "There."), stream=stream)
+    assert again.headers[CONVERSATION] == name
+    other = await ask(data, said(f"something else {stream}"), stream=stream)
+    assert other.headers[CONVERSATION] != name
+
+
+async def test_a_client_that_sends_it_back_keeps_it_also_elsewhere(engine, data):
+    first = await ask(data, said("keep this"))
+    name = first.headers[CONVERSATION]
+    async with running(engine.base, engine.flags) as elsewhere:
+        answer = await ask(elsewhere, said("keep this", "Yes.", "Go on."), **{CONVERSATION: name})
+    assert answer.headers[CONVERSATION] == name
+
+
+async def test_the_name_that_a_client_gives_is_answered_if_it_is_safe(data):
+    answer = await ask(data, said("named"), **{CONVERSATION: "task-7"})
+    assert answer.headers[CONVERSATION] == "task-7"
+    unsafe = await ask(data, said("named otherwise"), **{CONVERSATION: "a name with spaces"})
+    assert re.fullmatch("[0-9a-f]{16}", unsafe.headers[CONVERSATION])
+
+
+async def test_the_same_words_of_two_clients_have_two_names(data):
+    """So nobody learns from a name what others have said."""
+    names = [
+        (await ask(data, said(TREASURE), Authorization=f"Bearer {key}")).headers[CONVERSATION]
+        for key in ("first-client-key", "second-client-key")
+    ]
+    assert names[0] != names[1]
+
+
+async def test_errors_have_none(data):
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{data}/v1/chat/completions", json={"messages": "none"})
+    assert answer.is_error
+    assert CONVERSATION not in answer.headers

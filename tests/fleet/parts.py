@@ -1,0 +1,240 @@
+"""A fleet on one machine: tiny engines, a sidecar beside each, and a gateway in front of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from commands.process import SLOTKEEPER, environ, lives
+from containers import ROOT
+from engine.conftest import Engine, Factory, wait_until
+from programs import program
+from slotkeeper.bench.sessions import prose
+from slotkeeper.bench.target import counted
+from slotkeeper.engine.launch import free_port
+
+CONFIGS: Final = ROOT / "deploy" / "fleet"
+SBIN: Final = "/usr/sbin"  # where Debian keeps both, and only root looks
+MODEL: Final = "tiny"  # SMG sends a request only where /v1/models lists its model
+SESSION: Final = "X-Session-Id"
+
+
+def found(name: str) -> str:
+    """HAProxy or nginx."""
+    path = shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", os.defpath), SBIN)))
+    return path or program(name)
+
+
+@dataclass
+class Pod:
+    """An engine, and the real command `slotkeeper serve` beside it."""
+
+    engine: Engine
+    data: str  # HOST:PORT
+    admin: str
+    process: subprocess.Popen[Any]
+
+    def kill(self) -> None:
+        """As a machine that is gone: both at once."""
+        self.process.kill()
+        self.engine.process.kill()
+        self.process.wait()
+
+    def drain(self) -> None:
+        """As Kubernetes ends a pod."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def served(self) -> int:
+        """Requests that its sidecar has answered for clients."""
+        told = httpx.get(f"http://{self.admin}/api/state", timeout=30).json()
+        return int(told["totals"]["requests"])
+
+    def evaluated(self) -> int:
+        """Prompt tokens, by its engine's own counter."""
+        return counted(httpx.get(f"{self.engine.base}/metrics", timeout=30).text)
+
+
+@dataclass
+class Pods:
+    factory: Factory
+    folder: Path
+    more: Sequence[str] = ()
+    all: list[Pod] = field(default_factory=list)
+
+    def start(self, *more: str, data: str | None = None, slots: int = 2, files: bool = False) -> Pod:
+        """`more` words are for its sidecar; `files`: it keeps snapshots in its engine's folder."""
+        engine = self.factory("tiny-hybrid", args=["-np", str(slots), "--alias", MODEL])
+        if files:
+            more = (*more, "--slot-dir", str(engine.slot_dir))
+        data, admin = data or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        words = ["--upstream", engine.base, "--listen", data, "--admin-listen", admin]
+        words += ["--drain-delay", "3", "--save-pause", "0.05", *self.more, *more]
+        log = (self.folder / f"sidecar-{len(self.all)}.log").open("wb")
+        process = subprocess.Popen(
+            [*SLOTKEEPER, "serve", *words], env=environ(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+        log.close()
+        pod = Pod(engine, data, admin, process)
+        self.all.append(pod)
+        wait_until(lambda: lives(admin))
+        wait_until(lambda: httpx.get(f"http://{admin}/readyz", timeout=5).is_success)
+        return pod
+
+    def close(self) -> None:
+        for pod in self.all:
+            pod.process.kill()
+            pod.process.wait()
+
+
+@pytest.fixture
+def pods(engine_factory: Factory, tmp_path: Path) -> Iterator[Pods]:
+    made = Pods(engine_factory, tmp_path)
+    yield made
+    made.close()
+
+
+# -- gateways --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def started(words: Sequence[str], url: str, log: Path, **how: Any) -> Iterator[str]:
+    """A gateway, once it passes requests on."""
+    with log.open("wb") as out, subprocess.Popen(words, stdout=out, stderr=out, **how) as process:
+        try:
+            wait_until(lambda: passes(url) or process.poll() is not None)
+            assert process.poll() is None, log.read_text("utf-8", "replace")
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def passes(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v1/models", timeout=5).is_success
+    except httpx.TransportError:
+        return False
+
+
+def haproxy_words(sidecars: Sequence[str], folder: Path) -> list[str]:
+    """Ours as it is, and the servers in a file of their own."""
+    lines = "".join(f"    server pod{n} {address}\n" for n, address in enumerate(sidecars))
+    (servers := folder / "servers.cfg").write_text(f"backend sidecars from hashed\n{lines}", "utf-8")
+    return [found("haproxy"), "-f", str(CONFIGS / "haproxy.cfg"), "-f", str(servers)]
+
+
+@contextmanager
+def haproxy(sidecars: Sequence[str], folder: Path) -> Iterator[str]:
+    bind = f"127.0.0.1:{free_port()}"
+    env = {**os.environ, "FLEET_BIND": bind}
+    words = [*haproxy_words(sidecars, folder), "-db"]
+    with started(words, f"http://{bind}", folder / "haproxy.log", env=env) as url:
+        yield url
+
+
+def nginx_words(sidecars: Sequence[str], folder: Path, listen: str) -> list[str]:
+    """Ours as it is, inside an http block that writes nowhere else."""
+    servers = "".join(f"server {address} max_fails=1 fail_timeout=5s;\n" for address in sidecars)
+    (folder / "upstream.conf").write_text(
+        f"upstream sidecars {{ hash $conversation consistent;\n{servers}keepalive 32; }}\n", "utf-8"
+    )
+    (folder / "listen.conf").write_text(f"listen {listen};\n", "utf-8")
+    shutil.copy(CONFIGS / "nginx.conf", folder / "fleet.conf")
+    temporary = "".join(
+        f"{kind}_temp_path {folder}/{kind};\n"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;\n" if os.geteuid() == 0 else ""  # the folder is ours alone
+    (config := folder / "nginx.conf").write_text(
+        f"daemon off;\n{user}worker_processes 1;\npid {folder}/nginx.pid;\n"
+        f"error_log {folder}/error.log warn;\n"
+        f"events {{ worker_connections 512; }}\nhttp {{ access_log off;\n{temporary}include fleet.conf; }}\n",
+        "utf-8",
+    )
+    return [found("nginx"), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(config)]
+
+
+@contextmanager
+def nginx(sidecars: Sequence[str], folder: Path) -> Iterator[str]:
+    listen = f"127.0.0.1:{free_port()}"
+    with started(nginx_words(sidecars, folder, listen), f"http://{listen}", folder / "nginx.log") as url:
+        yield url
+
+
+@contextmanager
+def smg(sidecars: Sequence[str], folder: Path, *, policy: str = "cache_aware") -> Iterator[str]:
+    """The gateway of `pip install smg`, as docs/scaling.md starts it."""
+    listen = free_port()
+    words = [
+        program("smg"), "launch", "--host", "127.0.0.1", "--port", str(listen), "--policy", policy,
+        "--prometheus-port", str(free_port()), "--prometheus-host", "127.0.0.1",
+        "--health-check-interval-secs", "1", "--health-failure-threshold", "2",
+        "--health-success-threshold", "1", "--disable-tokenizer-autoload", "--log-level", "warn",
+        "--worker-urls", *(f"http://{address}" for address in sidecars),
+    ]  # fmt: skip
+    with started(words, f"http://127.0.0.1:{listen}", folder / "smg.log", cwd=folder) as url:
+        yield url
+
+
+# -- clients ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Talk:
+    """A conversation of an agent: it grows by what was answered."""
+
+    name: str
+    seed: int
+    system: str = ""
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.messages = [{"role": "system", "content": self.system or prose(3000, 5)}]
+
+    def question(self) -> None:
+        number = len(self.messages)
+        asked = f"{self.name}, question {number}. {prose(500, self.seed + number)}"
+        self.messages.append({"role": "user", "content": asked})
+
+    def body(self, **more: Any) -> dict[str, Any]:
+        fixed = {"max_tokens": 8, "temperature": 0, "chat_template_kwargs": {"plain": True}}
+        return {"model": MODEL, "messages": self.messages, **fixed, **more}
+
+    def headers(self) -> dict[str, str]:
+        return {SESSION: self.name, "User-Agent": "fleet-test/1"}
+
+    def heard(self, answer: httpx.Response) -> int:
+        """Takes the reply; prompt tokens that were computed for it while it waited."""
+        doc = answer.json()
+        self.messages.append({"role": "assistant", "content": doc["choices"][0]["message"]["content"] or ""})
+        usage = doc["usage"]
+        planted = int(answer.headers.get("X-Slotkeeper-Planted", 0))
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        return int(usage["prompt_tokens"]) - int(cached) + planted
+
+
+async def one_turn(asking: httpx.AsyncClient, url: str, talk: Talk, **headers: str) -> httpx.Response:
+    """`headers` instead of its session's."""
+    talk.question()
+    return await asking.post(
+        f"{url}/v1/chat/completions", json=talk.body(), headers=headers or talk.headers()
+    )
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=120) as made:
+        yield made

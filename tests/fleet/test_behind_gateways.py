@@ -1,0 +1,132 @@
+"""Sidecars with real engines behind HAProxy and nginx, by the configurations in deploy/fleet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+import httpx
+import pytest
+
+from engine.conftest import wait_until
+from fleet.parts import Pod, Talk, client, haproxy, haproxy_words, nginx, nginx_words, one_turn
+
+GATEWAYS = {"haproxy": haproxy, "nginx": nginx}
+TALKS = 6
+
+
+def talks(count: int = TALKS) -> list[Talk]:
+    return [Talk(f"talk-{n}", seed=40 * n, system="You are an agent.") for n in range(count)]
+
+
+async def served_by(
+    asking: httpx.AsyncClient, url: str, talk: Talk, pods: Sequence[Pod], **headers: str
+) -> Pod:
+    """One turn; the pod whose sidecar answered it."""
+    before = [pod.served() for pod in pods]
+    answer = await one_turn(asking, url, talk, **headers)
+    assert answer.status_code == 200, answer.text
+    talk.heard(answer)
+    wait_until(lambda: sum(pod.served() for pod in pods) == sum(before) + 1)
+    (found,) = [pod for pod, then in zip(pods, before, strict=True) if pod.served() > then]
+    return found
+
+
+@pytest.mark.parametrize("gateway", GATEWAYS)
+async def test_a_fleet_until_one_pod_is_left(gateway, pods, tmp_path):
+    """A scenario: a fleet takes a while to start."""
+    three = [pods.start(), pods.start(), pods.start()]
+    (folder := tmp_path / gateway).mkdir()
+    with GATEWAYS[gateway]([pod.data for pod in three], folder) as url:
+        async with client() as asking:
+            homes = await conversations_stay(asking, url, three)
+            await streams_headers_and_errors_pass(asking, url)
+            await the_name_in_an_answer_keeps_a_conversation_together(asking, url, three)
+            drained, killed, left = three
+            await nobody_gets_an_error_while_one_drains(asking, url, drained)
+            killed.kill()
+            for talk in talks():
+                assert await served_by(asking, url, talk, [left]) is left
+            assert {home.data for home in homes} > {left.data}
+
+
+async def conversations_stay(asking: httpx.AsyncClient, url: str, pods: Sequence[Pod]) -> list[Pod]:
+    everyone = talks()
+    homes = [await served_by(asking, url, talk, pods) for talk in everyone]
+    assert [await served_by(asking, url, talk, pods) for talk in everyone] == homes
+    return homes
+
+
+async def streams_headers_and_errors_pass(asking: httpx.AsyncClient, url: str) -> None:
+    (talk,) = talks(1)
+    talk.question()
+    body = talk.body(stream=True, max_tokens=4)
+    headers = {**talk.headers(), "X-Request-Id": "fleet-stream-1"}
+    async with asking.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        assert answer.headers["X-Request-Id"] == "fleet-stream-1"
+        assert answer.headers["X-Slotkeeper-Conversation"]
+        assert "data: [DONE]" in [line async for line in answer.aiter_lines()]
+    refused = await asking.post(f"{url}/v1/chat/completions", content=b"{", headers=talk.headers())
+    assert refused.status_code == 400
+    assert "X-Slotkeeper-Conversation" not in refused.headers
+    assert (await asking.get(f"{url}/v1/models")).json()["data"]
+
+
+async def the_name_in_an_answer_keeps_a_conversation_together(
+    asking: httpx.AsyncClient, url: str, pods: Sequence[Pod]
+) -> None:
+    """A client that names no session sends back what it was told."""
+    (talk,) = talks(1)
+    talk.question()
+    first = await asking.post(f"{url}/v1/chat/completions", json=talk.body())
+    name = first.headers["X-Slotkeeper-Conversation"]
+    talk.heard(first)
+    told = {"X-Slotkeeper-Conversation": name}
+    homes = [await served_by(asking, url, talk, pods, **told) for _ in range(3)]
+    assert homes == homes[:1] * 3
+
+
+async def nobody_gets_an_error_while_one_drains(asking: httpx.AsyncClient, url: str, drained: Pod) -> None:
+    everyone = talks()
+    drained.drain()
+    while drained.process.poll() is None:
+        for talk in everyone:
+            answer = await one_turn(asking, url, talk)
+            assert answer.status_code == 200, answer.text
+            talk.heard(answer)
+    assert drained.process.wait() == 0
+
+
+async def test_health_on_the_data_port_says_whether_it_can_serve(pods):
+    pod = pods.start("--drain-delay", "20")
+    async with client() as asking:
+
+        async def status(url: str) -> int:
+            return (await asking.get(url)).status_code
+
+        assert await status(f"http://{pod.data}/health") == 200
+        assert (await asking.get(f"http://{pod.data}/v1/models")).json()["data"]
+        pod.drain()
+        wait_until(lambda: httpx.get(f"http://{pod.data}/health").status_code == 503)
+        assert await status(f"http://{pod.data}/v1/health") == 503
+        assert await status(f"http://{pod.admin}/readyz") == 503
+        # What comes all the same is served.
+        assert (await one_turn(asking, f"http://{pod.data}", talks(1)[0])).status_code == 200
+
+
+def test_haproxy_accepts_its_configuration(tmp_path):
+    words = [*haproxy_words(["127.0.0.1:8081", "127.0.0.1:8082"], tmp_path), "-c"]
+    env = {**os.environ, "FLEET_BIND": "127.0.0.1:8080"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "[WARNING]" not in done.stderr
+
+
+def test_nginx_accepts_its_configuration(tmp_path):
+    words = [*nginx_words(["127.0.0.1:8081", "127.0.0.1:8082"], tmp_path, "127.0.0.1:8080"), "-t"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "[warn]" not in done.stderr

@@ -1,0 +1,170 @@
+"""Sixty conversations on three pods, of which one is killed, one drained, and one added meanwhile.
+
+Figures go to artifacts/benchmarks/fleet-GATEWAY.json. Without a shared store a conversation whose pod is gone
+is computed again elsewhere; `STORE` has what a sidecar needs to share them, `WAITED` what then holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from benchmarks.figures import keep
+
+from engine.conftest import wait_until
+from fleet.parts import Pod, Pods, Talk, client, haproxy, one_turn, smg
+from slotkeeper.bench.measure import Oracle
+from slotkeeper.engine.launch import free_port
+from slotkeeper.scheduler.types import Tokens
+
+pytestmark = pytest.mark.fleet
+
+TALKS, TURNS, AT_ONCE = 60, 3, 6
+SYSTEMS = 3
+STORE: tuple[str, ...] = ()  # --cold-store s3://... --hints redis://..., once sidecars share one
+WAITED = 1.10 if STORE else 2.0  # by the oracle of the whole fleet
+BEHIND = 0.05 if STORE else 0.15  # hit rate, less than that of one engine with three times the slots
+
+
+@dataclass
+class Crowd:
+    """Everybody's turns, some at once, in an order that does not depend on time."""
+
+    url: str
+    talks: list[Talk]
+    computed: int = 0
+    prompts: int = 0
+    errors: list[str] = field(default_factory=list)
+    sent: list[list[dict[str, str]]] = field(default_factory=list)
+
+    async def turn(self, asking: httpx.AsyncClient, talk: Talk) -> None:
+        """A request that failed is sent again, as agents do."""
+        for attempt in range(4):
+            try:
+                answer = await one_turn(asking, self.url, talk)
+            except httpx.TransportError as error:
+                self.errors.append(repr(error))
+            else:
+                if answer.is_success:
+                    break
+                self.errors.append(f"{answer.status_code} {answer.text[:200]}")
+            talk.messages.pop()
+            await asyncio.sleep(0.5 * (1 + attempt))
+        else:
+            raise AssertionError(f"{talk.name} was never answered: {self.errors[-4:]}")
+        self.sent.append([*talk.messages])
+        self.computed += talk.heard(answer)
+        self.prompts += int(answer.json()["usage"]["prompt_tokens"])
+
+    async def round(self, asking: httpx.AsyncClient, events: dict[int, Any] | None = None) -> None:
+        """One turn of each; `events` happen when so many have been begun."""
+        gate, begun = asyncio.Semaphore(AT_ONCE), 0
+
+        async def one(talk: Talk) -> None:
+            nonlocal begun
+            async with gate:
+                begun += 1
+                if events and begun in events:
+                    await asyncio.to_thread(events[begun])
+                await self.turn(asking, talk)
+
+        await asyncio.gather(*(one(talk) for talk in self.talks))
+        random.Random(len(self.sent)).shuffle(self.talks)
+
+    @property
+    def hit_rate(self) -> float:
+        return 1 - self.computed / self.prompts
+
+    async def oracle(self, asking: httpx.AsyncClient, engine: str) -> int:
+        """The least that any cache could have computed for what was sent."""
+        seen, least = Oracle(), 0
+        for messages in self.sent:
+            body = {"messages": messages, "chat_template_kwargs": {"plain": True}}
+            text = (await asking.post(f"{engine}/apply-template", json=body)).json()["prompt"]
+            asked = {"content": text, "add_special": True, "parse_special": True}
+            tokens = Tokens((await asking.post(f"{engine}/tokenize", json=asked)).json()["tokens"])
+            least += seen.least(tokens)
+            seen.saw(tokens)
+        return least
+
+
+def talks() -> list[Talk]:
+    return [
+        Talk(f"talk-{n}", seed=31 * n, system=f"You are agent {n % SYSTEMS}. " * 60) for n in range(TALKS)
+    ]
+
+
+def started(pods: Pods, slots: int = 2, *, data: str | None = None) -> Pod:
+    return pods.start("--hot-bytes", "4GiB", *STORE, data=data, slots=slots, files=True)
+
+
+def address() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+async def alone(pods: Pods) -> tuple[float, int]:
+    """Hit rate, and tokens computed, of one engine with three times the slots."""
+    pod = started(pods, slots=6)
+    crowd = Crowd(f"http://{pod.data}", talks())
+    async with client() as asking:
+        for _ in range(TURNS):
+            await crowd.round(asking)
+    assert not crowd.errors
+    pod.kill()
+    return crowd.hit_rate, crowd.computed
+
+
+def added(url: str, pod: Pod) -> None:
+    """SMG is told of a worker by its API; HAProxy has asked for its health since the start."""
+    if httpx.get(f"{url}/workers").is_success:
+        assert httpx.post(f"{url}/workers", json={"url": f"http://{pod.data}"}).is_success
+
+
+GATEWAYS = {"smg": smg, "haproxy": haproxy}
+
+
+@pytest.mark.parametrize("gateway", GATEWAYS)
+async def test_sixty_conversations_while_pods_come_and_go(gateway, pods, tmp_path):
+    (folder := tmp_path / gateway).mkdir()
+    best, _ = await alone(pods)
+    killed, drained, left = (started(pods) for _ in range(3))
+    later = address()
+    known: Sequence[str] = [pod.data for pod in (killed, drained, left)]
+    if gateway == "haproxy":
+        known = [*known, later]
+    with GATEWAYS[gateway](known, folder) as url:
+        crowd = Crowd(url, talks())
+        async with client() as asking:
+            await crowd.round(asking)
+            await crowd.round(asking, {20: killed.kill, 40: lambda: added(url, started(pods, data=later))})
+            in_flight, crowd.errors = crowd.errors, []
+            drained.drain()
+            await crowd.round(asking)
+            wait_until(lambda: drained.process.poll() is not None)
+            assert drained.process.wait() == 0
+            least = await crowd.oracle(asking, left.engine.base)
+    waited = crowd.computed / least
+    figures = {
+        "gateway": gateway,
+        "requests": len(crowd.sent),
+        "oracle": least,
+        "computed": crowd.computed,
+        "waited": round(waited, 3),
+        "hit_rate": round(crowd.hit_rate, 4),
+        "hit_rate_of_one": round(best, 4),
+        "errors_of_the_killed": in_flight,
+        "other_errors": crowd.errors,
+        "served": {pod.data: pod.served() for pod in (left, pods.all[-1])},
+    }
+    keep(f"fleet-{gateway}", [figures])
+    assert len(crowd.sent) == TALKS * TURNS
+    assert len(in_flight) <= AT_ONCE, figures
+    assert not crowd.errors, figures
+    assert waited <= WAITED, figures
+    assert crowd.hit_rate >= best - BEHIND, figures
+    assert pods.all[-1].served() > 0, "the pod that was added serves"

@@ -1,0 +1,89 @@
+"""Sidecars behind SMG, the gateway of PyPI (`make test-fleet`): what passes, and what is kept together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import httpx
+import pytest
+
+from engine.conftest import wait_until
+from fleet.parts import MODEL, Pod, Talk, client, one_turn, smg
+
+pytestmark = pytest.mark.fleet
+
+
+def talks(count: int) -> list[Talk]:
+    """Without a session's name, and each with a prompt of its own: a gateway has only what they say."""
+    systems = (f"You are agent {n}. Agent {n} works alone. " * 40 for n in range(count))
+    return [Talk(f"talk-{n}", seed=40 * n, system=system) for n, system in enumerate(systems)]
+
+
+async def served_by(asking: httpx.AsyncClient, url: str, talk: Talk, pods: Sequence[Pod]) -> str:
+    before = [pod.served() for pod in pods]
+    answer = await one_turn(asking, url, talk, Accept="application/json")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["X-Slotkeeper-Conversation"]
+    assert answer.headers["X-Slotkeeper-Decision"]
+    talk.heard(answer)
+    wait_until(lambda: sum(pod.served() for pod in pods) == sum(before) + 1)
+    (found,) = [pod for pod, then in zip(pods, before, strict=True) if pod.served() > then]
+    return found.data
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_cache_aware_keeps_conversations_together_and_outlives_a_pod(pods, tmp_path, count):
+    fleet = [pods.start() for _ in range(count)]
+    with smg([pod.data for pod in fleet], tmp_path) as url:
+        async with client() as asking:
+            everyone = talks(2 * count)
+            homes = [await served_by(asking, url, talk, fleet) for talk in everyone]
+            for _ in range(2):
+                assert [await served_by(asking, url, talk, fleet) for talk in everyone] == homes
+            fleet[0].kill()
+            for talk in everyone:
+                assert await served_by(asking, url, talk, fleet[1:]) in homes
+
+
+async def test_every_api_and_its_streams_pass(pods, tmp_path):
+    fleet = [pods.start() for _ in range(2)]
+    said = [{"role": "user", "content": "Say a word."}]
+    asked = {
+        "/v1/chat/completions": {"messages": said, "max_tokens": 4},
+        "/v1/completions": {"prompt": "Say a word.", "max_tokens": 4},
+        "/v1/messages": {"messages": said, "max_tokens": 4},
+        "/v1/responses": {"input": "Say a word.", "max_output_tokens": 16},
+    }
+    with smg([pod.data for pod in fleet], tmp_path) as url:
+        async with client() as asking:
+            for path, body in asked.items():
+                for stream in (False, True):
+                    answer = await asking.post(
+                        f"{url}{path}", json={"model": MODEL, "stream": stream, **body}
+                    )
+                    assert answer.status_code == 200, (path, stream, answer.text)
+                    assert answer.headers["X-Slotkeeper-Decision"], (path, stream)
+                    kind = answer.headers["Content-Type"]
+                    assert kind.startswith("text/event-stream" if stream else "application/json"), (
+                        path,
+                        stream,
+                    )
+
+
+async def test_a_pod_that_drains_gets_nothing_new(pods, tmp_path):
+    fleet = [pods.start("--drain-delay", "8") for _ in range(2)]
+    drained, left = fleet
+    with smg([pod.data for pod in fleet], tmp_path) as url:
+        async with client() as asking:
+            everyone = talks(4)
+            for talk in everyone:
+                await served_by(asking, url, talk, fleet)
+            drained.drain()
+            while drained.process.poll() is None:
+                for talk in everyone:
+                    answer = await one_turn(asking, url, talk)
+                    assert answer.status_code == 200, answer.text
+                    talk.heard(answer)
+            assert drained.process.wait() == 0
+            for talk in everyone:
+                assert await served_by(asking, url, talk, [left]) == left.data
