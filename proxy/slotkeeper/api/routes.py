@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import unquote
 
+from slotkeeper.api.document import Doc, integer
+
 
 class Api(StrEnum):
     """What a route means to us. The value is the bounded label of metrics."""
@@ -76,6 +78,23 @@ def classify(method: str, path: str, prefix: str = "") -> Api:
     if head == "/slots" and "/" not in slot:
         return Api.CONTROL
     return _ROUTES.get(path, Api.OTHER)
+
+
+# How each API names the most tokens that an answer may have.
+CAPS: Final[dict[Api, tuple[str, ...]]] = {
+    Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
+    Api.COMPLETIONS: ("max_tokens", "n_predict"),
+    Api.COMPLETION: ("n_predict", "max_tokens"),
+    Api.INFILL: ("n_predict", "max_tokens"),
+    Api.RESPONSES: ("max_output_tokens", "n_predict"),
+    Api.MESSAGES: ("max_tokens",),
+}
+
+
+def answer_cap(api: Api, doc: Doc) -> int | None:
+    """The most tokens that an answer may have, as its client says; None (-1, null): no limit."""
+    caps = (integer(doc.get(name)) for name in CAPS.get(api, ()))
+    return min((cap for cap in caps if cap is not None and cap >= 0), default=None)
 
 
 OPEN: Final = frozenset({"/health", "/v1/health"})

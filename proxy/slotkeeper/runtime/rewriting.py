@@ -14,12 +14,12 @@ from slotkeeper.api.document import Doc
 from slotkeeper.api.headers import named
 from slotkeeper.api.layouts import RecentRequests, SeenRequest, most_like, seen
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
+from slotkeeper.api.routes import Api, answer_cap
 from slotkeeper.conversation.book import Conversations, goes_on
 from slotkeeper.conversation.layout import Conversation, Keys, Layout, Match, Near, Who
 from slotkeeper.conversation.likeness import keys_of
 from slotkeeper.conversation.rules.apply import RULES, Outcome, ShownChange, canonical, changes
-from slotkeeper.conversation.rules.base import Choice, Mode, Modes
+from slotkeeper.conversation.rules.base import Choice, Mode, Modes, Room
 from slotkeeper.observe.metrics import Action, Metrics
 from slotkeeper.observe.request_record import Decision, PromptDivergence
 from slotkeeper.runtime.divergence_report import (
@@ -54,6 +54,11 @@ class Taken:
     def rewritten(self) -> Doc | None:
         """The body as rules would have it; None where they change nothing."""
         return self.outcome.doc if self.outcome.edits else None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """For the scheduler: `Arrived.moved` and `Arrived.most`."""
+        return self.outcome.moved, self.outcome.most
 
     @property
     def rules(self) -> list[str]:
@@ -101,11 +106,13 @@ class Rewriting:
         headers: Mapping[str, str],
         size: int,
         now: float,
+        context: int = 0,
     ) -> Taken | None:
         """The request and how rules would have it; None for what is no chat.
 
-        `size` bytes are its body, at `now` seconds. `run` is where it is looked at. Elsewhere than on the
-        loop, that works on copies of what the book has, and judges both forms before one is chosen.
+        `size` bytes are its body, at `now` seconds. A slot holds `context` tokens; 0: that is not known.
+        `run` is where it is looked at. Elsewhere than on the loop, that works on copies of what the book has,
+        and judges both forms before one is chosen.
         """
         self._enter_all()
         who, aside = Who(client=client, name=named(headers, doc)), run is not here
@@ -116,7 +123,8 @@ class Rewriting:
         near = self.conversations.near(who, found_by, still=aside)
         match = await run(_matched, who, layout, found_by, near)
         modes = self._choice.for_client(headers.get("User-Agent", ""))
-        outcome = await run(_ruled, api, doc, layout, match, modes)
+        room = Room(context, answer_cap(api, doc)) if context else None
+        outcome = await run(_ruled, api, doc, layout, match, modes=modes, room=room)
         taken = Taken(
             request_id=request_id,
             who=who,
@@ -211,10 +219,16 @@ def _matched(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
     return _as_it_is(goes_on(who, layout, found_by, near))
 
 
-def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, modes: Modes) -> Outcome:
+def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, *, modes: Modes, room: Room | None) -> Outcome:
     known = seen(api, doc, layout)
     return canonical(
-        doc, layout, match, rules=RULES, modes=modes, lay_out=lambda body: lay_out(api, body, known)
+        doc,
+        layout,
+        match,
+        rules=RULES,
+        modes=modes,
+        lay_out=lambda body: lay_out(api, body, known),
+        room=room,
     )
 
 

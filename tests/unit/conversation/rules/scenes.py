@@ -8,8 +8,8 @@ from typing import Any
 
 from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.facts import common
 from slotkeeper.conversation.layout import Conversation, Edit, Layout, Who, edited
+from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules.base import Rule, Scene
 
 Doc = dict[str, Any]

@@ -8,8 +8,8 @@ from typing import Any
 
 from slotkeeper.api.request import lay_out
 from slotkeeper.api.routes import Api
-from slotkeeper.conversation.facts import common
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
+from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.apply import Outcome, canonical
 from slotkeeper.conversation.rules.base import Mode, Rule

@@ -1,0 +1,157 @@
+"""Tool results of which less stands in a request than was sent before, and messages compared without that.
+
+Agents make room so: a placeholder, a line about the result, or a part of it stands where it stood. It is
+known by the words of their programs (`phrases.PRUNED`) or by what is left of the text. A text that a program
+hides on purpose (a secret, say) is not pruned, nor is one that says something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from slotkeeper.conversation.divergence import common_start
+from slotkeeper.conversation.facts import only_facts_differ, same
+from slotkeeper.conversation.layout import Edit, Layout, Message, Path, Role, Section, Text
+from slotkeeper.conversation.phrases import HIDDEN, LEFT_OUT, PRUNED
+
+# Characters. OpenClaw's note behind what it kept has 90, opencode's 70; two lines of any are no more.
+MARKER: Final = 240
+# Hermes sums up what has more, and nothing is won by putting back less.
+LEAST: Final = 200
+# `[NAME of the tool] what it did`: Hermes keeps commands up to 80 characters, and paths.
+_SUMMARY: Final = re.compile(r"\[[A-Za-z_][\w.-]{0,63}\] \S[^\n]*")
+_OPENING: Final = ("[", "(", "<", "{", ".", "…", "-", "*")
+_CLOSING: Final = ("]", ")", ">", "}", ".", "…", "-", "*")
+
+Result = tuple[Text, ...]  # of one call
+
+
+def common(old: Layout, new: Layout) -> int:
+    """How many messages behind the system text are the same, or the same but pruned, from the first on.
+
+    Cheap where texts are equal: only those that differ are looked into.
+    """
+    pairs = zip(old.messages[old.lead :], new.messages[new.lead :], strict=False)
+    count = 0
+    for one, other in pairs:
+        if not same(one, other) and not pruned(other, one):
+            break
+        count += 1
+    return count
+
+
+def pruned(now: Message, first: Message) -> tuple[Edit, ...]:
+    """What puts its results back as they were in `first`; nothing where more than them is another."""
+    if now is first or now.role is not first.role or now.media != first.media:
+        return ()
+    results, were = _results(now), _results(first)
+    if len(results) != len(were):
+        return ()
+    edits: list[Edit] = []
+    texts = list(now.texts)
+    for result, was in zip(results, were, strict=True):
+        if _said(result) != _said(was) and _is_pruned(result, was):
+            back = [*_put_back(result, was, first)]
+            if not back:
+                return ()
+            edits += back
+            at = texts.index(result[0])
+            texts[at : at + len(result)] = was
+    return tuple(edits) if edits and same(replace(now, texts=tuple(texts)), first) else ()
+
+
+def left_of(now: str, first: str) -> bool:
+    """Whether this is what a program keeps of a text to save room."""
+    words, stood = now.strip(), first.strip()
+    if len(now) >= len(first) or not stood or stood.startswith(PRUNED):
+        return False
+    if not words or words.startswith(PRUNED):
+        return True
+    summary = len(words) <= MARKER and len(stood) > LEAST and _SUMMARY.fullmatch(words)
+    return bool(summary and not _hides(words)) or _cut(now, first)
+
+
+def _results(message: Message) -> list[Result]:
+    """Its texts by the calls that they answer, as far as there are any."""
+    places = [answer.path[:-1] for answer in message.answers]
+    if not places and message.role is Role.TOOL:
+        places = [message.path]
+    found = (tuple(_below(place, message.texts)) for place in places)
+    return [result for result in found if result]
+
+
+def _below(place: Path, texts: Sequence[Text]) -> Iterator[Text]:
+    for text in texts:
+        if text.section is Section.RESULT and text.path[: len(place)] == place:
+            yield text
+
+
+def _said(result: Result) -> str:
+    return "\n".join(text.text for text in result)
+
+
+def _is_pruned(result: Result, was: Result) -> bool:
+    alike = len(result) == len(was) and all(map(only_facts_differ, result, was))
+    return not alike and left_of(_said(result), _said(was))
+
+
+def _put_back(result: Result, was: Result, first: Message) -> Iterator[Edit]:
+    """Text by text, if there are as many; else the whole content."""
+    if len(result) == len(was):
+        for text, then in zip(result, was, strict=True):
+            if text.text != then.text:
+                yield Edit(text.path, text.text, then.text)
+        return
+    alone = len(result) == 1 and result[0].path[-1] != "text"
+    content = _content(was, first)
+    if alone and content is not None:
+        yield Edit(result[0].path, result[0].text, content)
+
+
+def _content(was: Result, first: Message) -> Any:
+    """What stood in the body where several texts of one result were; None where that is not kept."""
+    value = first.content
+    rest = was[0].path[len(first.path) + 1 : -2] if value is not None else ()  # of the list, in the content
+    for key in rest:
+        value = value[key]
+    return value
+
+
+# -- what is left of a text ------------------------------------------------------------------------------
+
+
+def _cut(now: str, first: str) -> bool:
+    """Whether its beginning and its end are all that stands there, but for a mark that says so."""
+    return _parts_of(now, "", first) or any(_parts_of(kept, note, first) for kept, note in _noted(now))
+
+
+def _noted(now: str) -> Iterator[tuple[str, str]]:
+    """A text without a note in brackets that stands in a line of its own behind it, and that note."""
+    at = now.rfind("\n[")
+    note = now[at:].strip()
+    if at >= 0 and len(note) <= MARKER and note.endswith("]") and "\n" not in note:
+        yield now[:at].rstrip("\n"), note
+
+
+def _parts_of(kept: str, note: str, first: str) -> bool:
+    start = common_start(kept, first)
+    end = common_start(kept[start:][::-1], first[start:][::-1])
+    mark, around = kept[start : len(kept) - end], kept[max(0, start - 1) : len(kept) - end + 1]
+    if len(mark) > MARKER or len(first) - start - end < LEAST:
+        return False
+    told = f"{mark} {note}".casefold()
+    if _hides(told) or not (not mark.strip() or _framed(mark) or _framed(around)):
+        return False
+    return not told.strip() or any(word in told for word in LEFT_OUT)
+
+
+def _framed(mark: str) -> bool:
+    """Whether it stands in brackets, dots or the like, as programs' marks do."""
+    return mark.strip().startswith(_OPENING) and mark.strip().endswith(_CLOSING)
+
+
+def _hides(words: str) -> bool:
+    return any(word in words.casefold() for word in HIDDEN)
