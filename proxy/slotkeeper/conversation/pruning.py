@@ -54,7 +54,7 @@ def pruned(now: Message, first: Message) -> tuple[Edit, ...]:
     texts = list(now.texts)
     for result, was in zip(results, were, strict=True):
         if _said(result) != _said(was) and _is_pruned(result, was):
-            back = [*_put_back(result, was, first)]
+            back = [*_put_back(result, was, now, first)]
             if not back:
                 return ()
             edits += back
@@ -98,24 +98,29 @@ def _is_pruned(result: Result, was: Result) -> bool:
     return not alike and left_of(_said(result), _said(was))
 
 
-def _put_back(result: Result, was: Result, first: Message) -> Iterator[Edit]:
-    """Text by text, if there are as many; else the whole content."""
+def _put_back(result: Result, was: Result, now: Message, first: Message) -> Iterator[Edit]:
+    """Text by text, if there are as many; else the whole content, where that is kept."""
     if len(result) == len(was):
         for text, then in zip(result, was, strict=True):
             if text.text != then.text:
                 yield Edit(text.path, text.text, then.text)
         return
-    alone = len(result) == 1 and result[0].path[-1] != "text"
     content = _content(was, first)
-    if alone and content is not None:
-        yield Edit(result[0].path, result[0].text, content)
+    if content is not None:
+        yield Edit(_place(result), _content(result, now), content)
 
 
-def _content(was: Result, first: Message) -> Any:
-    """What stood in the body where several texts of one result were; None where that is not kept."""
-    value = first.content
-    rest = was[0].path[len(first.path) + 1 : -2] if value is not None else ()  # of the list, in the content
-    for key in rest:
+def _place(result: Result) -> Path:
+    """Where its content stands: a text, or a list of parts."""
+    path = result[0].path
+    return path[:-2] if isinstance(path[-2], int) and path[-1] == "text" else path
+
+
+def _content(result: Result, message: Message) -> Any:
+    """What stands there in the body. None: that is not kept."""
+    value = message.content
+    keys = _place(result)[len(message.path) + 1 :] if value is not None else ()
+    for key in keys:
         value = value[key]
     return value
 
