@@ -8,11 +8,14 @@ turns, spares the present one only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from slotkeeper.api.document import Doc
+from slotkeeper.bench.replay import Entry
 
 CLEARED: Final = "[Old tool result content cleared]"
 TOKEN: Final = 4  # characters, by opencode's own estimate
@@ -95,3 +98,12 @@ PRUNERS: Final[Mapping[str, Callable[[], Pruner]]] = MappingProxyType(
         ),
     }
 )
+
+
+def pruned(entries: Iterable[Entry], way: str) -> Iterator[Entry]:
+    """Recorded chats as an agent would have sent them that prunes in this way; each sub-agent for itself."""
+    pruners: defaultdict[tuple[str, int], Pruner] = defaultdict(PRUNERS[way])
+    for entry in entries:
+        body = entry.body or {}
+        agent = pruners[entry.headers.get("x-session-id", entry.session), len(body.get("tools") or ())]
+        yield replace(entry, body={**body, "messages": agent(body["messages"])})
