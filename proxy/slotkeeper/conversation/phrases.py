@@ -79,6 +79,8 @@ PRUNED: Final = (  # how begins what stands where the result of a tool was
     "<tool_output_masked>",  # Gemini CLI
     "Old environment output: (",  # SWE-agent
     "<MASKED>",  # OpenHands
+    "[cleared]",  # LangChain
+    "[Output truncated - ",  # oh-my-pi
 )
 LEFT_OUT: Final = (  # in small letters: one of these stands where a part of a result was
     "...",

@@ -8,7 +8,7 @@ hides on purpose (a secret, say) is not pruned, nor is one that says something e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -51,16 +51,16 @@ def pruned(now: Message, first: Message) -> tuple[Edit, ...]:
     if len(results) != len(were):
         return ()
     edits: list[Edit] = []
-    texts = list(now.texts)
-    for result, was in zip(results, were, strict=True):
-        if _said(result) != _said(was) and _is_pruned(result, was):
-            back = [*_put_back(result, was, now, first)]
-            if not back:
+    back: dict[Path, Result] = {}
+    for (place, result), was in zip(results.items(), were.values(), strict=True):
+        if _is_pruned(result, was):
+            put_back = [*_put_back(result, was, now, first)]
+            if not put_back:
                 return ()
-            edits += back
-            at = texts.index(result[0])
-            texts[at : at + len(result)] = was
-    return tuple(edits) if edits and same(replace(now, texts=tuple(texts)), first) else ()
+            edits += put_back
+            back[place] = was
+    texts = tuple(_with(now.texts, back)) if back else ()
+    return tuple(edits) if back and same(replace(now, texts=texts), first) else ()
 
 
 def left_of(now: str, first: str) -> bool:
@@ -74,19 +74,29 @@ def left_of(now: str, first: str) -> bool:
     return bool(summary and not _hides(words)) or _cut(now, first)
 
 
-def _results(message: Message) -> list[Result]:
-    """Its texts by the calls that they answer, as far as there are any."""
+def _results(message: Message) -> dict[Path, Result]:
+    """Its texts by the places of the calls that they answer, as far as there are any."""
     places = [answer.path[:-1] for answer in message.answers]
     if not places and message.role is Role.TOOL:
         places = [message.path]
-    found = (tuple(_below(place, message.texts)) for place in places)
-    return [result for result in found if result]
+    found: dict[Path, list[Text]] = {place: [] for place in places}
+    for text in message.texts if places else ():
+        place = text.path[: len(places[0])]
+        if text.section is Section.RESULT and place in found:
+            found[place].append(text)
+    return {place: tuple(texts) for place, texts in found.items() if texts}
 
 
-def _below(place: Path, texts: Sequence[Text]) -> Iterator[Text]:
+def _with(texts: Iterable[Text], back: Mapping[Path, Result]) -> Iterator[Text]:
+    """The texts with some results as they were."""
+    depth, done = len(next(iter(back))), set[Path]()
     for text in texts:
-        if text.section is Section.RESULT and text.path[: len(place)] == place:
+        place = text.path[:depth]
+        if place not in back:
             yield text
+        elif place not in done:
+            done.add(place)
+            yield from back[place]
 
 
 def _said(result: Result) -> str:
@@ -94,8 +104,9 @@ def _said(result: Result) -> str:
 
 
 def _is_pruned(result: Result, was: Result) -> bool:
-    alike = len(result) == len(was) and all(map(only_facts_differ, result, was))
-    return not alike and left_of(_said(result), _said(was))
+    if not left_of(_said(result), _said(was)):
+        return False
+    return len(result) != len(was) or not all(map(only_facts_differ, result, was))
 
 
 def _put_back(result: Result, was: Result, now: Message, first: Message) -> Iterator[Edit]:

@@ -39,6 +39,8 @@ LEFT = {
     ),
     "SWE-agent": "Old environment output: (80 lines omitted)",
     "OpenHands": "<MASKED>",
+    "LangChain": "[cleared]",
+    "oh-my-pi": "[Output truncated - 1042 tokens]",
     "a summary's input": f"{FILE[:2000]}\n[Tool output truncated for compaction: omitted 2200 chars]",
     "head and mark": f"{FILE[:1000]}\n\n... (truncated)",
     "mark in the middle": f"{HEAD}\n[... output truncated, 3600 characters omitted ...]\n{TAIL}",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from slotkeeper.conversation.divergence import length
+from slotkeeper.conversation.facts import bare
 from slotkeeper.conversation.layout import Edit, Layout, Role
 from slotkeeper.conversation.pruning import pruned
 from slotkeeper.conversation.rules.base import Mode, RuleName, Scene, paired
@@ -35,9 +36,11 @@ class PrunedResults:
     * Cline (`responses.ts`): an earlier read of a file becomes `[[NOTE] This file read has been removed ...`.
     * SWE-agent (`history_processors.py`): `Old environment output: (N lines omitted)`; OpenHands (observation
       masking): `<MASKED>`. Both for all but the latest results, so that each request masks one more.
+    * LangChain (context editing): `[cleared]`; oh-my-pi (`pruning.ts`): `[Output truncated - N tokens]`.
     * Plain cuts: a beginning and perhaps an end, with or without a mark such as `[... truncated ...]`.
 
-    Pairs of call and result that are dropped as a whole are not put back, nor are images in results.
+    Pairs of call and result that are dropped as a whole are not put back, nor are images in results, nor the
+    arguments of calls, which Hermes cuts as well.
     """
 
     name = RuleName.PRUNED_RESULTS
@@ -77,6 +80,6 @@ def _fits(scene: Scene, grown: int) -> bool:
 
 
 def begins_turn(layout: Layout) -> bool:
-    """Whether the newest message is a user's, and brings no results of tools."""
+    """Whether a user speaks in the newest message: it is no program's reminder, and brings no results."""
     newest = layout.messages[-1]
-    return newest.role is Role.USER and not newest.answers
+    return newest.role is Role.USER and not newest.answers and any(map(bare, newest.texts))

@@ -11,7 +11,7 @@ from slotkeeper.conversation.divergence import length
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.base import Room
 from slotkeeper.conversation.rules.moving import Reminders
-from slotkeeper.conversation.rules.results import CHARACTERS_A_TOKEN, PrunedResults
+from slotkeeper.conversation.rules.results import CHARACTERS_A_TOKEN, PrunedResults, begins_turn
 from unit.conversation.rules.scenes import laid_out, put_right, scene
 from unit.conversation.rules.sessions import Session
 
@@ -124,6 +124,21 @@ def test_when_a_user_speaks_there_must_be_headroom_as_well():
     assert fits(loop, just)
     assert not fits(PRUNED, just)
     assert fits(PRUNED, Room(needed(FULL) * 8 // 5 + 8))  # and an eighth is headroom
+
+
+@pytest.mark.parametrize(
+    ("newest", "begins"),
+    [
+        (NEXT, True),
+        (user([{"type": "text", "text": "And a chair?"}]), True),
+        (user("<system-reminder>\nBe quick.\n</system-reminder>"), False),
+        (DONE, False),
+        (read("c3")[1], False),
+    ],
+    ids=["a user", "a user, in parts", "a reminder", "a reply", "a result"],
+)
+def test_a_turn_begins_when_a_user_speaks(newest, begins):
+    assert begins_turn(laid_out(chat(ASKED, newest))) is begins
 
 
 def test_results_that_come_in_a_users_message_begin_no_turn():
