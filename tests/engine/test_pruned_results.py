@@ -122,7 +122,7 @@ async def test_recorded_sessions_with_pruning_are_computed_once(session, way, tm
 
 @recorded.needed
 async def test_a_recorded_session_that_outgrows_the_context_stays_within_it(tmp_path):
-    context = 18432  # its own longest prompt has 15,300 tokens, and 18,800 with all of its results
+    context = 16896  # its own longest prompt has 15,300 tokens, and 18,800 with all of its results
     found = await replayed("main1", "openhands", tmp_path, context, ("all=off", *RULES))
     sums = totals(found)
     assert sums.computed <= AT_MOST * sums.oracle
