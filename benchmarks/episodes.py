@@ -18,7 +18,7 @@ import orjson
 
 from slotkeeper.api.answer import Answer, AnswerReader
 from slotkeeper.api.document import Doc
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.bench.sessions import CHAT, PLAIN, SILENCE, TOOL, prose, result, spoken, system, user
 
 PAUSE_SECONDS: Final = 0.3  # at most, between an answer and the next request

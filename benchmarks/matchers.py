@@ -14,7 +14,7 @@ from typing import Final
 from rich.table import Table
 
 from benchmarks.figures import console
-from slotkeeper.api.headers import named
+from slotkeeper.api.document import named
 from slotkeeper.conversation.causes import value_cause
 from slotkeeper.conversation.divergence import common_start
 from slotkeeper.conversation.facts import bare, found_in

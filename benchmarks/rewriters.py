@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks.pruners import CLEARED
 from slotkeeper.api.document import Doc
 from slotkeeper.bench.sessions import PLAIN, Script, Turn, prose, result
-from slotkeeper.conversation.reasons import Cause
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.rules.base import RuleName
 
 TASKS: Final = 2

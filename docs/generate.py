@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only i
 
 from benchmarks.tables import MEASURED, code, table
 
+from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
-from slotkeeper.conversation.reasons import CAUSES
 from slotkeeper.conversation.rules.apply import RULES
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.placement import Placement

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 
 PATHS: Final = {
     Api.CHAT: "/v1/chat/completions",

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 from chaos.fake_answers import WORDS, answer_body, answer_events
 from chaos.fake_control import FakeControl, error, loads
 from chaos.fake_http import LAST_CHUNK, STREAM_HEAD, Heard, chunk, head, read_request, whole
-from slotkeeper.api.routes import Api, classify
+from slotkeeper.api.head import Api, classify
 from slotkeeper.scheduler.types import EngineId
 
 TICK: Final = 0.005

@@ -27,7 +27,7 @@ from rich.console import Console
 from chaos.fake_answers import PATHS, answer_body, answer_events, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.raw import Wire, dial, until
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
 
 OTHER: Final = "/lora-adapters"  # a route without a slot

@@ -42,7 +42,7 @@ from commands.process import serving
 from engine.dialects import BODIES
 from engine.mixes import tool
 from patience import PATIENCE
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import PLAIN, Turn, prose, system

@@ -12,8 +12,8 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import FakeEngine
 from chaos.raw import until
-from slotkeeper.api import headers as names
-from slotkeeper.api.routes import Api
+from slotkeeper.api import head as names
+from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 from slotkeeper.engine.client import Health
 from slotkeeper.engine.launch import free_port

@@ -7,7 +7,7 @@ import pytest
 from chaos.fake_answers import PATHS, WORDS, request_body
 from chaos.fake_engine import FLOOD_BYTES, Fault
 from chaos.raw import dial, until
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 
 CHAT = PATHS[Api.CHAT]
 

@@ -15,7 +15,7 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.raw import Wire, dial, until
 from commands.process import serving
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 
 CHAT = PATHS[Api.CHAT]

@@ -9,7 +9,7 @@ from chaos.fake_answers import PATHS, answer_body, request_body
 from chaos.fake_engine import Fault
 from chaos.fake_http import whole
 from chaos.raw import until
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 
 
 async def test_it_is_counted_and_not_believed(fake, sidecar, data):

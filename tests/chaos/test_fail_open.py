@@ -15,7 +15,7 @@ from chaos.fake_engine import Fault
 from chaos.fake_http import STREAM_HEAD
 from chaos.raw import Head, dial, until
 from slotkeeper.api.answer import AnswerReader
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.observe.journal import Journal
 from slotkeeper.runtime import render

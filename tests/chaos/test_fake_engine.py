@@ -5,7 +5,7 @@ import pytest
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import Fault
 from chaos.raw import dial
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 
 
 @pytest.mark.parametrize("api", PATHS)

@@ -24,7 +24,7 @@ from chaos.fake_answers import looks_whole
 from chaos.raw import until
 from chaos.soak import events, text_of
 from patience import PATIENCE
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny

@@ -17,8 +17,8 @@ import pytest
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.raw import dial, until
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import BRACES, LARGE, MOST_DEEP, MOST_MESSAGES
-from slotkeeper.api.routes import Api
 from slotkeeper.app import running
 from slotkeeper.exchange import account
 from slotkeeper.runtime.tasks import Aside

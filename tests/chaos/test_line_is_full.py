@@ -11,7 +11,7 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import Fault
 from chaos.raw import dial, until
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import running
 
 CHAT = PATHS[Api.CHAT]

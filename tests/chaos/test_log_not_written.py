@@ -16,7 +16,7 @@ import pytest
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine
 from patience import PATIENCE
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.engine.launch import free_port
 
 DROPPED = "slotkeeper_log_lines_dropped_total"

@@ -20,7 +20,7 @@ from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.raw import Wire, dial, until
 from patience import PATIENCE
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.engine.launch import free_port
 

@@ -13,7 +13,7 @@ import pytest
 from chaos import soak
 from chaos.fake_answers import PATHS, answer_body, answer_events
 from chaos.soak import Heard, Standing, Step, Verdict, judged
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.engine.http import KEPT
 
 SAID = "one two three four"

@@ -12,7 +12,7 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import FLOOD_BYTES, FakeEngine, Fault
 from chaos.raw import dial, until
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import running
 
 CHAT, COMPLETION = PATHS[Api.CHAT], PATHS[Api.COMPLETION]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.api.routes import classify, takes_form
+from slotkeeper.api.head import classify, takes_form
 from slotkeeper.exchange.data import TAKES_SLOT
 
 JSON: Final = {"Content-Type": "application/json"}

@@ -8,7 +8,7 @@ from typing import Final
 
 from chaos.raw import dial
 from contract.cases import Case
-from slotkeeper.api.headers import HOP_BY_HOP
+from slotkeeper.api.head import HOP_BY_HOP
 
 CLOCKS: Final = ("date", "process-start-time-unix")
 OURS: Final = ("x-request-id", "x-slotkeeper-")

@@ -10,7 +10,7 @@ import pytest
 from chaos.conftest import settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.raw import dial, until
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import running
 
 CHAT = PATHS[Api.CHAT]

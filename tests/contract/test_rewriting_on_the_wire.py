@@ -12,7 +12,7 @@ import pytest
 from chaos.conftest import settings
 from chaos.fake_answers import PATHS
 from chaos.raw import dial
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.observe.accounts import sentences
 from slotkeeper.runtime.rewriting import Rewriting

@@ -12,7 +12,7 @@ from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import Fault
 from chaos.raw import dial
 from collector import collecting, values
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.observe.spans import REQUEST
 

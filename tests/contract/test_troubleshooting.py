@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from slotkeeper.conversation.reasons import Cause
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.engine.flags import OPTIONS
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.figures import Loss

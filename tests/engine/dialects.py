@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.bench.sessions import Turn
 
 Doc = dict[str, Any]

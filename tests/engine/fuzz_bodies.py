@@ -36,8 +36,8 @@ from rich.console import Console
 
 from patience import PATIENCE
 from slotkeeper.api.document import NotOurs
+from slotkeeper.api.head import Api, classify
 from slotkeeper.api.request import Claim, NotPlain, claim, load, placed, plain, read
-from slotkeeper.api.routes import Api, classify
 from slotkeeper.engine.launch import runs_skulk
 
 SLOTS: Final = 4

@@ -16,7 +16,8 @@ from engine.conftest import evaluated
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine import fingerprint
-from slotkeeper.engine.canary import CANARY_TOKENS, NoFilesError, ProbeResult, Why, probe_files
+from slotkeeper.engine.answers import NoFilesError, Why
+from slotkeeper.engine.canary import CANARY_TOKENS, ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import read_traits

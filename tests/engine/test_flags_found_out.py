@@ -8,9 +8,9 @@ from engine.conftest import evaluated
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.engine import flag_canary
+from slotkeeper.engine import canary
+from slotkeeper.engine.canary import FEW
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.flag_canary import FEW
 from slotkeeper.engine.launch import EngineKind, find_engine
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.engine_model import Known
@@ -28,7 +28,7 @@ WITH_CHECKPOINTS = [tiny for tiny in EVERY_MEMORY if tiny is not Tiny.DENSE]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch) -> None:
     """On a machine that is busy with other things an engine is slow without having slow flags."""
-    monkeypatch.setattr(flag_canary, "PATIENCE", 600.0)
+    monkeypatch.setattr(canary, "PATIENCE", 600.0)
 
 
 async def look(engine, **more) -> Reading:
@@ -82,7 +82,7 @@ async def test_a_slow_engine_is_not_kept_from_its_requests_by_the_longest_part(
     engine_factory, build, monkeypatch
 ):
     """What needs many prompts is left out, and nothing is concluded from that; the rest is found out."""
-    monkeypatch.setattr(flag_canary, "PATIENCE", 0.0)
+    monkeypatch.setattr(canary, "PATIENCE", 0.0)
     engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0", "-ctxcp", "64"])
     reading = await look(engine)
     told = found(reading)

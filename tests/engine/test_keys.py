@@ -10,7 +10,7 @@ import pytest
 from yarl import URL
 
 from patience import PATIENCE
-from slotkeeper.api.headers import AUTH
+from slotkeeper.api.head import AUTH
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.lab import ready, url_of
 from slotkeeper.bench.target import counted

@@ -22,8 +22,8 @@ from engine.dialects import BODIES, PATHS
 from patience import PATIENCE
 from slotkeeper.api.answer import AnswerReader
 from slotkeeper.api.echo import words
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
-from slotkeeper.api.routes import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.sessions import SESSIONS, Turn
 from slotkeeper.runtime.driver import Driver

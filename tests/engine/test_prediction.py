@@ -15,7 +15,7 @@ import pytest
 
 from engine.lockstep import LockStep
 from engine.walks import Chats, Walk
-from slotkeeper.api.headers import PREDICTED
+from slotkeeper.api.head import PREDICTED
 from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
 

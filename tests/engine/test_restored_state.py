@@ -11,14 +11,15 @@ import pytest
 
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
-from slotkeeper.api.headers import DECISION
+from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import PLAIN, edited, prose, system, user
+from slotkeeper.engine import slotfile
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.runtime import saving
+from slotkeeper.runtime import slot_files
 from slotkeeper.scheduler.slot_contents import Snapshot
 from slotkeeper.scheduler.types import Reason
 
@@ -150,15 +151,15 @@ class Made(NamedTuple):
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
     """Every file counts as a large one; what is done to each is noted."""
     made: list[Made] = []
-    monkeypatch.setattr(saving, "LARGE", 0)
+    monkeypatch.setattr(slotfile, "LARGE", 0)
 
     def worth_keeping(file, places, stale):
         kept = found(file, places, stale)
         made.append(Made(len(file.records), len(kept)))
         return kept
 
-    found = saving.worth_keeping
-    monkeypatch.setattr(saving, "worth_keeping", worth_keeping)
+    found = slotfile.worth_keeping
+    monkeypatch.setattr(slot_files, "worth_keeping", worth_keeping)
     return made
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from engine import mixes
-from slotkeeper.api.headers import DECISION, PLANTED, REWRITTEN, SLOT
+from slotkeeper.api.head import DECISION, PLANTED, REWRITTEN, SLOT
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.conversation.rules.base import RuleName

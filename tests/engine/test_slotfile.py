@@ -18,14 +18,8 @@ from patience import PATIENCE
 from recipes import made, other_last_token, whole
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.engine.slotfile import (
-    Damage,
-    SlotFile,
-    keep,
-    patched,
-    read,
-    repair_window,
-)
+from slotkeeper.engine.slotfile import Damage, SlotFile, keep, patched, repair_window
+from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.types import Tokens
 
 N = 1500

@@ -13,7 +13,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli.snapshots import folder, running, snapshots
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.runtime.remembered import FILE
+from slotkeeper.runtime.known_engine import FILE
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 30
 CHAT = {"messages": [{"role": "user", "content": STORY}], "max_tokens": 8, "temperature": 0}

@@ -13,14 +13,13 @@ from pathlib import Path
 import orjson
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
-from slotkeeper.api.routes import Api
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import boundaries_of, prompt_of
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.types import EngineId, Tokens
+from slotkeeper.scheduler.types import Boundary, BoundaryKind, EngineId, Tokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILLER = " ".join(f"Rule {n} is to be kept." for n in range(150))

@@ -15,7 +15,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import SESSIONS, play
 from slotkeeper.bench.target import Target
-from slotkeeper.engine import flag_canary
+from slotkeeper.engine import canary
 from slotkeeper.engine.canary import CANARY_TOKENS
 
 pytestmark = pytest.mark.alternating
@@ -27,7 +27,7 @@ NO_PAUSES: dict[str, Any] = {"save_pause": 3600.0, "idle_tokens": 0}
 @pytest.fixture(autouse=True)
 def patient(monkeypatch) -> None:
     """A machine that is busy with other things is no reason to end the canary early."""
-    monkeypatch.setattr(flag_canary, "PATIENCE", 600.0)
+    monkeypatch.setattr(canary, "PATIENCE", 600.0)
 
 
 async def test_edits_behind_serve_cost_what_they_cost_behind_up(build):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.canary import Why
+from slotkeeper.engine.answers import Why
 from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.engine.findings import SaveSupport, Severity, examine, probe
 from slotkeeper.engine.launch import EngineKind

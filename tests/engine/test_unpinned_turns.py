@@ -13,7 +13,7 @@ import pytest
 
 from engine.dialects import PATHS
 from patience import PATIENCE
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import prose

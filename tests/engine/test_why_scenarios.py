@@ -19,9 +19,9 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import SESSIONS, Turn, at_once, chat, edited, play, prose, system, user
 from slotkeeper.bench.target import Target
+from slotkeeper.conversation.divergence import CAUSES, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
-from slotkeeper.conversation.reasons import CAUSES, Cause
 from slotkeeper.engine.launch import EngineKind as Build
 from slotkeeper.observe.accounts import FEW
 from slotkeeper.scheduler.figures import Loss

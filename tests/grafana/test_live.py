@@ -14,6 +14,7 @@ from grafana.rules import ALERTS, RECORDINGS
 
 from programs import program
 from scraping import REQUEST_IDS, TOKEN, Watched
+from slotkeeper.engine.launch import runs_skulk
 
 DASHBOARD: Final = json.loads((HERE / "dashboards/slotkeeper.json").read_text("utf-8"))
 EXPRESSIONS: Final = {
@@ -37,6 +38,8 @@ def finite(watched: Watched, expr: str) -> list[float]:
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_a_panel_has_data(watched, name):
     expr = EXPRESSIONS[name]
+    if "slotkeeper_model_" in expr and not runs_skulk():
+        pytest.skip("no router runs here: only the program of b10434 is one")
     for variable, value in VARIABLES.items():
         expr = expr.replace(variable, value)
     assert finite(watched, expr), expr

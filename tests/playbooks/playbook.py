@@ -71,9 +71,17 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.structure import Boundary
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.types import (
+    Boundary,
+    ClientId,
+    EngineId,
+    ModelName,
+    Reason,
+    RequestId,
+    SlotId,
+    Tokens,
+)
 
 STEP = 0.01
 ENGINE = "e0"

@@ -17,8 +17,8 @@ import orjson
 from at_once import at_once
 from properties.simulated import SimulatedEngine, Task
 from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import read
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
 from slotkeeper.observe.metrics import Metrics

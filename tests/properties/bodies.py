@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 
 Doc = dict[str, Any]
 

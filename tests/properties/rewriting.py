@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from properties.bodies import CLIENTS, CONTEXTS, Answer, Doc, Reply, Said, body_of
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 
 APIS = (Api.CHAT, Api.MESSAGES, Api.RESPONSES)
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from properties.bodies import Doc, Reply
 from properties.rewriting import WAYS, Agent, Request
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.layout import Call, Conversation, Layout, Match, Message, Role, Section, Who
 from slotkeeper.conversation.rules.apply import DEFAULTS, RULES, Outcome, canonical

@@ -55,9 +55,17 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.table import LINGER, SlotState
-from slotkeeper.scheduler.types import EMPTY, ClientId, EngineId, Reason, RequestId, Tokens
+from slotkeeper.scheduler.types import (
+    EMPTY,
+    Boundary,
+    BoundaryKind,
+    ClientId,
+    EngineId,
+    Reason,
+    RequestId,
+    Tokens,
+)
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
 STEPS_TO_REST = 40  # for each request and task: a long run leaves a long line behind

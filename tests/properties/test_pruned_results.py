@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from properties.beside_stock import World, tokens_of
 from properties.test_rules_never_cost import SESSION, tool, words
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.layout import Conversation, Who
 from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules.base import Room, Scene

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan, Want, cheapest, loss, price_of, restore_price
+from slotkeeper.scheduler.effects import Load
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
-from slotkeeper.scheduler.steps import Load
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import EngineId, Tokens
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import recorded
-from slotkeeper.api.headers import named
+from slotkeeper.api.document import named
 from slotkeeper.bench.replay import merged, read
 from slotkeeper.cli.lint import costs, examined, laid_out
 from slotkeeper.conversation.book import Conversations

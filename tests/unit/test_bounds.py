@@ -12,10 +12,10 @@ import pytest
 from prometheus_client import generate_latest
 
 from playbooks.playbook import Play, arrives, ends
-from slotkeeper.api import layouts
+from slotkeeper.api import document
+from slotkeeper.api.answer import SseSplitter
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import SseSplitter
 from slotkeeper.conversation import facts, naming
 from slotkeeper.conversation.book import REPLIES, Conversations
 from slotkeeper.conversation.layout import Who
@@ -26,8 +26,8 @@ from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owner
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import BUCKET, BUCKETS, Clients, History
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
-from slotkeeper.runtime.remembered import MOST as ENGINES
-from slotkeeper.runtime.remembered import learnt
+from slotkeeper.runtime.known_engine import MOST as ENGINES
+from slotkeeper.runtime.known_engine import learnt
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler import outcomes
@@ -231,11 +231,11 @@ def prompt_tree() -> tuple[int, int]:
 
 
 def layouts_of_requests() -> tuple[int, int]:
-    recent = layouts.RecentRequests()
-    for n in range(10 * layouts.RECENT):
+    recent = document.RecentRequests()
+    for n in range(10 * document.RECENT):
         doc = {"messages": [user(f"{n}")]}
         recent.add(Api.CHAT, "key", doc, lay_out(Api.CHAT, doc), 100)
-    return len(recent._kept), layouts.RECENT
+    return len(recent._kept), document.RECENT
 
 
 def pieces_of_text() -> tuple[int, int]:

@@ -26,11 +26,11 @@ from slotkeeper.observe.request_record import (
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.effects import Prefill
 from slotkeeper.scheduler.engine_model import Memory, Told
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
-from slotkeeper.scheduler.steps import Prefill
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.units import Address
 

@@ -1,7 +1,7 @@
-"""What an answer said: the engine's own figures and the assistant's message, read from the passing bytes.
+"""What comes back: server-sent events, progress of the prefill, and what an answer said.
 
 Nothing here raises: whatever cannot be read is left out, and the bytes go to the client all the same.
-One reading per API stands beside this file; this one feeds them.
+One reading per API stands beside this file, which feeds them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,178 @@ import orjson
 from slotkeeper.api.answer_builder import AnswerBuilder, Figures
 from slotkeeper.api.anthropic import AnthropicReading
 from slotkeeper.api.document import Doc
-from slotkeeper.api.llama import LlamaReading
-from slotkeeper.api.openai import OpenAiReading
+from slotkeeper.api.head import Api
+from slotkeeper.api.openai import LlamaReading, OpenAiReading
 from slotkeeper.api.responses import ResponsesReading
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import SseEvent, SseSplitter
 
-__all__ = ["Answer", "AnswerReader", "Figures"]
+# -- server-sent events out of bytes, cut anywhere (WHATWG rules) ----------------------------------------
+# Lines are cut with `split`, never byte by byte, and a line in pieces is joined once: cost is linear.
+
+LIMIT_BYTES: Final = 16 * 2**20  # a final native event echoes its prompt: 131072 tokens stay below 1 MiB
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One event; `name` is "" where the stream gave none."""
+
+    name: str
+    data: bytes
+
+
+def comment(*lines: str) -> bytes:
+    """Lines that every client skips; the empty one behind them ends no event."""
+    return b"".join(b": " + line.encode() + b"\n" for line in lines) + b"\n"
+
+
+class SseSplitter:
+    """Collects chunks and gives back the events that they complete."""
+
+    __slots__ = ("_after_cr", "_data", "_dropping", "_first", "_limit", "_name", "_partial", "_size")
+
+    def __init__(self, *, limit: int = LIMIT_BYTES) -> None:
+        self._limit = limit
+        self._partial: list[bytes] = []  # pieces of the line that is not complete
+        self._data: list[bytes] = []
+        self._name = ""
+        self._size = 0  # bytes of the event so far, its partial line included
+        self._dropping = False
+        self._after_cr = False
+        self._first = True
+
+    def __repr__(self) -> str:
+        state = "dropping" if self._dropping else f"{len(self._data)} data lines"
+        return f"<SseSplitter {self._size} of {self._limit} bytes, {state}>"
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        """The events that end within `chunk`."""
+        if self._after_cr and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_cr = False
+        if b"\r" in chunk:
+            # A CR ends its line at once; a LF that opens the next chunk belongs to it.
+            self._after_cr = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *ended, rest = chunk.split(b"\n")
+        events: list[SseEvent] = []
+        for piece in ended:
+            self._keep(piece)
+            line = b"".join(self._partial)
+            self._partial = []
+            self._line(line, events)
+        if rest:
+            self._keep(rest)
+        return events
+
+    def close(self) -> list[SseEvent]:
+        """The last event, where the stream ended without its empty line."""
+        events = self.feed(b"\n\n") if self._partial or self._data else []
+        self._reset()
+        return events
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._limit:
+            self._dropping = True
+            self._data = []
+            # What is left of the line must not look like the empty line that ends an event.
+            self._partial = [b":"] if piece or self._partial else []
+        elif piece:
+            self._partial.append(piece)
+
+    def _line(self, line: bytes, events: list[SseEvent]) -> None:
+        if self._first:
+            line = line.removeprefix(_BOM)
+            self._first = False
+        if not line:
+            if self._data and not self._dropping:
+                events.append(SseEvent(self._name, b"\n".join(self._data)))
+            self._reset()
+            return
+        field, _, value = line.partition(b":")
+        if field == b"data" and not self._dropping:
+            self._data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            self._name = value.removeprefix(b" ").decode("utf-8", "replace")
+
+    def _reset(self) -> None:
+        self._partial = []
+        self._data = []
+        self._name = ""
+        self._size = 0
+        self._dropping = False
+
+
+# -- progress of the prefill, taken out of the stream ----------------------------------------------------
+# The engine notices that a client has left only when it writes to it, and during a prefill it writes nothing
+# (engine.md T10): a prompt of 60,000 tokens is computed to its end for no client, and its slot is busy for
+# minutes. With `return_progress` (api/request.py) it writes an event after each batch. The client did not ask
+# for these events and does not see them; everything else passes as it came.
+
+MARK: Final = b'"prompt_progress":{'  # in text it would stand escaped: \"prompt_progress\"
+END: Final = b"\n\n"
+LONGEST: Final = 16 * 1024  # bytes of an event that may be one of progress: they have a few hundred
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prefill is, in tokens of the prompt."""
+
+    total: int
+    reused: int  # that the slot had before it began
+    processed: int  # the reused ones among them
+    seconds: float  # since it began
+
+
+class ProgressFilter:
+    """Takes the progress events out of one stream. They all come before the first of the others."""
+
+    __slots__ = ("_held", "_over", "latest")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._over = False
+        self.latest: Progress | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What of the bytes so far may go on. One event at most is held back, up to its end."""
+        if self._over:
+            return chunk
+        self._held += chunk
+        out = []
+        while not self._over:
+            event, end, rest = self._held.partition(END)
+            if not end:
+                self._over = len(self._held) > LONGEST
+                break
+            self._held = rest
+            if MARK in event:
+                self.latest = read_progress(event) or self.latest
+            else:
+                out.append(event + end)
+                self._over = not event.startswith(b":")  # a ping says nothing of where we are
+        if self._over:
+            out.append(self._held)
+            self._held = b""
+        return b"".join(out)
+
+    def close(self) -> bytes:
+        """The rest of a stream that ended within its first event."""
+        held, self._held = self._held, b""
+        return held
+
+
+def read_progress(event: bytes) -> Progress | None:
+    """What a progress event says; None where it is not as we know it."""
+    try:
+        told: Any = orjson.loads(event[event.index(b"{") :])["prompt_progress"]
+        total, reused, processed = (int(told[name]) for name in ("total", "cache", "processed"))
+        return Progress(total, reused, processed, float(told.get("time_ms", 0)) / 1000)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+# -- what an answer said: the figures of the engine, and the message of the assistant --------------------
 
 BODY_LIMIT_BYTES: Final = 64 * 2**20  # a native answer echoes its prompt, with token probabilities far more
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)

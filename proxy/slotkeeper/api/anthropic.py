@@ -12,8 +12,23 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.answer_builder import AnswerBuilder
-from slotkeeper.api.document import Doc, NotOurs, Shape, compact, integer, pick, rows, table, text
-from slotkeeper.api.layouts import SeenRequest, listed, mark, section_of, strings, tools
+from slotkeeper.api.document import (
+    Doc,
+    NotOurs,
+    SeenRequest,
+    Shape,
+    compact,
+    integer,
+    listed,
+    mark,
+    pick,
+    rows,
+    section_of,
+    strings,
+    table,
+    text,
+    tools,
+)
 from slotkeeper.api.openai import carries_media
 from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
 from slotkeeper.conversation.rules.restoring import without_stamp

@@ -14,9 +14,8 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any, Final, TypeVar
 
-from slotkeeper.api.document import Doc, compact, rows, table, text
-from slotkeeper.api.layouts import hash_chain
-from slotkeeper.api.routes import Api
+from slotkeeper.api.document import Doc, compact, hash_chain, rows, table, text
+from slotkeeper.api.head import Api
 
 # Two texts that part in their first token, whatever stands before them: letters are joined to a space
 # or a bracket before them, line ends to a line end.

@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.document import Doc, table
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 
 TEXT_LIMIT: Final = 2000  # characters of an error page that stand in a message
 

@@ -1,4 +1,4 @@
-"""OpenAI chat and text completions: which fields reach the chat template, and what answers say."""
+"""OpenAI's chat and text completions, and llama-server's own: their bodies and what their answers say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,26 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.answer_builder import AnswerBuilder
-from slotkeeper.api.document import Doc, NotOurs, Shape, pick, rows, table, text
+from slotkeeper.api.document import (
+    HEAD,
+    Doc,
+    NotOurs,
+    Prompt,
+    SeenRequest,
+    Shape,
+    integer,
+    listed,
+    mark,
+    options,
+    pick,
+    rows,
+    section_of,
+    strings,
+    table,
+    text,
+    tools,
+)
+from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
 
 _DONE: Final = b"[DONE]"
 
@@ -66,31 +85,17 @@ class OpenAiReading:
 
 # -- bodies ----------------------------------------------------------------------------------------------
 
-# What stands before the messages or decides how they are rendered. `model` chooses the template in router
-# mode (engine.md 7). A grammar can come with its own template text, so schemas count.
-HEAD: Final = (
-    "model",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "functions",
-    "function_call",
-    "chat_template",
-    "chat_template_kwargs",
-    "enable_thinking",
-    "reasoning_effort",
-    "reasoning_format",
-    "response_format",
-    "json_schema",
-    "grammar",
-    "add_generation_prompt",
-    "continue_final_message",
-)
-
-_TEXT: Final = frozenset({"text", "refusal"})
+_ROLES: Final = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+}
+_PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type, and where its string is
 
 
-def shape(doc: Doc) -> Shape:
+def chat_shape(doc: Doc) -> Shape:
     """A /v1/chat/completions body."""
     messages = doc.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -100,10 +105,156 @@ def shape(doc: Doc) -> Shape:
 
 def carries_media(messages: list[Doc]) -> bool:
     """Whether any message has a part that is not text."""
-    return any(_foreign(message.get("content")) for message in messages)
+    parts = (part for message in messages for part in rows(message.get("content")))
+    return any(text(part, "type") not in _PARTS for part in parts)
 
 
-def _foreign(content: Any) -> bool:
-    if not isinstance(content, list):
-        return False
-    return any(isinstance(part, dict) and text(part, "type") not in _TEXT for part in content)
+def lay_out_chat(doc: Doc, before: SeenRequest | None = None) -> Layout | None:
+    """A /v1/chat/completions body; None where we cannot read it."""
+    given, offered = doc.get("messages"), tools(doc)
+    if offered is None or not isinstance(given, list) or not all(isinstance(m, dict) for m in given):
+        return None
+    return Layout(listed(given, "messages", _message, before), offered, options=options(doc))
+
+
+def _message(message: Doc, path: Path) -> Message:
+    role = _ROLES.get(text(message, "role"), Role.USER)
+    content = message.get("content")
+    media = _media(content)
+    return Message(
+        role=role,
+        path=path,
+        texts=strings(content, (*path, "content"), section_of(role), _PARTS),
+        calls=_calls(message.get("tool_calls"), path) if role is Role.ASSISTANT else (),
+        answers=_answers(message, path) if role is Role.TOOL else (),
+        reasoning=_reasoning(message, path) if role is Role.ASSISTANT else None,
+        media=media,
+        content=None if media else content,
+    )
+
+
+def _media(content: Any) -> tuple[bytes, ...]:
+    return tuple(mark(part) for part in rows(content) if text(part, "type") not in _PARTS)
+
+
+def _calls(calls: Any, path: Path) -> tuple[Call, ...]:
+    if not isinstance(calls, list):
+        return ()
+    return tuple(
+        _call(call, (*path, "tool_calls", n))
+        for n, call in enumerate(calls)
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    )
+
+
+def _call(call: Doc, path: Path) -> Call:
+    function = table(call, "function")
+    return Call(
+        name=text(function, "name"),
+        id=text(call, "id"),
+        id_path=(*path, "id"),
+        arguments=function.get("arguments", ""),
+        arguments_path=(*path, "function", "arguments"),
+    )
+
+
+def _answers(message: Doc, path: Path) -> tuple[Text, ...]:
+    call = message.get("tool_call_id")
+    return (Text((*path, "tool_call_id"), call, Section.RESULT),) if isinstance(call, str) else ()
+
+
+def _reasoning(message: Doc, path: Path) -> Text | None:
+    """Under the engine's own name for it, unless the client has another."""
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(key), str):
+            return Text((*path, key), message[key], Section.REASONING)
+    if message.get("reasoning_content") is not None:
+        return None
+    return Text((*path, "reasoning_content"), "", Section.REASONING)
+
+
+# -- llama-server's own completions and infill: raw prompts, and what answers say ------------------------
+# `response_fields` can take away any field; it lifts `timings/cache_n` to the root (engine.md 1.3).
+
+_LIFTED: Final = (
+    *("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms"),
+    *("draft_n", "draft_n_accepted"),
+)
+
+
+class LlamaReading:
+    """Reads the first answer; further ones of n > 1 or of several prompts are not ours to follow."""
+
+    __slots__ = ("_draft",)
+
+    def __init__(self, draft: AnswerBuilder) -> None:
+        self._draft = draft
+
+    def event(self, name: str, data: bytes) -> None:  # noqa: ARG002 (its events have no names)
+        """Take in one chunk. Several tasks in one stream begin with `data: null`."""
+        doc = orjson.loads(data)
+        if not isinstance(doc, dict) or self._draft.failed(doc) or doc.get("index", 0) != 0:
+            return
+        if doc.get("tokens"):
+            self._draft.spoke = True  # a token that gave no text yet
+        self._object(doc)
+        if doc.get("stop", True) is True:  # only the last can be without it
+            self._draft.complete = True
+
+    def body(self, doc: Any) -> None:
+        """Take in a whole answer: an object, or a list of them."""
+        self._object(doc[0] if isinstance(doc, list) else doc)
+
+    def _object(self, doc: Doc) -> None:
+        self._draft.opened = True
+        self._draft.say(doc.get("content"))
+        self._draft.usage(prompt=doc.get("tokens_evaluated"), generated=doc.get("tokens_predicted"))
+        slot = integer(doc.get("id_slot"))
+        if slot is not None and slot >= 0:  # -1 in every chunk but the last
+            self._draft.slot = slot
+        self._draft.timings(doc.get("timings") or pick(doc, _LIFTED))
+
+
+# -- bodies ----------------------------------------------------------------------------------------------
+
+
+def prompt_shape(doc: Doc) -> Shape:
+    """A /completion, /completions or /v1/completions body: `prompt` in one of the engine's six forms."""
+    if "prompt" not in doc:
+        raise NotOurs("prompt")
+    prompts = split(doc["prompt"])
+    if len(prompts) != 1:
+        return Shape()
+    prompt, media = _single(prompts[0])
+    return Shape(prompt=prompt, media=media)
+
+
+def infill(doc: Doc) -> Shape:
+    """An /infill body: the engine puts the prompt together from the model's own FIM tokens."""
+    if not isinstance(doc.get("input_prefix"), str) and not isinstance(doc.get("input_suffix"), str):
+        raise NotOurs("input_prefix")
+    return Shape()
+
+
+def split(prompt: Any) -> list[Any]:
+    """One prompt or several: a list that holds a token id is one prompt, any other list is a list of them."""
+    if not isinstance(prompt, list) or any(type(part) is int for part in prompt):
+        return [prompt]
+    return prompt
+
+
+def _single(prompt: Any) -> tuple[Prompt | None, bool]:
+    """The prompt, and whether it carries media: text, ids, a mix, or an object around a text."""
+    if isinstance(prompt, dict):
+        media = bool(prompt.get("multimodal_data"))
+        inner = prompt.get("prompt_string")
+        return (inner if isinstance(inner, str) and not media else None), media
+    if isinstance(prompt, str):
+        return prompt, False
+    if isinstance(prompt, list) and all(_is_part(part) for part in prompt):
+        return prompt, False
+    raise NotOurs("prompt")
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, int) and not isinstance(part, bool))

@@ -18,14 +18,12 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 
-from slotkeeper.api import anthropic, llama, openai, responses
-from slotkeeper.api.document import Doc, NotOurs, Prompt, Shape, rows, table, text
+from slotkeeper.api import anthropic, openai, responses
+from slotkeeper.api.document import Doc, NotOurs, Prompt, SeenRequest, Shape, hash_chain, integer, offered
 from slotkeeper.api.errors import ClientFault
-from slotkeeper.api.headers import offered
-from slotkeeper.api.layouts import SeenRequest, hash_chain, listed, mark, options, section_of, strings, tools
-from slotkeeper.api.llama import split
-from slotkeeper.api.routes import Api
-from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
+from slotkeeper.api.head import Api
+from slotkeeper.api.openai import split
+from slotkeeper.conversation.layout import Layout
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
 
@@ -292,30 +290,37 @@ def model_of(doc: Doc) -> str | None:
 def _shape(api: Api, doc: Doc) -> Shape:
     match api:
         case Api.CHAT:
-            return openai.shape(doc)
+            return openai.chat_shape(doc)
         case Api.MESSAGES:
             return anthropic.shape(doc)
         case Api.RESPONSES:
             return responses.shape(doc)
         case Api.COMPLETION | Api.COMPLETIONS:
-            return llama.shape(doc)
+            return openai.prompt_shape(doc)
         case Api.INFILL:
-            return llama.infill(doc)
+            return openai.infill(doc)
         case _:
             raise NotOurs("route")
 
 
-# -- laid out: which strings of a body reach its prompt, and where they stand ----------------------------
-
-
-_ROLES: Final = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-    "function": Role.TOOL,
+# How each API names the most tokens that an answer may have.
+CAPS: Final[dict[Api, tuple[str, ...]]] = {
+    Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
+    Api.COMPLETIONS: ("max_tokens", "n_predict"),
+    Api.COMPLETION: ("n_predict", "max_tokens"),
+    Api.INFILL: ("n_predict", "max_tokens"),
+    Api.RESPONSES: ("max_output_tokens", "n_predict"),
+    Api.MESSAGES: ("max_tokens",),
 }
-_PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type, and where its string is
+
+
+def answer_cap(api: Api, doc: Doc) -> int | None:
+    """The most tokens that an answer may have, as its client says; None (-1, null): no limit."""
+    caps = (integer(doc.get(name)) for name in CAPS.get(api, ()))
+    return min((cap for cap in caps if cap is not None and cap >= 0), default=None)
+
+
+# -- laid out: which strings of a body reach its prompt, and where they stand ----------------------------
 
 
 def lay_out(api: Api, doc: Doc, before: SeenRequest | None = None) -> Layout | None:
@@ -326,7 +331,7 @@ def lay_out(api: Api, doc: Doc, before: SeenRequest | None = None) -> Layout | N
     try:
         match api:
             case Api.CHAT:
-                return _chat(doc, before)
+                return openai.lay_out_chat(doc, before)
             case Api.MESSAGES:
                 return anthropic.lay_out_messages(doc, before)
             case Api.RESPONSES:
@@ -337,64 +342,19 @@ def lay_out(api: Api, doc: Doc, before: SeenRequest | None = None) -> Layout | N
         return None
 
 
-def _chat(doc: Doc, before: SeenRequest | None) -> Layout | None:
-    given, offered = doc.get("messages"), tools(doc)
-    if offered is None or not isinstance(given, list) or not all(isinstance(m, dict) for m in given):
-        return None
-    return Layout(listed(given, "messages", _message, before), offered, options=options(doc))
+# -- progress of the prefill: asked for here, taken out of the answer again (api/answer.py) --------------
+
+# Not Responses: there the events replace one that the client expects. Not Messages: it drops the field.
+PROGRESS_ROUTES: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION})
+PROGRESS: Final = b'"return_progress"'
 
 
-def _message(message: Doc, path: Path) -> Message:
-    role = _ROLES.get(text(message, "role"), Role.USER)
-    content = message.get("content")
-    media = _media(content)
-    return Message(
-        role=role,
-        path=path,
-        texts=strings(content, (*path, "content"), section_of(role), _PARTS),
-        calls=_calls(message.get("tool_calls"), path) if role is Role.ASSISTANT else (),
-        answers=_answers(message, path) if role is Role.TOOL else (),
-        reasoning=_reasoning(message, path) if role is Role.ASSISTANT else None,
-        media=media,
-        content=None if media else content,
-    )
+def can_ask(ask: Ask) -> bool:
+    """Whether progress can be had without the client's notice."""
+    return ask.stream and ask.api in PROGRESS_ROUTES and ask.claim.copies == 1 and not ask.progress
 
 
-def _media(content: Any) -> tuple[bytes, ...]:
-    return tuple(mark(part) for part in rows(content) if text(part, "type") not in _PARTS)
-
-
-def _calls(calls: Any, path: Path) -> tuple[Call, ...]:
-    if not isinstance(calls, list):
-        return ()
-    return tuple(
-        _call(call, (*path, "tool_calls", n))
-        for n, call in enumerate(calls)
-        if isinstance(call, dict) and isinstance(call.get("function"), dict)
-    )
-
-
-def _call(call: Doc, path: Path) -> Call:
-    function = table(call, "function")
-    return Call(
-        name=text(function, "name"),
-        id=text(call, "id"),
-        id_path=(*path, "id"),
-        arguments=function.get("arguments", ""),
-        arguments_path=(*path, "function", "arguments"),
-    )
-
-
-def _answers(message: Doc, path: Path) -> tuple[Text, ...]:
-    call = message.get("tool_call_id")
-    return (Text((*path, "tool_call_id"), call, Section.RESULT),) if isinstance(call, str) else ()
-
-
-def _reasoning(message: Doc, path: Path) -> Text | None:
-    """Under the engine's own name for it, unless the client has another."""
-    for key in ("reasoning_content", "reasoning"):
-        if isinstance(message.get(key), str):
-            return Text((*path, key), message[key], Section.REASONING)
-    if message.get("reasoning_content") is not None:
-        return None
-    return Text((*path, "reasoning_content"), "", Section.REASONING)
+def ask_for(body: bytes) -> bytes:
+    """The same bytes with the field spliced in after the first brace. The object is not empty."""
+    start = body.index(b"{") + 1
+    return body[:start] + PROGRESS + b":true," + body[start:]

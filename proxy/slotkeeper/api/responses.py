@@ -11,9 +11,24 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.answer_builder import AnswerBuilder
-from slotkeeper.api.document import Doc, NotOurs, Shape, pick, rows, table, text
-from slotkeeper.api.layouts import SeenRequest, listed, mark, options, section_of, strings, tools
-from slotkeeper.api.openai import HEAD, carries_media
+from slotkeeper.api.document import (
+    HEAD,
+    Doc,
+    NotOurs,
+    SeenRequest,
+    Shape,
+    listed,
+    mark,
+    options,
+    pick,
+    rows,
+    section_of,
+    strings,
+    table,
+    text,
+    tools,
+)
+from slotkeeper.api.openai import carries_media
 from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
 
 _ROLES: Final = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from slotkeeper.api.document import Doc
 from slotkeeper.app import Sidecar
-from slotkeeper.bench import lab
+from slotkeeper.bench.lab import Restartable, keeping, ready, restartable, rested, stock_flags, url_of
 from slotkeeper.bench.measure import Sample, Totals, notes, ratio, seconds, totals
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.bench.sessions import Script, Turn, edited, play, prose, result, system, title
@@ -111,23 +111,23 @@ THROUGH: Final = "through Slotkeeper"
 class DemoScene:
     """One engine, and what stands in front of it if anything does."""
 
-    engine: lab.Restartable
+    engine: Restartable
     sidecar: Sidecar | None
 
     @property
     def base(self) -> str:
-        return lab.url_of(self.sidecar) if self.sidecar else self.engine.base
+        return url_of(self.sidecar) if self.sidecar else self.engine.base
 
     async def before(self, turn: Turn, counter: Counter) -> None:
         """Kill the engine between requests, and start it again; what it has counted is read before."""
         if turn.label != SECOND_TASK:
             return
         if self.sidecar:
-            await lab.rested(self.sidecar)
+            await rested(self.sidecar)
         await counter.read()
         await self.engine.restart()
         if self.sidecar:
-            await lab.ready(self.sidecar)
+            await ready(self.sidecar)
 
 
 Rows = Mapping[str, Callable[[Totals], str]]
@@ -158,12 +158,12 @@ class DemoStage:
         """A fresh engine."""
         slots = self.folder / ("direct" if way == DIRECT else "through")
         slots.mkdir()
-        flags = lab.stock_flags(self.binary, self.model, slots, context_tokens=CONTEXT_TOKENS)
-        async with lab.restartable(self.binary, flags, self.folder / f"{way}.log") as engine:
+        flags = stock_flags(self.binary, self.model, slots, context_tokens=CONTEXT_TOKENS)
+        async with restartable(self.binary, flags, self.folder / f"{way}.log") as engine:
             if way == DIRECT:
                 yield DemoScene(engine=engine, sidecar=None)
             else:
-                async with lab.keeping(engine) as sidecar:
+                async with keeping(engine) as sidecar:
                     yield DemoScene(engine=engine, sidecar=sidecar)
 
 

@@ -90,18 +90,18 @@ def cache_folder() -> Path:
 def _recipe(tiny: Tiny) -> Callable[[Path], None]:
     """Import numpy and gguf only here: a sidecar that builds no model needs neither."""
     try:
-        from slotkeeper.bench.tiny import architectures  # noqa: PLC0415
+        from slotkeeper.bench.tiny_models import dense, hybrid, hybrid_mtp, recurrent, swa  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name not in {"numpy", "gguf"}:
             raise
         message = f"building {tiny} needs {error.name}: pip install 'slotkeeper[demo]'"
         raise MissingExtraError(message) from error
     return {
-        Tiny.DENSE: architectures.dense,
-        Tiny.SWA: architectures.swa,
-        Tiny.HYBRID: architectures.hybrid,
-        Tiny.HYBRID_MTP: architectures.hybrid_mtp,
-        Tiny.RECURRENT: architectures.recurrent,
+        Tiny.DENSE: dense,
+        Tiny.SWA: swa,
+        Tiny.HYBRID: hybrid,
+        Tiny.HYBRID_MTP: hybrid_mtp,
+        Tiny.RECURRENT: recurrent,
     }[tiny]
 
 

@@ -19,9 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper.api.answer import Answer, AnswerReader
 from slotkeeper.api.document import Doc, rows, table
-from slotkeeper.api.headers import PLANTED, REWRITTEN
+from slotkeeper.api.head import PLANTED, REWRITTEN, Api, classify
 from slotkeeper.api.request import Ask, NotOurs, parse
-from slotkeeper.api.routes import Api, classify
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, message_in
 from slotkeeper.scheduler.figures import Usage, usage_of

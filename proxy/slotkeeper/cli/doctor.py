@@ -15,11 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from slotkeeper.engine.answers import SAID
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, RouterClient
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.engine.router_client import RouterClient
 from slotkeeper.engine.traits import Reading, read_traits, state_bytes
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import ModelStatus

@@ -19,17 +19,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from slotkeeper.api.headers import named
-from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api, answer_cap, classify
+from slotkeeper.api.document import named
+from slotkeeper.api.head import Api, classify
+from slotkeeper.api.request import answer_cap, lay_out
 from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
 from slotkeeper.cli.terminal import one_line
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Cause, Explained, explain
-from slotkeeper.conversation.divergence import parted
+from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, parted
 from slotkeeper.conversation.layout import Conversation, Layout, Section, Who
-from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION
 from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, RuleName
 from slotkeeper.conversation.rules.results import PrunedResults

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from slotkeeper.admin.snapshot_routes import FileVerdict, overview, verified
+from slotkeeper.admin.admin import FileVerdict, overview, verified
 from slotkeeper.cli.admin_client import ANSWER_SECONDS, AdminClient, AskedError, admin_port, refusal
 from slotkeeper.cli.terminal import UNKNOWN, age, complain, one_line, say, size
 from slotkeeper.config import UsageError

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
-from slotkeeper.api.headers import MASK, masked, tells_secret
+from slotkeeper.api.head import MASK, masked, tells_secret
 from slotkeeper.app import OTHER_PORT, serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.cli.starting import greeter

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slotkeeper.conversation.divergence import (
+    CAUSES,
+    OF_FACT,
+    Cause,
     Divergence,
     Piece,
     Rests,
@@ -19,11 +22,10 @@ from slotkeeper.conversation.divergence import (
     same_text,
 )
 from slotkeeper.conversation.facts import FoundFact, digest, facts
-from slotkeeper.conversation.layout import NOWHERE, Layout, Match, Message, Role, Section
+from slotkeeper.conversation.layout import NOWHERE, Conversation, Layout, Match, Message, Role, Section, says
 from slotkeeper.conversation.likeness import RequestKind, another_agent, asks_for_summary, kind_at, tool_name
-from slotkeeper.conversation.phrases import FILES, says
+from slotkeeper.conversation.phrases import FILES
 from slotkeeper.conversation.pruning import pruned
-from slotkeeper.conversation.reasons import CAUSES, OF_FACT, Cause
 from slotkeeper.conversation.rules.base import RuleName
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
@@ -340,3 +342,37 @@ def _head(pieces: Sequence[Piece]) -> Piece | None:
 def _otherwise(was: Message, now: Message) -> Cause:
     """What loose comparison calls the same differs in a program's words; all else is an edit."""
     return Cause.REMINDER_MOVED if digest(was) == digest(now) else Cause.MESSAGE_EDITED
+
+
+# -- how a reply comes back ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The newest reply as it comes back: where it stands, and what to say if the slot holds it otherwise."""
+
+    message: int  # index in the layout
+    section: Section
+    cause: Cause
+
+
+def echo(before: Conversation, layout: Layout) -> Echo | None:
+    """Of a request that goes on from `before`; None where no reply follows."""
+    at = len(before.received.messages)
+    if at >= len(layout.messages) or layout.messages[at].role is not Role.ASSISTANT:
+        return None
+    asked = any(message.role is Role.USER for message in layout.messages[at + 1 :])
+    section, cause = _why(before, layout.messages[at], asked=asked)
+    return Echo(at, section, cause)
+
+
+def _why(before: Conversation, message: Message, *, asked: bool) -> tuple[Section, Cause]:
+    """Templates leave reasoning in place until a user speaks (`asked`)."""
+    if message.calls and not asked:
+        return Section.CALL, Cause.CALL_RERENDERED
+    if message.reasoning_text:
+        return Section.REASONING, Cause.TEMPLATE_STRIPS_REASONING
+    said = next(reversed(before.replies.values()), None)
+    if said and said.get("reasoning_content"):
+        return Section.REASONING, Cause.REASONING_DROPPED
+    return Section.REPLY, Cause.TEMPLATE_RERENDERS

@@ -22,7 +22,7 @@ import orjson
 from slotkeeper.conversation.layout import Call, Message, Role, Section, Text
 from slotkeeper.conversation.phrases import FORMS, PROGRAMS, FactKind, PhraseForm
 
-__all__ = ["FactKind", "FoundFact", "bare", "facts", "of", "only_facts_differ"]
+__all__ = ["FactKind", "FoundFact", "bare", "facts", "facts_of", "only_facts_differ"]
 
 REMEMBERED: Final = 16  # texts: several rules ask for the facts in the same few ones, one after the other
 
@@ -62,7 +62,7 @@ def found_in(text: str, authored: bool) -> tuple[FoundFact, ...]:
     return tuple(kept)
 
 
-def of(text: Text) -> tuple[FoundFact, ...]:
+def facts_of(text: Text) -> tuple[FoundFact, ...]:
     """Those in one text of a request: all in system text, blocks in what users and tools say, else none."""
     if text.section is Section.SYSTEM:
         return facts(text.text)
@@ -85,7 +85,7 @@ def only_facts_differ(one: Text, other: Text) -> bool:
 def _rest(text: Text) -> list[str]:
     parts: list[str] = []
     at = 0
-    for fact in of(text):
+    for fact in facts_of(text):
         parts.append(text.text[at : fact.start])
         at = fact.end
     return [*parts, text.text[at:]]

@@ -231,3 +231,15 @@ class Match:
     def remembered(self) -> Conversation | None:
         """What rules may put back: nothing that another agent sent, whatever session both belong to."""
         return self.before if self.same_agent else None
+
+
+def says(message: Message, phrases: tuple[str, ...]) -> bool:
+    """Whether one of its texts, other than a tool's result, begins so."""
+    return any(
+        text.section is not Section.RESULT and text.text[:200].lstrip().startswith(phrases)
+        for text in message.texts
+    )
+
+
+def user_says(message: Message, phrases: tuple[str, ...]) -> bool:
+    return message.role is Role.USER and says(message, phrases)

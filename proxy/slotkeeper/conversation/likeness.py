@@ -24,16 +24,10 @@ from slotkeeper.conversation.layout import (
     Section,
     Text,
     Who,
-)
-from slotkeeper.conversation.phrases import (
-    ASIDE,
-    ASIDE_SYSTEM,
-    SUMMARIZED,
-    SUMMARIZER,
-    SUMMARY_ASKED,
     says,
     user_says,
 )
+from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
 from slotkeeper.conversation.pruning import common
 
 DIGEST_BYTES: Final = 16
@@ -315,15 +309,11 @@ def asks_for_summary(layout: Layout) -> bool:
     return any(says(m, SUMMARIZER) for m in lead) or any(user_says(m, SUMMARY_ASKED) for m in newest)
 
 
-def new_messages(layout: Layout, match: Match) -> tuple[Message, ...]:
-    """Those that the conversation did not have."""
-    return layout.messages[layout.lead + match.common :] if match.before else layout.messages[layout.lead :]
-
-
 def _by_words(layout: Layout, match: Match) -> RequestKind | None:
     if asks_for_summary(layout):
         return RequestKind.COMPACTION
-    lead, new = layout.messages[: layout.lead], new_messages(layout, match)
+    lead = layout.messages[: layout.lead]
+    new = layout.messages[layout.lead + (match.common if match.before else 0) :]
     if any(says(m, ASIDE_SYSTEM) for m in lead) or any(user_says(m, ASIDE) for m in new[-1:]):
         return RequestKind.SIDE
     if _cut_short(match) and any(user_says(m, SUMMARIZED) for m in (*new, *layout.messages[-1:])):

@@ -17,8 +17,8 @@ from itertools import chain
 from typing import Any, Final
 
 from slotkeeper.conversation.facts import bare
-from slotkeeper.conversation.layout import Conversation, Layout, Role, Section
-from slotkeeper.conversation.phrases import EXAMPLES, FILES, SUMMARIZED, TITLE_ASKED, says
+from slotkeeper.conversation.layout import Conversation, Layout, Role, Section, says
+from slotkeeper.conversation.phrases import EXAMPLES, FILES, SUMMARIZED, TITLE_ASKED
 
 UNKNOWN: Final = "unknown client"
 OPEN_WEBUI: Final = "Open WebUI"

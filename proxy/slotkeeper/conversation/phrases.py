@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from slotkeeper.conversation.layout import Message, Role, Section
-
 SUMMARY_ASKED: Final = (  # by a user message
     "CRITICAL: Respond with text only",  # mistral-vibe
     "CRITICAL: Respond with TEXT ONLY",  # Claude Code
@@ -95,18 +93,6 @@ LEFT_OUT: Final = (  # in small letters: one of these stands where a part of a r
     "compressed",
 )
 HIDDEN: Final = ("redact", "confidential")  # in small letters: what it says may not be seen again
-
-
-def says(message: Message, phrases: tuple[str, ...]) -> bool:
-    """Whether one of its texts, other than a tool's result, begins so."""
-    return any(
-        text.section is not Section.RESULT and text.text[:200].lstrip().startswith(phrases)
-        for text in message.texts
-    )
-
-
-def user_says(message: Message, phrases: tuple[str, ...]) -> bool:
-    return message.role is Role.USER and says(message, phrases)
 
 
 # -- around what changes in prompts, client by client ----------------------------------------------------

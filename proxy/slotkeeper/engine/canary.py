@@ -1,82 +1,39 @@
-"""What an engine's slot files are like, found out by letting it write one, and why there may be none.
+"""What an engine shows when it is tried out: what its slot files are like, and flags that no answer shows.
 
-First the state of an idle slot is saved, which changes nothing: is the folder ours too, which version has
-the file. Then, where that does not tell whether files carry checkpoints and the engine was not used yet: a
-canary, a few tokens in one slot, saved and erased again. `traits` reads what an engine says of its own
-accord.
+`traits` reads what an engine says of its own accord.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from slotkeeper.engine.answers import NoFilesError, PrefillResult, Why
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.engine.slotfile import Damage, SlotFile, read
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.engine.slotfile import Damage, SlotFile
+from slotkeeper.engine.slotfile_reader import read
+from slotkeeper.scheduler.engine_model import (
+    TAIL,
+    Checkpoint,
+    EngineTraits,
+    Known,
+    Memory,
+    after_prefill,
+    checkpoints_last,
+    newest_usable,
+)
 from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
 
-
-class Why(StrEnum):
-    """Why there are no slot files to work with."""
-
-    OFF = "off"
-    NO_FOLDER = "no_folder"
-    NOT_SHARED = "not_shared"
-    UNREADABLE = "unreadable"
-    UNKNOWN = "unknown"
-    REFUSED = "refused"
-    CUT = "cut"
-    BUSY = "busy"
-    UNCERTAIN = "uncertain"
-
-
-# What is so, and what to do.
-SAID: Final[Mapping[Why, tuple[str, str]]] = {
-    Why.OFF: (
-        "The engine saves no slots.",
-        "Add --slot-save-path, with the folder that Slotkeeper is given.",
-    ),
-    Why.NO_FOLDER: ("The folder is not there.", "Make it, or mount what should be there."),
-    Why.NOT_SHARED: (
-        "What the engine saves does not appear in the folder.",
-        "Its --slot-save-path and our --slot-dir must be the same folder of the same disk.",
-    ),
-    Why.UNREADABLE: (
-        "What the engine saves cannot be read or removed here.",
-        "Run both as one user, who owns the folder.",
-    ),
-    Why.CUT: ("Less lies in the folder than the engine says it has written.", "Make room there."),
-    Why.UNKNOWN: ("Its slot files are of a kind that Slotkeeper does not know.", "Use another build."),
-    Why.REFUSED: (
-        "The engine could not save a slot.",
-        "Look for room in the folder, and into the engine's log.",
-    ),
-    Why.UNCERTAIN: (
-        "The engine does not list its LoRA adapters, so what would fit it is not known.",
-        "Use another build.",
-    ),
-    Why.BUSY: ("No slot became idle, so none could be saved.", "Try again when there is less to do."),
-}
-
-
-class NoFilesError(Exception):
-    """No snapshots with this engine. The text says why and what to do."""
-
-    def __init__(self, why: Why, detail: str = "") -> None:
-        what, self.do = SAID[why]
-        self.what = f"{what.removesuffix('.')} ({detail})." if detail else what
-        super().__init__(f"{self.what} {self.do}")
-        self.why = why
-
-
-# -- letting it write one --------------------------------------------------------------------------------
+# -- slot files, by letting it write one -----------------------------------------------------------------
+# First the state of an idle slot is saved, which changes nothing: is the folder ours too, which version has
+# the file. Then, where that does not tell whether files carry checkpoints and the engine was not used yet: a
+# canary, a few tokens in one slot, saved and erased again.
 
 ANY: Final = SlotId(-1)  # the engine's choice (engine.md T8)
 CANARY_TOKENS: Final = 16  # 5 leave a checkpoint, whatever the batch; a large model on a CPU is slow
@@ -237,3 +194,191 @@ def removed(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise NoFilesError(Why.UNREADABLE, str(error)) from error
+
+
+# -- flags, by what it does with a few short prompts -----------------------------------------------------
+# Of an unused engine. Each prompt is prefilled where the engine likes, so none meets a running answer
+# (engine.md T1), and must find what the one before it left: where one does not, another client is there, or
+# the engine chooses slots in a way of its own, and nothing more is concluded. It costs 200 tokens in all, 350
+# with a sliding window.
+#
+# 1. Four prompts, each the beginning of the next. The first shows whether checkpoints are made at all: the
+#    engine ends a batch TAIL tokens before a prompt's end for them.
+# 2. One that parts from the fourth within the second. It goes back to the second's checkpoint, unless the
+#    tasks since have thrown that away: then to the first's, or to none (engine.md T7).
+# 3. Prompts that grow by a few tokens each, and leave one or two checkpoints each, until an engine that keeps
+#    as many as stock would have thrown one away which an engine that keeps as many as we advise would have.
+#    Then one that parts behind that. It ends early where the engine is slow.
+# 4. One that has nearly nothing in common with that, in the same slot: the engine copies what the slot held
+#    to its RAM cache, if it has one. Then the one before again: it finds its copy, or nothing. (A copy of a
+#    sliding window is good for nothing without a checkpoint, so there nothing proves nothing.)
+
+# With many ways to go on: where one token is certain, all engines agree.
+TEXT: Final = (
+    "The harbour master wrote seven names on a slate, sold the copper lamp to a stranger and said nothing "
+    "more. Winter came early to the north valley; a train of grey mules carried salt, paper and window glass "
+    "over the pass. In the third cellar they found a clock, two letters in an unknown hand, and a box of "
+    "dried pears. Nobody asked why the river had changed its colour, for the council was busy with taxes, "
+    "wolves and a wedding. A child counted backwards from ninety while her brother drew maps of cities that "
+    "had never been built. On the last page of the ledger somebody had drawn a bird and below it one word: "
+)
+STEP: Final = 10  # tokens by which a prompt is longer than the one before
+PROMPTS: Final = 4
+PARTS: Final = 18  # where (2) parts: behind what the second prompt left, before what the third did
+LATE: Final = 12  # with that checkpoint at least so many are reused, without it at most half as many
+SHARED: Final = 4  # tokens that (4) has in common: a fifth of it, so that it is sent to the same slot
+MANY: Final = 64  # checkpoints that (3) looks for: what we advise
+GROWTH: Final = 44  # prompts at most in (3)
+PATIENCE: Final = 2.0  # seconds, for (3) to begin or go on: requests wait meanwhile
+SPREAD: Final = 1  # tokens by which an engine with a sliding window may go back farther than the model
+FEW: Final = 4  # checkpoints of an engine that has lost them all by then, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What came of it."""
+
+    traits: EngineTraits
+    left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens that could not be taken out of slots
+
+
+async def try_flags(client: EngineClient, traits: EngineTraits, headers: Headers | None = None) -> Tried:
+    """The traits with what could be found out. Nothing where a slot was used already.
+
+    Raises EngineGoneError.
+    """
+    canary = _Canary(client, headers)
+    try:
+        if not await unused(client, headers):
+            return Tried(traits=traits)
+        words = list(dict.fromkeys(await client.tokenize(TEXT, add_special=False, parse_special=False)))
+        traits = await canary.try_all(traits, words)
+    except EngineError:  # one that refuses such prompts, or does not show its slots
+        pass
+    left = await canary.sweep()
+    return Tried(traits=traits, left=left)
+
+
+class _Canary:
+    """Prompts one after another, all in the slot that the engine chose for the first."""
+
+    def __init__(self, client: EngineClient, headers: Headers | None) -> None:
+        self._client = client
+        self._headers = headers
+        self._slot = ANY  # the one that the engine chose
+        self._left: dict[SlotId, int] = {}  # tokens in each slot that was used
+        self._tasks: list[tuple[int, int]] = []  # in that slot: tokens reused, and in all
+        self._began = time.monotonic()
+
+    async def try_all(self, traits: EngineTraits, words: list[int]) -> EngineTraits:
+        long, others = words[: STEP * PROMPTS], words[STEP * PROMPTS :]
+        if len(others) < 3 * STEP:  # a vocabulary of hardly any words
+            return traits
+        parted = [*long[:PARTS], *others[: 2 * STEP - PARTS]]
+        if not traits.cuttable:
+            tried = await self._checkpoints_tried(traits, long, parted, words)
+            if tried is None:
+                return traits
+            traits = tried
+        return await self._ram_cache(traits, parted, others)
+
+    async def _checkpoints_tried(
+        self, traits: EngineTraits, long: list[int], parted: list[int], words: list[int]
+    ) -> EngineTraits | None:
+        """Do (1) to (3). None: nothing more can be concluded."""
+        first = await self._send(long[:STEP])  # (1)
+        if first is None or first.cached or first.cuts is None:
+            return None
+        if STEP - TAIL not in first.cuts:
+            may_be_dense = traits.memory is Memory.UNKNOWN
+            return traits if may_be_dense else traits.learned(Known.CANARY, checkpoint_cap=0)
+        if not await self._each_follows(long):
+            return None
+        back = await self._send(parted)  # (2)
+        if back is None:
+            return None
+        traits = _about_checkpoints(traits, back.cached)
+        lasting = checkpoints_last(traits) and traits.checkpoint_cap > FEW
+        return await self._cap(traits, words) if lasting else traits  # (3)
+
+    async def _each_follows(self, long: list[int]) -> bool:
+        """Whether each longer prompt finds the one before it."""
+        for end in range(2 * STEP, len(long) + 1, STEP):
+            found = await self._send(long[:end])
+            if found is None or found.cached < end - 2 * STEP + SHARED:
+                return False
+        return True
+
+    async def _cap(self, traits: EngineTraits, words: list[int]) -> EngineTraits:
+        """Whether the engine keeps as many checkpoints as we advise, or no more than we believed."""
+        thinned = replace(traits, checkpoint_min_step=0)
+        # Newer builds thin a full list, or not; with a sliding window they keep one more than the model.
+        believed = (traits, thinned, replace(thinned, checkpoint_cap=traits.checkpoint_cap + 1))
+        advised = replace(traits, checkpoint_cap=MANY)
+        # With a sliding window a prompt computes its last TAIL + 1 tokens again and leaves one checkpoint
+        # that lasts, so it takes more prompts.
+        growth = 2 if traits.memory is Memory.SWA else TAIL + 1
+        ids = words[:STEP]
+        for _ in range(GROWTH):
+            if time.monotonic() - self._began > PATIENCE or await self._send(ids) is None:
+                return traits
+            few, many = [self._checkpoints(kind) for kind in believed], self._checkpoints(advised)
+            for at in range(STEP, len(ids) - STEP):
+                less, more = {newest_usable(c, at, traits) for c in few}, newest_usable(many, at, traits)
+                if max(less) + SHARED < more:
+                    back = await self._send([*ids[:at], *(2 * [words[-1]])])
+                    if back is None or min(abs(back.cached - place) for place in (*less, more)) > SPREAD:
+                        return traits
+                    kept = MANY if abs(back.cached - more) <= SPREAD else traits.checkpoint_cap
+                    return traits.learned(Known.CANARY, checkpoint_cap=kept)
+            ids = [*ids, *(words[(len(ids) + n) % (len(words) - 1)] for n in range(growth))]
+        return traits
+
+    def _checkpoints(self, traits: EngineTraits) -> tuple[Checkpoint, ...]:
+        """Those that an engine with these flags would have in the slot now."""
+        made: tuple[Checkpoint, ...] = ()
+        for task, (reuse, end) in enumerate(self._tasks):
+            made = after_prefill(made, reuse=reuse, end=end, user_starts=(), task=task, traits=traits)
+        return made
+
+    async def _ram_cache(self, traits: EngineTraits, ids: list[int], others: list[int]) -> EngineTraits:
+        if self._left.get(self._slot) != len(ids) and await self._send(ids) is None:
+            return traits
+        if await self._send([*ids[:SHARED], *others[STEP : STEP + len(ids) - SHARED]]) is None:
+            return traits
+        again = await self._send([*ids, others[STEP - 1]])
+        if again is None:
+            return traits
+        found = again.cached > SHARED
+        windowed = traits.memory in {Memory.SWA, Memory.UNKNOWN} and traits.checkpoint_cap == 0
+        return traits if windowed and not found else traits.learned(Known.CANARY, ram_cache=found)
+
+    async def _send(self, ids: list[int]) -> PrefillResult | None:
+        """None where it did not go to the slot of the others."""
+        result = await self._client.prefill(ids, ANY, headers=self._headers)
+        self._left[result.slot] = result.held
+        if self._slot == ANY:
+            self._slot = result.slot
+        if result.slot != self._slot:
+            return None
+        self._tasks.append((result.cached, result.held))
+        return result
+
+    async def sweep(self) -> dict[SlotId, int]:
+        """Empty the slots again. Returns what had to stay: without --slot-save-path all of it."""
+        try:
+            for slot, held in tuple(self._left.items()):
+                await swept(self._client, slot, held, self._headers)
+                del self._left[slot]
+        except EngineError:
+            pass
+        return self._left
+
+
+def _about_checkpoints(traits: EngineTraits, back: int) -> EngineTraits:
+    """What it means that a prompt was taken back to `back` tokens in (2)."""
+    if back >= LATE:
+        return traits.learned(Known.CANARY, checkpoint_min_step=0) if traits.eager_thinning else traits
+    if back and traits.eager_thinning:
+        return traits.learned(Known.CANARY, checkpoint_min_step=traits.checkpoint_min_step)
+    return traits.learned(Known.CANARY, checkpoint_cap=FEW)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.engine.answers import Odds
-from slotkeeper.engine.canary import swept, unused
+from slotkeeper.engine.canary import TEXT, swept, unused
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.scheduler.engine_model import EngineTraits
@@ -222,15 +222,6 @@ MOST: Final = 64  # voices remembered, the oldest are forgotten
 LIKELIEST: Final = 8
 TOLERANCE: Final = 0.05  # of a logprob: a graphics card may add up in another order from start to start
 TOKENS: Final = 128  # far enough for positions to matter
-# With many ways to go on: where one token is certain, all engines agree.
-TEXT: Final = (
-    "The harbour master wrote seven names on a slate, sold the copper lamp to a stranger and said nothing "
-    "more. Winter came early to the north valley; a train of grey mules carried salt, paper and window glass "
-    "over the pass. In the third cellar they found a clock, two letters in an unknown hand, and a box of "
-    "dried pears. Nobody asked why the river had changed its colour, for the council was busy with taxes, "
-    "wolves and a wedding. A child counted backwards from ninety while her brother drew maps of cities that "
-    "had never been built. On the last page of the ledger somebody had drawn a bird and below it one word: "
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 
-from slotkeeper.api.headers import AUTH
+from slotkeeper.api.head import AUTH
 from slotkeeper.engine.answers import EngineError, EngineFrozenError, EngineGoneError, EngineSilentError
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName
 

@@ -264,7 +264,6 @@ def _not_run(name: str) -> str:
     return f"is not there, nor on the PATH. {NOTHING}"
 
 
-@cache
 def runs_skulk() -> bool:
     """Whether this machine can run the b10434 wheel: Linux on x86-64 with AVX-512."""
     if sys.platform != "linux" or platform.machine() != "x86_64":

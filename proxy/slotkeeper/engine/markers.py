@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers, boundaries
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens, boundaries
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from typing import Final
 
 import orjson
 
-from slotkeeper.api.answer import Answer, Figures
+from slotkeeper.api.answer import Answer, ProgressFilter
+from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
 from slotkeeper.api.errors import Fault
-from slotkeeper.api.headers import Secrets
+from slotkeeper.api.head import Api, Secrets
 from slotkeeper.api.request import (
     UNNAMED,
     Ask,
@@ -29,8 +30,6 @@ from slotkeeper.api.request import (
     model_of,
     read,
 )
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import ProgressFilter
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.learning import AnsweredRequest, Explaining, Listener, NameKeeper, learn
@@ -45,8 +44,7 @@ from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import usage_of
-from slotkeeper.scheduler.structure import Boundary
-from slotkeeper.scheduler.types import NO_ROUTER, Reason, RequestId, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, Boundary, Reason, RequestId, Tokens
 
 # Elsewhere the difference may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})

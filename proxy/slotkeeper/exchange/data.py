@@ -14,11 +14,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.api import errors
-from slotkeeper.api import headers as names
+from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
-from slotkeeper.api.headers import Secrets, request_id
+from slotkeeper.api.head import Api, Secrets, classify, request_id, takes_form
 from slotkeeper.api.request import NotPlain, named_model, plain
-from slotkeeper.api.routes import Api, classify, takes_form
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.connections import Connections
 from slotkeeper.exchange.door import Judged, KeyCheck, Refusal

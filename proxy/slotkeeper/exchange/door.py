@@ -21,8 +21,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from slotkeeper.api.errors import ClientFault, UpstreamFault
-from slotkeeper.api.headers import AUTH
-from slotkeeper.api.routes import Api, is_for_clients, is_open
+from slotkeeper.api.head import AUTH, Api, is_for_clients, is_open
 from slotkeeper.engine.client import Health
 from slotkeeper.exchange.connections import Network, asker
 from slotkeeper.exchange.keys import Key, OwnKeys

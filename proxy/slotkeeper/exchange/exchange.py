@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from slotkeeper.api import errors
-from slotkeeper.api import headers as names
+from slotkeeper.api import head as names
+from slotkeeper.api.answer import ProgressFilter
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
-from slotkeeper.api.headers import Secrets
-from slotkeeper.api.headers import request_id as safe_id
-from slotkeeper.api.request import NotPlain, is_large, placed, uncached
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import ProgressFilter, ask_for, can_ask
+from slotkeeper.api.head import Api, Secrets
+from slotkeeper.api.head import request_id as safe_id
+from slotkeeper.api.request import NotPlain, ask_for, can_ask, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.connections import Network, asker

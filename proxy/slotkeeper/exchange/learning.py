@@ -11,12 +11,11 @@ from typing import Final
 
 import aiohttp
 
-from slotkeeper.api.answer import Answer, AnswerReader, Figures
+from slotkeeper.api.answer import Answer, AnswerReader, ProgressFilter
+from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
-from slotkeeper.api.headers import request_id
+from slotkeeper.api.head import Api, request_id
 from slotkeeper.api.request import Ask, NotOurs
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import ProgressFilter
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics

@@ -18,10 +18,10 @@ import aiohttp
 from aiohttp import web
 
 from slotkeeper.api import errors
-from slotkeeper.api import headers as names
+from slotkeeper.api import head as names
+from slotkeeper.api.answer import ProgressFilter, comment
 from slotkeeper.api.errors import UpstreamFault
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import ProgressFilter, comment
+from slotkeeper.api.head import Api
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.upstream import (
     CHUNK,

@@ -24,9 +24,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from slotkeeper.api import headers as names
+from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, UpstreamFault
-from slotkeeper.api.headers import forwardable
+from slotkeeper.api.head import forwardable
 from slotkeeper.engine.answers import EngineFrozenError
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.runtime.link import EngineLink

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from slotkeeper.conversation.causes import Cause
+from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION
 from slotkeeper.conversation.layout import Section
-from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.observe.request_record import (

@@ -23,7 +23,21 @@ from slotkeeper.observe.request_record import (
     Work,
 )
 from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.effects import Effect, Erase, Forward, Plant, Report, Restore, Save, SaveMoment
+from slotkeeper.scheduler.effects import (
+    Effect,
+    Erase,
+    Forward,
+    Keep,
+    Load,
+    Plant,
+    Prefill,
+    Report,
+    Restore,
+    Save,
+    SaveMoment,
+    Step,
+    Wipe,
+)
 from slotkeeper.scheduler.events import (
     Arrived,
     Erased,
@@ -39,7 +53,6 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
-from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe
 from slotkeeper.scheduler.types import Place, RequestId
 
 MOST: Final = 4096  # snapshots

@@ -17,7 +17,6 @@ from structlog.typing import ExcInfo, Processor
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.standard_error import StandardError
-from slotkeeper.scheduler.types import RequestId
 
 SELDOM_SECONDS: Final = 60.0
 # The text of other errors may quote what they were given: that of a ValueError, that of the HTTP parser, and
@@ -95,16 +94,6 @@ def sayable(error: BaseException) -> str:
         return name
     sayable = isinstance(error, SAYABLE) or type(error).__module__.startswith(OURS)
     return f"{name}: {error}" if sayable else name
-
-
-def id_of(key: RequestId) -> str:
-    """The client's id of the request that the scheduler calls "17:ID". A chore has its key alone.
-
-    It is named at every call and in no context variable: what is done for one request often begins in the
-    task of another, whose end has made room for it.
-    """
-    number, _, name = key.partition(":")
-    return name if number.isdigit() else key
 
 
 def _told(exc_info: ExcInfo) -> str:

@@ -17,11 +17,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from slotkeeper import __version__
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import Doubt
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.observe.log import id_of
 from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Poison, Purpose, Report
@@ -31,7 +30,7 @@ from slotkeeper.scheduler.figures import Loss, of_request
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason
+from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason, id_of
 from slotkeeper.store.trouble import Trouble
 
 Fallback = Literal[

@@ -26,7 +26,8 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.api.headers import SESSION_HEADERS, Secrets, tells_secret
+from slotkeeper.api.document import SESSION_HEADERS
+from slotkeeper.api.head import Secrets, tells_secret
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 
 PARTS: Final = 16  # files that a budget is for: so much of a recording goes at once

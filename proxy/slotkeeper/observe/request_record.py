@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from slotkeeper.api.sse import Progress
+from slotkeeper.api.answer import Progress
 from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind

@@ -19,7 +19,7 @@ from typing import Final, ParamSpec
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.journal import Journal
-from slotkeeper.observe.log import Seldom, get_logger, id_of
+from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.engines import Engines, LinkMaker
@@ -42,7 +42,7 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.router import RETRY_SECONDS
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, id_of
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")

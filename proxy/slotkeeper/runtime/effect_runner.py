@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from slotkeeper.engine.client import EngineGoneError
-from slotkeeper.observe.log import get_logger, id_of, sayable
+from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
@@ -43,7 +43,7 @@ from slotkeeper.scheduler.events import (
     Saved,
     TimerFired,
 )
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.types import RequestId, id_of
 
 log = get_logger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
+from slotkeeper.engine.client import ModelEntry
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.engine.router_client import ModelEntry
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink

@@ -28,23 +28,23 @@ from slotkeeper.api.echo import (
     usual,
     words,
 )
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import Ask
-from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.engine_model import checkpoints_last
-from slotkeeper.scheduler.structure import (
+from slotkeeper.scheduler.types import (
     UNKNOWN,
     Boundary,
     BoundaryKind,
     Markers,
+    Tokens,
     begins,
     boundaries,
     endings,
     last_message,
 )
-from slotkeeper.scheduler.types import Tokens
 from slotkeeper.vocab.tokenizer import TokenizeError
 
 # ValueError and TokenizeError: a prompt that the tokenizer refuses (ids that are none, several prompts).
@@ -82,16 +82,13 @@ async def with_reply(
     whole = len(said) in (generated, generated - 1)
     if ask.chat is None:
         return (prompt + said).cut(0, total) if whole else None
-    rendered = await _next_turn(link, ask.chat, reply, auth)
+    after = AFTER_REASONING if reply.get("reasoning_content") or reply.get("tool_calls") else AFTER_TEXT
+    chat = {**ask.chat, "messages": [*ask.chat["messages"], reply, after]}
+    rendered = await link.render_chat(chat, auth)
     if rendered.lcp(prompt) < len(prompt):
         return None
     closed = link.end_of_turn in rendered.cut(total, total + 2).ids()
     return rendered.cut(0, total) if whole or closed else None
-
-
-async def _next_turn(link: EngineLink, chat: Doc, reply: Doc, auth: Mapping[str, str]) -> Tokens:
-    after = AFTER_REASONING if reply.get("reasoning_content") or reply.get("tool_calls") else AFTER_TEXT
-    return await link.render_chat({**chat, "messages": [*chat["messages"], reply, after]}, auth)
 
 
 # -- boundaries ------------------------------------------------------------------------------------------

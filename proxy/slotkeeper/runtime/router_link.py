@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Final
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError
+from slotkeeper.engine.client import Listing, ModelEntry, RouterClient, listen
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.engine.router_client import Listing, ModelEntry, RouterClient, listen
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink

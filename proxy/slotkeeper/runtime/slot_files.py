@@ -1,28 +1,194 @@
-"""Slot files for the scheduler: save, restore, erase, drop. Every step ends in an event, whatever fails."""
+"""Slot files for the scheduler: save, restore, erase, drop. Every step ends in an event, whatever fails.
+
+A kept file differs from what the engine wrote. A sliding window is mended so that it can be extended (T4).
+Checkpoints that nothing will be cut back to are left out where they are large; those of other tokens always
+are (T11).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, replace
+from io import FileIO
+from typing import Any, Final
 
-from slotkeeper.engine.client import EngineError, EngineGoneError
-from slotkeeper.observe.log import get_logger, id_of
+from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
+from slotkeeper.engine.slotfile import Patch, SlotFile, keep, patched, repair_window, worth_keeping
+from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.saving import Later, Saver, known
-from slotkeeper.scheduler.effects import Drop, Erase, Poison, Prove, Restore, Save
-from slotkeeper.scheduler.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.effects import Drop, Erase, Poison, Prove, Restore, Save, SaveMoment
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.events import Erased, Event, Filed, Loading, Restored, Saved, SnapshotsChanged
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.state import user_starts
+from slotkeeper.scheduler.types import id_of
+from slotkeeper.store import intake
+from slotkeeper.store.index import Kept, snapshot
+from slotkeeper.store.intake import SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
 
-CANARY: Final = (1, 2, 3, 4)  # any tokens: an empty slot has none of them
-RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
+
+@dataclass(slots=True)
+class Editing:
+    """The edit of one file. `cuts`: where prompts have parted from it; `stale`: checkpoints to leave out."""
+
+    traits: EngineTraits
+    cuts: Collection[int] = ()
+    stale: Collection[int] = ()
+    written: tuple[int, ...] | None = None  # checkpoints that the engine wrote: the slot has those
+
+    def __call__(self, opened: FileIO, own: SlotFile) -> SlotFileEdit | None:
+        self.written = tuple(record.at for record in own.records)
+        places = {*self.cuts, *user_starts(own.tokens, self.traits)}
+        kept = worth_keeping(own, places, self.stale)
+        patch = mended(opened, own, self.traits)
+        if len(kept) == len(own.records) and not patch:
+            return None
+        recipe = keep(own, kept)
+        return SlotFileEdit(recipe=patched(recipe, patch) if patch else recipe, repaired=patch is not None)
+
+
+def mended(opened: FileIO, file: SlotFile, traits: EngineTraits) -> Patch | None:
+    if traits.memory is not Memory.SWA or traits.swa_full:
+        return None
+    return repair_window(opened, file, traits.n_swa)
+
+
+# -- saving ----------------------------------------------------------------------------------------------
+
+Later = Callable[[Coroutine[Any, Any, None]], object]
 
 log = get_logger(__name__)
+
+
+def known(kept: Kept) -> Snapshot:
+    """As the scheduler has it: by its clock."""
+    return snapshot(kept, time.monotonic() - time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that an engine has written, not verified yet."""
+
+    name: str
+    result: SaveResult
+    started: float  # seconds, our clock
+
+
+class Saver:
+    """Writes to one store. `works` is told whenever the folder could be used."""
+
+    def __init__(
+        self, store: Store, metrics: Metrics, post: Callable[[Event], None], works: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._post = post
+        self._works = works
+
+    async def save(self, link: EngineLink, traits: EngineTraits, save: Save, later: Later) -> Saved:
+        started, place, asker = time.monotonic(), save.place, id_of(save.request)
+        failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
+        try:
+            name = await self._store.temporary(save.size)
+        except StoreError as error:
+            self._metrics.snapshot_operation("save", error.trouble.value)
+            log.warning("not_saved", request_id=asker, place=str(place), error=str(error))
+            return failed
+        try:
+            result = await link.client.save(place.slot, name, headers=link.auth)
+        except (EngineError, EngineGoneError) as error:
+            await self._discard(name)
+            self._metrics.snapshot_operation("save", "refused" if isinstance(error, EngineError) else "lost")
+            log.warning("not_saved", request_id=asker, place=str(place), error=str(error))
+            return failed
+        later(self._file(link, traits, save, Written(name, result, started)))
+        return Saved(at=time.monotonic(), request=save.request, snapshot=None, written=True)
+
+    async def _file(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> None:
+        """Keep what was written, while its slot is at work again."""
+        saved = None
+        try:
+            saved = await self._keep(link, traits, save, file)
+        except Exception:  # whatever it is, a request may wait for the file
+            log.exception("not_filed", request_id=id_of(save.request), place=str(save.place))
+            self._metrics.fallback("files")
+        self._post(
+            Filed(
+                at=time.monotonic(),
+                engine=save.place.engine,
+                request=save.request,
+                snapshot=saved.snapshot if saved else None,
+                tokens=saved.tokens if saved else None,
+                checkpoints=saved.checkpoints if saved else (),
+                seconds=file.result.seconds,
+                lasting=saved is None or saved.lasting,
+            )
+        )
+
+    async def _keep(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> Saved:
+        """Check what the engine has written, edit it, and add it to the catalog."""
+        edit = Editing(traits, save.cuts, save.stale)
+        facts = intake.SavedFile(
+            fingerprint=traits.fingerprint,
+            tokens=save.tokens,
+            written=file.result.written,
+            layout=link.layout,
+            build=link.build,
+            edit=edit,
+            golden=save.moment is SaveMoment.BOUNDARY,
+        )
+        try:
+            kept = await self._store.keep(file.name, facts)
+        except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
+            lasting = isinstance(error, StoreError)  # else it is this state alone
+            self._metrics.snapshot_operation("save", _outcome(error))
+            asker, place = id_of(save.request), str(save.place)
+            log.warning("not_kept", request_id=asker, place=place, error=str(error))
+            return Saved(at=time.monotonic(), request=save.request, snapshot=None, lasting=lasting)
+        self._metrics.snapshot_operation("save", "ok", time.monotonic() - file.started)
+        self._works()
+        link.saw_layout(kept.manifest.layout)
+        log.info(
+            "snapshot_saved",
+            request_id=id_of(save.request),
+            snapshot=kept.id,
+            place=str(save.place),
+            moment=save.moment.value,
+            tokens=len(kept.tokens),
+            bytes=kept.manifest.size,
+            checkpoints=len(kept.manifest.checkpoints),
+            seconds=round(time.monotonic() - file.started, 4),
+        )
+        return Saved(
+            at=time.monotonic(),
+            request=save.request,
+            snapshot=known(kept),
+            tokens=kept.tokens,
+            checkpoints=edit.written or (),
+            seconds=file.result.seconds,
+        )
+
+    async def _discard(self, name: str) -> None:
+        try:
+            await self._store.discard(name)
+        except (StoreError, HaltedError) as error:  # the next start sweeps it
+            log.debug("not_discarded", error=str(error))
+
+
+def _outcome(error: Exception) -> str:
+    """As `slotkeeper_snapshot_operations_total` has it."""
+    if isinstance(error, StoreError):
+        return error.trouble.value
+    return type(error).__name__.removesuffix("Error").lower()
+
+
+CANARY: Final = (1, 2, 3, 4)  # any tokens: an empty slot has none of them
+RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
 
 
 class Snapshots:

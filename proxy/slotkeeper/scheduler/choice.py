@@ -13,8 +13,8 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE
-from slotkeeper.scheduler.effects import Purpose, SaveMoment
-from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last
+from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
+from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     SlotContents,
@@ -26,7 +26,6 @@ from slotkeeper.scheduler.slot_contents import (
     shared_messages,
     succeeds,
 )
-from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe, foreign_token
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, SlotId, Tokens
 

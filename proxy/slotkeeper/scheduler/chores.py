@@ -9,12 +9,22 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.effects import Effect, Purpose, SetTimer, Stop
+from slotkeeper.scheduler.effects import (
+    Drop,
+    Effect,
+    Keep,
+    Load,
+    Prefill,
+    Purpose,
+    SetTimer,
+    Step,
+    Stop,
+    Wipe,
+)
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
     coldest,
     first_step,
-    needs_warming,
     next_step,
     prefetch_plan,
     restore_step,
@@ -22,10 +32,9 @@ from slotkeeper.scheduler.idle_work import (
     warming_step,
     way_back,
 )
-from slotkeeper.scheduler.retention import drop
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, Wipe, effect
+from slotkeeper.scheduler.steps import Chore, effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
 
@@ -229,7 +238,8 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
     for snapshot in [s for s in state.catalog if len(s.tokens) in cuts]:
         same_kind = snapshot.fingerprint == traits.fingerprint
         if same_kind and contents.tokens.begins_with(snapshot.tokens):
-            yield from drop(state, snapshot)
+            state.catalog.take(snapshot.id)
+            yield Drop(snapshot=snapshot.id, to_cold=False)
 
 
 def left(state: State, now: float) -> bool:
@@ -332,8 +342,10 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
 
 def _may_warm(state: State, table: EngineTable, now: float) -> bool:
     """Whether an empty slot may be warmed: not in a crowd, where others would have it at once."""
-    wanted = needs_warming(table) and not (state.ends(table) or state.waiting or table.crowded(now))
-    return wanted and table.may_save(now) and table.open_for_pins(now)
+    if not table.traits.speculative or table.traits.files_carry is not False:  # then files bring drafts too
+        return False
+    unwanted = state.ends(table) or state.waiting or table.crowded(now)
+    return not unwanted and table.may_save(now) and table.open_for_pins(now)
 
 
 def _name(state: State, now: float) -> RequestId:

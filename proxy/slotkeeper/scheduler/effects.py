@@ -1,4 +1,7 @@
-"""What the scheduler wants done. The driver does it and reports the outcome as an event."""
+"""What the scheduler wants done: effects, and the steps of plans that become effects.
+
+The driver does it and reports the outcome as an event.
+"""
 
 from __future__ import annotations
 
@@ -214,3 +217,42 @@ Effect = (
     | Poisoned
     | Report
 )
+
+
+# -- steps: what can be done to a slot before a request goes there, or in idle time ----------------------
+# A step is part of a plan; bound to its owner and its slot it is an effect (steps.py).
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Make the slot hold exactly these tokens."""
+
+    tokens: Tokens
+    purpose: Purpose
+
+    @property
+    def parks(self) -> bool:
+        """Whether it only gives up a few tokens, so that the state behind them can be saved."""
+        return self.purpose is Purpose.BACK
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Save what the slot holds."""
+
+    moment: SaveMoment
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Restore a file into the slot."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """Empty the slot: the engine would go on from it where it must not (T9, T11)."""
+
+
+Step = Prefill | Keep | Load | Wipe

@@ -23,16 +23,15 @@ from typing import TYPE_CHECKING
 from slotkeeper.scheduler import planting
 from slotkeeper.scheduler.choice import STEER_TAIL, Plan, blind, cheapest, steer
 from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
+from slotkeeper.scheduler.effects import Step, Wipe
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.events import Arrived, Rendered
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.planting import Structure
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.state import State, user_starts
-from slotkeeper.scheduler.steps import Step, Wipe
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, in_replies
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import ModelName, Reason, SlotId, Tokens
+from slotkeeper.scheduler.types import UNKNOWN, Boundary, ModelName, Reason, SlotId, Tokens, in_replies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from slotkeeper.scheduler.structure import UNKNOWN, Markers
+from slotkeeper.scheduler.types import UNKNOWN, Markers, Tokens
 
 
 class Memory(StrEnum):
@@ -293,3 +293,30 @@ def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
                 index += 1
     while kept and len(kept) >= traits.checkpoint_cap:
         del kept[0]
+
+
+# -- tokens that make an engine do what it would not do otherwise ----------------------------------------
+
+
+def foreign_token(prompt: Tokens) -> Tokens:
+    """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
+    first = prompt[0]
+    return Tokens([next((token for token in prompt if token != first), first)])
+
+
+def marked(tokens: Tokens) -> Tokens:
+    """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
+
+    A prompt that continues there diverges from the foreign ones and rolls back to it and its drafts.
+    """
+    return tokens + Tokens([tokens[0]] * TAIL)
+
+
+def unmarked(tokens: Tokens) -> Tokens:
+    """Without the foreign tokens, where there are some."""
+    bare = tokens.cut(0, max(0, len(tokens) - TAIL))
+    return bare if bare and tokens == marked(bare) else tokens
+
+
+def is_marked(tokens: Tokens) -> bool:
+    return unmarked(tokens) is not tokens

@@ -7,8 +7,16 @@ from enum import StrEnum
 
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.structure import Boundary
-from slotkeeper.scheduler.types import NO_ROUTER, ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.types import (
+    NO_ROUTER,
+    Boundary,
+    ClientId,
+    EngineId,
+    ModelName,
+    RequestId,
+    SlotId,
+    Tokens,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

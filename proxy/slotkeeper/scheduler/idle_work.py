@@ -28,11 +28,11 @@ from typing import Final
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.choice import restore_price
 from slotkeeper.scheduler.costs import WORTH_A_FILE
-from slotkeeper.scheduler.effects import Purpose, SaveMoment
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step
+from slotkeeper.scheduler.engine_model import EngineTraits, is_marked, marked
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import user_starts
-from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, is_marked, marked
+from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
 
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
@@ -256,10 +256,6 @@ def _way_home(
 # Tokens. So many bring two thirds of the lost drafts back, the rest costs the whole prompt (engine.md 2.6).
 TAIL: Final = 2000
 RECENT: Final = 3600.0  # seconds: who was away for longer will hardly come back just now
-
-
-def needs_warming(table: EngineTable) -> bool:
-    return table.traits.speculative and table.traits.files_carry is False
 
 
 def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None:

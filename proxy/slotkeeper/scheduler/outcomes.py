@@ -13,7 +13,7 @@ from typing import Final
 
 from slotkeeper.scheduler import chores, retention
 from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.effects import Effect, Poison, Poisoned
+from slotkeeper.scheduler.effects import Effect, Keep, Load, Poison, Poisoned, Prefill, Step
 from slotkeeper.scheduler.events import (
     Acted,
     Finished,
@@ -31,7 +31,6 @@ from slotkeeper.scheduler.reconcile import observe
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents, parks
 from slotkeeper.scheduler.state import State, user_starts
-from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step
 from slotkeeper.scheduler.table import LINGER, EngineTable, Orphan, SlotState
 from slotkeeper.scheduler.types import Place, SlotId, Tokens
 

@@ -15,17 +15,15 @@ from enum import StrEnum
 from typing import Final
 
 from slotkeeper.scheduler.choice import Plan, continuing, restore_price
-from slotkeeper.scheduler.effects import Report
+from slotkeeper.scheduler.effects import Load, Report, Step
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import Answered, Lost, Usage, lost, oracle, usage_of
 from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messages
-from slotkeeper.scheduler.steps import Load, Step
-from slotkeeper.scheduler.structure import Boundary
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Reason, SlotId, Tokens
+from slotkeeper.scheduler.types import Boundary, Reason, SlotId, Tokens
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, about
 

@@ -28,21 +28,20 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE, HourlyBudget
-from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step
 from slotkeeper.scheduler.engine_model import (
     TAIL,
     EngineTraits,
     after_prefill,
     checkpoints_last,
     keeps_checkpoints,
+    marked,
 )
 from slotkeeper.scheduler.prompt_tree import Branch
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
-from slotkeeper.scheduler.steps import Keep, Prefill, Step, marked
-from slotkeeper.scheduler.structure import Boundary, BoundaryKind
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import Boundary, BoundaryKind, Tokens
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
 TAKEN: Final = 3  # of the engine's checkpoints that a plant makes, at most

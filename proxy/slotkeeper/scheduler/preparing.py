@@ -8,7 +8,7 @@ from typing import Final, assert_never
 
 from slotkeeper.scheduler import chores, retention
 from slotkeeper.scheduler.arrivals import forward, next_step, requeue
-from slotkeeper.scheduler.effects import Effect, Purpose
+from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.outcomes import SURPRISE
@@ -16,7 +16,7 @@ from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, Load, Prefill, Step, Wipe
+from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import SlotId
 

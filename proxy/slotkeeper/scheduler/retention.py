@@ -18,13 +18,12 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import AnyState, Node, PrefixOrder, PrefixTree, given
 from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.effects import Drop, Effect, Prove
+from slotkeeper.scheduler.effects import Drop, Effect, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.idle_work import done
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Load
 
 # Beside the chance of one step back to anywhere on a path, which is 1. Chosen by simulation, on other seeds
 # than benchmarks/retention.py reports. Half or double of the first two moves the figures by a twentieth, of

@@ -14,13 +14,13 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.engine_model import EngineTraits, unmarked
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.router import Router
 from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.steps import Chore, unmarked
+from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
 

@@ -1,78 +1,15 @@
-"""What can be done to a slot before a request goes there, or in idle time: one step at a time.
-
-A step is part of a plan; bound to its owner and its slot it is an effect.
-"""
+"""Steps bound to their owner and their slot: of a request's plan as effects, of idle work in a chore."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
 
-from slotkeeper.scheduler.effects import Erase, Plant, Purpose, Restore, Save, SaveMoment
-from slotkeeper.scheduler.engine_model import TAIL
+from slotkeeper.scheduler.effects import Erase, Keep, Load, Plant, Prefill, Purpose, Restore, Save, Step, Wipe
 from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot
+from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
 from slotkeeper.scheduler.types import Place, RequestId, SlotId, Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Make the slot hold exactly these tokens."""
-
-    tokens: Tokens
-    purpose: Purpose
-
-    @property
-    def parks(self) -> bool:
-        """Whether it only gives up a few tokens, so that the state behind them can be saved."""
-        return self.purpose is Purpose.BACK
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Save what the slot holds."""
-
-    moment: SaveMoment
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Restore a file into the slot."""
-
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Wipe:
-    """Empty the slot: the engine would go on from it where it must not (T9, T11)."""
-
-
-Step = Prefill | Keep | Load | Wipe
-
-
-def foreign_token(prompt: Tokens) -> Tokens:
-    """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
-    first = prompt[0]
-    return Tokens([next((token for token in prompt if token != first), first)])
-
-
-def marked(tokens: Tokens) -> Tokens:
-    """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
-
-    A prompt that continues there diverges from the foreign ones and rolls back to it and its drafts.
-    """
-    return tokens + Tokens([tokens[0]] * TAIL)
-
-
-def unmarked(tokens: Tokens) -> Tokens:
-    """Without the foreign tokens, where there are some."""
-    bare = tokens.cut(0, max(0, len(tokens) - TAIL))
-    return bare if bare and tokens == marked(bare) else tokens
-
-
-def is_marked(tokens: Tokens) -> bool:
-    return unmarked(tokens) is not tokens
 
 
 def effect(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, read
+from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile
+from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Passed, Stamp

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slotkeeper.engine.slotfile import Damage, read
+from slotkeeper.engine.slotfile import Damage
+from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store import files

@@ -219,13 +219,10 @@ class SegmentTokenizer:
             for piece, tokens in zip(missing, await self._encode(missing), strict=True):
                 known[piece] = tokens.packed
                 self.cache.put(piece, tokens)
-        return Tokens.of(b"".join(self._weave(pieces, known)))
-
-    def _weave(self, pieces: list[str], known: Mapping[str, bytes]) -> list[bytes]:
         woven = [b""] * len(pieces)
         woven[::2] = [known[piece] for piece in pieces[::2]]
         woven[1::2] = [self._cuts[cut] for cut in pieces[1::2]]
-        return woven
+        return Tokens.of(b"".join(woven))
 
 
 # -- byte-level BPE --------------------------------------------------------------------------------------

@@ -14,14 +14,12 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from slotkeeper.vocab.memory import memory_kind
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
     from typing import BinaryIO
 
-__all__ = ["GgufError", "GgufHeader", "GgufVocabulary", "memory_kind", "read_header", "read_vocabulary"]
+__all__ = ["GgufError", "GgufHeader", "GgufVocabulary", "read_header", "read_vocabulary"]
 
 Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | tuple[int | float | bool, ...] | list[bytes]

@@ -12,9 +12,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from slotkeeper.admin.admin import AdminPort
 from slotkeeper.admin.state_routes import LIMIT, MOST
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.naming import Name
-from slotkeeper.conversation.reasons import Cause
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.accounts import FEW
 from slotkeeper.observe.journal import Journal

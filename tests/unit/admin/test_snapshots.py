@@ -12,8 +12,7 @@ import orjson
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from slotkeeper.admin.admin import AdminPort
-from slotkeeper.admin.snapshot_routes import rfc3339
+from slotkeeper.admin.admin import AdminPort, rfc3339
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler.costs import Limits

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from slotkeeper import __version__
 from slotkeeper.admin.admin import AdminPort
-from slotkeeper.api.sse import Progress
+from slotkeeper.api.answer import Progress
 from slotkeeper.conversation.naming import Name
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.journal import Journal

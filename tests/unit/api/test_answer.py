@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.answer import Answer, AnswerReader, Figures
-from slotkeeper.api.routes import Api
+from slotkeeper.api.answer import Answer, AnswerReader
+from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.head import Api
 
 TIMINGS = {
     "cache_n": 176,

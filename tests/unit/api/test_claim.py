@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Claim, Doubt, NotPlain, as_int, claim, load, placed, plain
-from slotkeeper.api.routes import Api
 
 SPELLED = ["id_slot", "id\\u005fslot", "\\u0069d_slot", "id_sl\\u006ft"]  # one key
 OTHER = ["ID_SLOT", "id_slot\\u0000", "id slot", "x"]

@@ -23,7 +23,7 @@ from slotkeeper.api.echo import (
     trail,
     usual,
 )
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 
 Message = dict[str, Any]
 

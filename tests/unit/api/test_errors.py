@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from slotkeeper.api.answer import SseSplitter
 from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault, body, sse
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import SseSplitter
+from slotkeeper.api.head import Api
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
-from slotkeeper.api.routes import Api
 
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
 MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": st.text(max_size=5)}), max_size=6)

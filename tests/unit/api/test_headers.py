@@ -1,7 +1,7 @@
 import pytest
 
-from slotkeeper.api import headers
-from slotkeeper.api.headers import forwardable, request_id
+from slotkeeper.api import head
+from slotkeeper.api.head import forwardable, request_id
 
 
 def test_hop_by_hop_headers_and_those_that_connection_names_stay():
@@ -41,6 +41,6 @@ def test_any_other_id_is_replaced(value):
 
 
 def test_our_names_are_ours():
-    ours = (headers.SLOT, headers.DECISION, headers.PREDICTED, headers.CONVERSATION, headers.BYPASS)
+    ours = (head.SLOT, head.DECISION, head.PREDICTED, head.CONVERSATION, head.BYPASS)
     assert all(name.startswith("X-Slotkeeper-") for name in ours)
-    assert headers.REQUEST_ID == "X-Request-Id"
+    assert head.REQUEST_ID == "X-Request-Id"

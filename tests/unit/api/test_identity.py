@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.api.headers import LONGEST_NAME, named
+from slotkeeper.api.document import LONGEST_NAME, named
 
 SESSION = "0aa1c2de-7b22-4d6e-9a29-3bed594b0250"
 CODEX_MAIN = {"session-id": "s1", "thread-id": "s1", "x-codex-window-id": "s1:0", "x-client-request-id": "s1"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from slotkeeper.api.layouts import RECENT, RecentRequests, most_like, seen
+from slotkeeper.api.document import RECENT, RecentRequests, most_like, seen
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 
 ASKED = {"role": "user", "content": "Which bolts are low?"}
 SAID = {"role": "assistant", "content": "M4."}

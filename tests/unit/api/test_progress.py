@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.request import UNNAMED, parse, placed
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import LONGEST, Progress, ProgressFilter, ask_for, can_ask
+from slotkeeper.api.answer import LONGEST, Progress, ProgressFilter
+from slotkeeper.api.head import Api
+from slotkeeper.api.request import UNNAMED, ask_for, can_ask, parse, placed
 
 PING = b":\n\n"
 PROGRESS = b'data: {"choices":[],"prompt_progress":{"total":9,"cache":0,"processed":4}}\n\n'

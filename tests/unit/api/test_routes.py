@@ -1,6 +1,6 @@
 import pytest
 
-from slotkeeper.api.routes import Api, answer_cap, classify, is_for_clients, is_open
+from slotkeeper.api.head import Api, classify, is_for_clients, is_open
 
 
 @pytest.mark.parametrize(
@@ -116,22 +116,3 @@ def test_what_is_the_clients_own_is_for_clients(method, path):
     for prefix in ("", "/llm"):
         api = classify(method, prefix + path, prefix)
         assert is_for_clients(api, method, prefix + path, prefix)
-
-
-@pytest.mark.parametrize(
-    ("api", "doc", "cap"),
-    [
-        (Api.CHAT, {"max_tokens": 100}, 100),
-        (Api.CHAT, {"max_completion_tokens": 100, "n_predict": 50}, 50),
-        (Api.CHAT, {"max_output_tokens": 100}, None),
-        (Api.CHAT, {"max_tokens": -1}, None),
-        (Api.CHAT, {"max_tokens": None, "n_predict": 0}, 0),
-        (Api.CHAT, {"max_tokens": "100"}, None),
-        (Api.CHAT, {}, None),
-        (Api.RESPONSES, {"max_output_tokens": 100}, 100),
-        (Api.MESSAGES, {"max_tokens": 32000}, 32000),
-        (Api.TASK, {"max_tokens": 100}, None),
-    ],
-)
-def test_how_long_an_answer_may_be_is_read_under_each_api_s_own_names(api, doc, cap):
-    assert answer_cap(api, doc) == cap

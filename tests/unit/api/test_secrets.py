@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict
 
-from slotkeeper.api.headers import LEAST, Secrets, masked
+from slotkeeper.api.head import LEAST, Secrets, masked
 
 KEY = "0123456789abcdef0123"
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slotkeeper.api.headers import PLANTED, REWRITTEN
+from slotkeeper.api.head import PLANTED, REWRITTEN
 from slotkeeper.bench.target import EVALUATED, Counter, Shot, Target, _said, counted
 
 ANSWER = {"choices": [], "timings": {"prompt_n": 4, "cache_n": 96, "predicted_n": 1}}

@@ -6,8 +6,8 @@ import json
 from copy import deepcopy
 from typing import Any
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Explained, explain
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Who

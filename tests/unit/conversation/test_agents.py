@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.naming import SPOKEN, UNKNOWN, Agents, in_headers, in_words
 
 

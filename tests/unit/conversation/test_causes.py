@@ -6,13 +6,12 @@ from copy import deepcopy
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.causes import Cause, explain, of_template
-from slotkeeper.conversation.divergence import EXCERPT, common_start, first_difference, length, parted
+from slotkeeper.conversation.divergence import CAUSES, EXCERPT, common_start, first_difference, length, parted
 from slotkeeper.conversation.layout import Section, Who
 from slotkeeper.conversation.likeness import RequestKind
-from slotkeeper.conversation.reasons import CAUSES
 from slotkeeper.conversation.rules.base import RuleName
 from unit.conversation.talks import (
     DONE,

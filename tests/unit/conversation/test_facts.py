@@ -347,8 +347,8 @@ def test_a_system_text_s_own_sentences_are_no_facts(text):
 
 def test_replies_have_none():
     said = "<system-reminder>Be brief.</system-reminder>"
-    assert module.of(Text((), said, Section.REPLY)) == ()
-    assert len(module.of(Text((), said, Section.RESULT))) == 1
+    assert module.facts_of(Text((), said, Section.REPLY)) == ()
+    assert len(module.facts_of(Text((), said, Section.RESULT))) == 1
 
 
 def test_without_its_facts_a_text_is_the_same():

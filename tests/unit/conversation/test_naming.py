@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.layout import Conversation, Who
 from slotkeeper.conversation.naming import LONGEST, WORDS, Name, Naming, shortened, task_of, title_in

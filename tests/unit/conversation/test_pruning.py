@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.layout import Layout, edited
 from slotkeeper.conversation.pruning import common, left_of, pruned
 

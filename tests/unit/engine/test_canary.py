@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.canary import SAID, NoFilesError, Why, inspected, quietest, removed, temporary
+from slotkeeper.engine.answers import NO_FILES, NoFilesError, Why
+from slotkeeper.engine.canary import inspected, quietest, removed, temporary
 from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.store import files
@@ -47,7 +48,7 @@ def test_every_trouble_has_a_name_and_an_advice(tmp_path):
     with pytest.raises(NoFilesError) as refused:
         removed(path)
     assert refused.value.why is Why.UNREADABLE
-    assert set(SAID) == set(Why)
+    assert set(NO_FILES) == set(Why)
 
 
 def test_the_smallest_idle_state_is_the_one_to_save():

@@ -14,8 +14,7 @@ from slotkeeper.engine.markers import (
     learn_markers,
     user_openers,
 )
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
 
 PLAIN = Family("<U>", "<A>", ("<T>",))
 

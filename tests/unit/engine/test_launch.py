@@ -45,14 +45,6 @@ def test_no_engine_is_an_error_that_says_how_to_get_one(explicit, monkeypatch):
         find_engine(explicit)
 
 
-@pytest.fixture
-def asks_the_processor():
-    launch.runs_skulk.cache_clear()
-    yield
-    launch.runs_skulk.cache_clear()
-
-
-@pytest.mark.usefixtures("asks_the_processor")
 @pytest.mark.parametrize(("flags", "runs"), [("fpu avx2 fma", False), ("fpu avx2 avx512f avx512vl", True)])
 def test_a_wheel_with_avx_512_is_not_started_where_there_is_none(flags, runs, tmp_path, monkeypatch):
     """It would end with an illegal instruction."""
@@ -67,7 +59,6 @@ def test_a_wheel_with_avx_512_is_not_started_where_there_is_none(flags, runs, tm
             find_engine("b10434")
 
 
-@pytest.mark.usefixtures("asks_the_processor")
 def test_a_wheel_is_tried_where_the_kernel_does_not_tell_its_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "CPU_INFO", tmp_path / "absent")
     monkeypatch.setattr(sys, "platform", "linux")

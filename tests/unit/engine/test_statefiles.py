@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.engine.canary import NoFilesError, Why
+from slotkeeper.engine.answers import NoFilesError, Why
 from slotkeeper.engine.findings import Severity, about_files
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.traits import Reading, state_bytes

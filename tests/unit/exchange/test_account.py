@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.conversation.naming import Name, Naming
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.exchange.account import Account

@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from slotkeeper.api.errors import ClientFault, UpstreamFault
-from slotkeeper.api.routes import Api, classify
+from slotkeeper.api.head import Api, classify
 from slotkeeper.engine.client import Health, Pulse
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.exchange import door as door_module

@@ -12,9 +12,9 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from patience import PATIENCE
+from slotkeeper.api.answer import SseEvent, SseSplitter, comment
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault, body, retold, sse
-from slotkeeper.api.routes import Api
-from slotkeeper.api.sse import SseEvent, SseSplitter, comment
+from slotkeeper.api.head import Api
 from slotkeeper.exchange.relay import WAITING, Waiting
 from slotkeeper.runtime.tasks import Tasks
 

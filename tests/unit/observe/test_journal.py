@@ -29,8 +29,7 @@ from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.structure import Boundary, BoundaryKind
-from slotkeeper.scheduler.types import Reason, RequestId, Tokens
+from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, RequestId, Tokens
 from unit.observe.watched import WatchedPlay, stages, without_gaps
 
 HEAD = Tokens(range(10_000, 11_000))

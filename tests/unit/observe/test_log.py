@@ -14,12 +14,12 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from slotkeeper.api.answer import AnswerReader
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.engine.client import EngineError, EngineGoneError
-from slotkeeper.observe.log import SELDOM_SECONDS, Seldom, configure, get_logger, id_of, sayable
+from slotkeeper.observe.log import SELDOM_SECONDS, Seldom, configure, get_logger, sayable
 from slotkeeper.runtime import render
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.types import RequestId, id_of
 from slotkeeper.store.trouble import UnfitError
 
 WORD = "Xylophonkonzert"  # stands in every prompt below, and in no code

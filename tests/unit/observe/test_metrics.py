@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper import __version__
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.observe.metrics import OPERATIONS, OUTCOMES, Fallback, Metrics
 from slotkeeper.observe.request_record import Clients
 from slotkeeper.scheduler.effects import Purpose, Report

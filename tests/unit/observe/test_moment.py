@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.api.sse import Progress
+from slotkeeper.api.answer import Progress
 from slotkeeper.observe.request_record import MOST, Decision, Doing, Option, Record, Work, prefilling
 from slotkeeper.scheduler.types import Reason
 

@@ -8,7 +8,8 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
-from slotkeeper.api.headers import SESSION_HEADERS, Secrets
+from slotkeeper.api.document import SESSION_HEADERS
+from slotkeeper.api.head import Secrets
 from slotkeeper.bench.replay import read
 from slotkeeper.observe.recording import harmless, product
 from unit.observe.room import BODY, recorded, write

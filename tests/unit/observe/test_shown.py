@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 import orjson
 import pytest
 
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import Name
-from slotkeeper.conversation.reasons import Cause
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
 from slotkeeper.observe.accounts import detail, sentences, summary, verdict

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.layout import Section
-from slotkeeper.conversation.reasons import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
 from slotkeeper.observe.accounts import FEW, LOST, PLACES, STEPS, WENT, place, sentences, verdict

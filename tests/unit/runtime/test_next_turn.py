@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
-from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError
 from slotkeeper.runtime.render import LARGEST, NextTurns, Recent
 from slotkeeper.scheduler.types import Tokens

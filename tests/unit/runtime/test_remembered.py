@@ -9,7 +9,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from slotkeeper.runtime.remembered import FILE, LARGEST, MOST, completed, decode, encode, learnt
+from slotkeeper.runtime.known_engine import FILE, LARGEST, MOST, completed, decode, encode, learnt
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.store import files
 from unit.store.saving import mode

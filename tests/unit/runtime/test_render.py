@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
-from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError
 from slotkeeper.runtime.render import prompt_of, with_reply
 from slotkeeper.scheduler.types import Tokens

@@ -8,15 +8,14 @@ import pytest
 
 from at_once import at_once
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
-from slotkeeper.conversation.reasons import Cause
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice, RuleName
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.divergence_report import judge
-from slotkeeper.runtime.rewriting import Rewriting, Taken
+from slotkeeper.runtime.rewriting import Rewriting, Taken, judge
 from slotkeeper.scheduler.types import Tokens
 
 SYSTEM = "You are an agent. " * 200 + "\n\nCurrent date: 2026-11-2{day}\n\n" + "Keep lines short. " * 200

@@ -11,7 +11,7 @@ import pytest
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.router_client import Listing, ModelEntry, RouterClient
+from slotkeeper.engine.client import Listing, ModelEntry, RouterClient
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import router_link
 from slotkeeper.runtime.link import EngineLink

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
-from slotkeeper.api.routes import Api
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.runtime.render import boundaries_of
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
 from unit.runtime.stubs import TRAITS, StubLink
 
 OPENER = "<U>"

@@ -6,11 +6,10 @@ import pytest
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import BEATEN, blind, cheapest, continuing
-from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.effects import Prefill, Purpose
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.steps import Prefill
 from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, Tokens
 

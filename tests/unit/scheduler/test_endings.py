@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.structure import (
+from slotkeeper.scheduler.types import (
     FURTHER,
     LONG,
     REACH,
     Boundary,
     BoundaryKind,
+    Tokens,
     begins,
     endings,
     last_message,
 )
-from slotkeeper.scheduler.types import Tokens
 
 HEAD, USER = Boundary(5, BoundaryKind.HEAD), Boundary(9, BoundaryKind.USER)
 TOOL, TURN = Boundary(20, BoundaryKind.TOOL), Boundary(3000, BoundaryKind.TURN)

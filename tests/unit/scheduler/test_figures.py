@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.scheduler.engine_model import marked
 from slotkeeper.scheduler.figures import Sums, Usage, hit_rate, oracle, usage_of
 from slotkeeper.scheduler.state import MOST, Ahead
-from slotkeeper.scheduler.steps import marked
 from slotkeeper.scheduler.types import Tokens
 
 COUNTS = st.integers(0, 5000)

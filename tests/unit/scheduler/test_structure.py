@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.structure import UNKNOWN, Boundary, BoundaryKind, Markers, boundaries, in_replies
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import (
+    UNKNOWN,
+    Boundary,
+    BoundaryKind,
+    Markers,
+    Tokens,
+    boundaries,
+    in_replies,
+)
 
 SYSTEM, USER, RESULT, REPLY = 90, 91, 92, 93
 KNOWN = Markers(user=(Tokens([USER]),), tool=(Tokens([RESULT]),), reply=(Tokens([REPLY]),))

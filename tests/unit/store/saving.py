@@ -14,7 +14,7 @@ from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.store import Store
-from unit.engine.slotfile.built import slot_file
+from unit.engine.slotfiles import slot_file
 
 ENGINE = "0123456789abcdef"  # a fingerprint
 _numbers = itertools.count(1)

@@ -11,13 +11,13 @@ import pytest
 from recipes import other_last_token, whole
 from slotkeeper.engine.slotfile import SlotFile, patched, repair_window
 from slotkeeper.engine.slotfile import keep as keep_records
-from slotkeeper.runtime.saving import Editing
+from slotkeeper.runtime.slot_files import Editing
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
-from unit.engine.slotfile.built import IDS, WINDOW, slot_file
+from unit.engine.slotfiles import IDS, WINDOW, slot_file
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
 
 

@@ -13,7 +13,7 @@ from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store.index import snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, MissingError, UnfitError
-from unit.engine.slotfile.built import whole_file
+from unit.engine.slotfiles import whole_file
 from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, offered, opened, times
 
 

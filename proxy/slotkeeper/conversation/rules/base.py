@@ -67,7 +67,7 @@ class Room:
     def limit(self) -> int:
         """Of a prompt: what is left is for the answer."""
         kept = self.context // ANSWER
-        return self.context - (kept if self.asked is None else min(kept, self.asked))
+        return self.context - (kept if self.asked is None else max(1, min(kept, self.asked)))
 
     @property
     def headroom(self) -> int:

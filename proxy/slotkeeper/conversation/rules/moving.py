@@ -11,12 +11,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.conversation import facts
-from slotkeeper.conversation.facts import FactKind
+from slotkeeper.conversation.facts import FactKind, facts_of, only_facts_differ
 from slotkeeper.conversation.layout import Edit, Message, Role, Text
 from slotkeeper.conversation.pruning import pruned
-from slotkeeper.conversation.rules import base
-from slotkeeper.conversation.rules.base import Fact, Mode, RuleName, Scene, new, paired
+from slotkeeper.conversation.rules.base import (
+    Fact,
+    Mode,
+    RuleName,
+    Scene,
+    carried,
+    has_been_here,
+    new,
+    ours,
+    paired,
+    place,
+    tellable,
+)
 
 LEAD: Final = "system"
 
@@ -34,7 +44,7 @@ class Drift:
     @property
     def only_facts(self) -> bool:
         """Whether nothing else in it changed."""
-        return self.now.text == self.first.text or facts.only_facts_differ(self.now, self.first)
+        return self.now.text == self.first.text or only_facts_differ(self.now, self.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +104,10 @@ def keyed(text: Text) -> dict[Key, TextSpan]:
     """The client's facts in a text, in their order."""
     count: Counter[tuple[FactKind, str]] = Counter()
     found: dict[Key, TextSpan] = {}
-    for fact in facts.of(text):
+    for fact in facts_of(text):
         phrase = text.text[fact.start : fact.end].rstrip()  # without the empty lines behind a reminder
         inner = fact.value if fact.kind is FactKind.REMINDER else phrase
-        if fact.kind is FactKind.REMINDER and base.ours(inner):
+        if fact.kind is FactKind.REMINDER and ours(inner):
             continue
         found[fact.kind, fact.label, count[fact.kind, fact.label]] = TextSpan(
             fact.start, fact.start + len(phrase), phrase, inner
@@ -123,7 +133,7 @@ def telling(scene: Scene, which: str, text: str, stands: str | None) -> Iterator
     """The fact, unless the model was told exactly this last; `stands`: what it reads in its old place."""
     if last_told(scene, which, stands) == text:
         return
-    if text == stands and base.has_been_here(scene.now, scene.before, scene.common):
+    if text == stands and has_been_here(scene.now, scene.before, scene.common):
         return  # it does not go back to what it was first: we put it back
     yield Fact(which, text)
 
@@ -133,7 +143,7 @@ def last_told(scene: Scene, which: str, stands: str | None) -> str | None:
     before = scene.before
     if before is None or which not in before.told:
         return stands
-    came = len(base.carried(scene.now, before, scene.common))
+    came = len(carried(scene.now, before, scene.common))
     if came == len(before.notes):
         return before.told[which]
     return None if came else stands
@@ -146,7 +156,7 @@ def read_anywhere(scene: Scene, text: str) -> bool:
     along = (first for _, _, first in pairs(scene))
     fresh = (scene.now.messages[at] for at in new(scene))
     return any(text in piece.text for message in (*along, *fresh) for piece in message.texts) or any(
-        text in note for told in base.carried(scene.now, scene.before, scene.common).values() for note in told
+        text in note for told in carried(scene.now, scene.before, scene.common).values() for note in told
     )
 
 
@@ -165,7 +175,7 @@ class Moving:
     safe: str
 
     def changes(self, scene: Scene) -> Iterator[Edit | Fact]:
-        if scene.before is None or base.place(scene.now, scene.common) is None:
+        if scene.before is None or place(scene.now, scene.common) is None:
             return
         for drift in drifts(scene):
             yield from self._back(scene, drift)
@@ -176,7 +186,7 @@ class Moving:
             return
         changes = []
         for key, span in now.items():
-            if not base.tellable(span.inner):
+            if not tellable(span.inner):
                 continue
             if span.phrase != first[key].phrase:
                 changes.append((span, first[key].phrase))
@@ -291,7 +301,7 @@ class Reminders:
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit | Fact]:
-        if scene.before is None or base.place(scene.now, scene.common) is None:
+        if scene.before is None or place(scene.now, scene.common) is None:
             return
         for where, message, first in changed(scene):
             yield from _as_first_sent(scene, where, message, first)
@@ -328,7 +338,7 @@ def _of_other_rules(now: Mapping[Key, TextSpan], first: Mapping[Key, TextSpan]) 
 
 
 def _tellable(spans: Iterable[TextSpan]) -> bool:
-    return all(base.tellable(span.inner) for span in spans)
+    return all(tellable(span.inner) for span in spans)
 
 
 def _text_of_then(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.api.routes import Api
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
 from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules import base

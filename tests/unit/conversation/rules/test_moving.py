@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.base import Fact
 from slotkeeper.conversation.rules.moving import (

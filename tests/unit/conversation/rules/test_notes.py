@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.conversation.layout import Conversation, Who, edited
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.base import Fact, note, note_edits

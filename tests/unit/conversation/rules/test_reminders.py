@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.moving import Countdown, Reminders
 from unit.conversation.rules.scenes import scene

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.api.routes import Api
+from slotkeeper.api.head import Api
 from slotkeeper.conversation.rules.restoring import SchemaKeys, ToolOrder
 from unit.conversation.rules.scenes import put_right
 

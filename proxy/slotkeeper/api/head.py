@@ -1,4 +1,4 @@
-"""Headers: which are passed on, the names of our own, and what of a request must not be written down.
+"""The head of a request: its route and its headers.
 
 Some clients call their session, or themselves, by their key. What is written down of a request, in a log, in
 the journal, in a metric or in a recording, holds none of its own credentials, and nothing that looks like a
@@ -11,15 +11,118 @@ import re
 from binascii import Error, a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
-from string import ascii_letters, digits
-from typing import Any, Final, Self
-from urllib.parse import parse_qsl
+from typing import Final, Self
+from urllib.parse import parse_qsl, unquote
 
-import orjson
 from multidict import CIMultiDict
 
-from slotkeeper.api.document import Doc, table
+
+class Api(StrEnum):
+    """What a route means to us. The value is the bounded label of metrics."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"  # OpenAI's text completions
+    COMPLETION = "completion"  # llama-server's own, which has two paths
+    INFILL = "infill"
+    RESPONSES = "responses"
+    MESSAGES = "messages"  # Anthropic's
+    TASK = "task"  # takes a slot that cannot be chosen
+    CONTROL = "control"  # save, restore or erase a slot
+    OTHER = "other"
+
+    @property
+    def generates(self) -> bool:
+        """Whether an answer is generated, so that a prompt is prefilled."""
+        return self in _GENERATES
+
+    @property
+    def pinnable(self) -> bool:
+        """Whether the engine reads `id_slot` here; on /v1/messages it drops it (T5)."""
+        return self.generates and self is not Api.MESSAGES
+
+
+_GENERATES: Final = frozenset(
+    {Api.CHAT, Api.COMPLETIONS, Api.COMPLETION, Api.INFILL, Api.RESPONSES, Api.MESSAGES},
+)
+
+_ROUTES: Final[dict[str, Api]] = {
+    "/v1/chat/completions": Api.CHAT,
+    "/chat/completions": Api.CHAT,
+    "/v1/completions": Api.COMPLETIONS,
+    # Unlike /v1/completions this one answers in the native shape, on both builds.
+    "/completions": Api.COMPLETION,
+    "/completion": Api.COMPLETION,
+    "/infill": Api.INFILL,
+    "/v1/responses": Api.RESPONSES,
+    "/responses": Api.RESPONSES,
+    "/v1/messages": Api.MESSAGES,
+    "/embedding": Api.TASK,
+    "/embeddings": Api.TASK,
+    "/v1/embeddings": Api.TASK,
+    "/rerank": Api.TASK,
+    "/reranking": Api.TASK,
+    "/v1/rerank": Api.TASK,
+    "/v1/reranking": Api.TASK,
+    "/audio/transcriptions": Api.TASK,
+    "/v1/audio/transcriptions": Api.TASK,
+    "/v1/systemone": Api.TASK,  # newest build only
+}
+
+
+def classify(method: str, path: str, prefix: str = "") -> Api:
+    """The meaning of `path` (without its query); `prefix` is the engine's --api-prefix.
+
+    A trailing slash is another route to the engine (404), so it is to us. Percent escapes are not:
+    the engine decodes a path before it looks it up. It decodes more than we do; see `request.plain`.
+    """
+    if method != "POST":
+        return Api.OTHER
+    if "%" in path:
+        path = unquote(path)
+    if not path.startswith(prefix):
+        return Api.OTHER
+    path = path[len(prefix) :]
+    head, _, slot = path.rpartition("/")
+    if head == "/slots" and "/" not in slot:
+        return Api.CONTROL
+    return _ROUTES.get(path, Api.OTHER)
+
+
+OPEN: Final = frozenset({"/health", "/v1/health"})
+_OF_CLIENTS: Final = frozenset(
+    {
+        *(("GET", path) for path in ("/v1/models", "/models", "/api/tags", "/props")),
+        *(("POST", path) for path in ("/tokenize", "/detokenize", "/apply-template", "/api/show")),
+        *(("POST", path) for path in ("/v1/messages/count_tokens", "/v1/responses/input_tokens")),
+        *(("POST", f"{v1}/chat/completions/input_tokens") for v1 in ("", "/v1")),
+    }
+)
+
+
+def is_open(method: str, path: str, prefix: str = "") -> bool:
+    """Whether the engine, too, answers this without a key: it has no private data."""
+    return method == "OPTIONS" or (method in {"GET", "HEAD"} and path.removeprefix(prefix) in OPEN)
+
+
+def is_for_clients(api: Api, method: str, path: str, prefix: str = "") -> bool:
+    """Whether this shows and changes nothing but the client's own.
+
+    What is not known here is for operators: slots, metrics, adapters, the web UI, resumed streams. Paths
+    are not decoded: one with escapes in it is for operators too.
+    """
+    if api in {Api.OTHER, Api.CONTROL}:
+        return ("GET" if method == "HEAD" else method, path.removeprefix(prefix)) in _OF_CLIENTS
+    return True
+
+
+def takes_form(path: str) -> bool:
+    """Whether this route of `Api.TASK` reads a form with a file: its fields are text, which names no slot."""
+    return unquote(path).endswith("/audio/transcriptions")
+
+
+# -- what of a request must not be written down ----------------------------------------------------------
 
 NAMES: Final = ("auth", "cookie", "key", "secret", "token", "password")  # in the name of what holds one
 LEAST: Final = 12  # characters; what is shorter may be a part of any word, and is sought as a whole word only
@@ -165,75 +268,3 @@ def hops(values: Iterable[str]) -> list[str]:
 def request_id(value: str | None, fresh: Callable[[], str]) -> str:
     """The client's own id where it is safe in a log and a header, else a fresh one."""
     return value if value is not None and _SAFE_ID.fullmatch(value) else fresh()
-
-
-# -- a client's own name for its conversation ------------------------------------------------------------
-# It means something only together with the client: two may use the same.
-
-LONGEST_NAME: Final = 512  # characters: longer is data, not a name
-# The most telling first. Codex gives its main agent, its sub-agents and its compactions one session and one
-# cache key, and each agent a thread of its own.
-SESSION_HEADERS: Final = (
-    CONVERSATION.lower(),
-    "thread-id",
-    "x-conversation-id",
-    "x-session-id",
-    "session-id",
-    "session_id",
-    "x-session-affinity",
-    "x-affinity",
-)
-_KEYS: Final = ("conversation", "conversation_id", "thread_id", "session_id", "chat_id", "prompt_cache_key")
-_TABLES: Final = ("client_metadata", "", "metadata")  # "": the body itself
-_USER: Final = "user_id"
-_SESSION: Final = "_session_"
-_OF_SESSIONS: Final = frozenset(f"{ascii_letters}{digits}-")
-
-
-def named(headers: Mapping[str, str], doc: Doc) -> str | None:
-    """The most telling name that a request gives its conversation; None where it gives none.
-
-    A user's id is no name of a conversation unless it holds a session (Claude Code's does): a user has many.
-    """
-    given = {name.lower(): value for name, value in headers.items()}
-    offers = [name for header in SESSION_HEADERS if (name := _name(given.get(header)))]
-    if (name := _in_body(doc) or _name(_session(table(doc, "metadata").get(_USER)))) is not None:
-        offers.append(name)
-    secrets = Secrets.of(given) if offers else None
-    return next((name for name in offers if secrets and not secrets.stand_in(name)), None)
-
-
-def offered(doc: Doc) -> str | None:
-    """Whatever the body alone offers as a name, the id of a user at the last."""
-    return _in_body(doc) or _name(doc.get(_USER)) or _name(table(doc, "metadata").get(_USER))
-
-
-def _in_body(doc: Doc) -> str | None:
-    for source in _TABLES:
-        values = table(doc, source) if source else doc
-        for key in _KEYS:
-            value = values.get(key)
-            if key == "conversation" and isinstance(value, dict):  # the Responses API's object
-                value = value.get("id")
-            if name := _name(value):
-                return name
-    return None
-
-
-def _name(value: Any) -> str | None:
-    return value if isinstance(value, str) and 0 < len(value) <= LONGEST_NAME else None
-
-
-def _session(user: Any) -> Any:
-    """The session in Claude Code's `user_..._account_..._session_...`, or in the JSON that it became."""
-    if not isinstance(user, str):
-        return None
-    if not user.startswith("{"):
-        _, found, session = user.rpartition(_SESSION)
-        fits = found and len(session) <= LONGEST_NAME and _OF_SESSIONS.issuperset(session)
-        return session if fits else None
-    try:
-        told = orjson.loads(user)
-    except orjson.JSONDecodeError:
-        return None
-    return told.get("session_id") if isinstance(told, dict) else None

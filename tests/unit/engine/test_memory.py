@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from slotkeeper.bench.models import Tiny, build
+from slotkeeper.engine.traits import memory_kind
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.vocab.gguf import GgufHeader, memory_kind, read_header
+from slotkeeper.vocab.gguf import GgufHeader, read_header
 
 
 @pytest.mark.parametrize(

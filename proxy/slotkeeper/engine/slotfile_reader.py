@@ -28,7 +28,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import BinaryIO, Final
 
-from slotkeeper.engine.slotfile.values import (
+from slotkeeper.engine.slotfile import (
+    APPENDIX_HEAD,
+    APPENDIX_MAGIC,
+    APPENDIX_VERSION,
     BEFORE_IDS,
     HEADER,
     BeyondError,
@@ -199,9 +202,6 @@ class _Walker:
 
 # -- the appendix: checkpoints ---------------------------------------------------------------------------
 
-APPENDIX_MAGIC: Final = b"SCKP"
-APPENDIX_VERSION: Final = 1
-APPENDIX_HEAD: Final = struct.Struct("<4sII")
 FIELDS: Final = struct.Struct("<qii")
 LENGTH: Final = struct.Struct("<Q")
 BLOBS: Final = 3
@@ -210,10 +210,6 @@ MAX_RECORDS: Final = 4096  # --ctx-checkpoints is 32 unless told otherwise
 
 CHUNK: Final = 4 << 20  # bytes
 MAX_HITS: Final = 64  # places that look like the beginning; by chance there is none
-
-
-def head(count: int) -> bytes:
-    return APPENDIX_HEAD.pack(APPENDIX_MAGIC, APPENDIX_VERSION, count)
 
 
 def begins(view: View, at: int) -> bool:

@@ -8,9 +8,10 @@ from io import BytesIO
 
 import pytest
 
-from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, read
+from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict
+from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.types import Tokens
-from unit.engine.slotfile.built import (
+from unit.engine.slotfiles import (
     IDS,
     KINDS,
     WINDOW,

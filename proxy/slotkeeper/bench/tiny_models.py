@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from slotkeeper.bench.tiny.weights import HEAD_DIM, N_FLAGS, D, Sheet, slow_decay
+from slotkeeper.bench.tiny_weights import HEAD_DIM, N_FLAGS, D, Sheet, slow_decay
 from slotkeeper.vocab.bpe import byte_alphabet
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from slotkeeper.bench.tiny.weights import Array, Vocabulary
+    from slotkeeper.bench.tiny_weights import Array, Vocabulary
 
 # What the token just read means for the next one: go on thinking or answering, end either,
 # begin either, call a tool, have called it. ONE is always set: a bias.

@@ -9,7 +9,7 @@ import pytest
 
 from recipes import made, other_last_token, whole
 from slotkeeper.engine.slotfile import Patch, keep, patched, repair_window
-from unit.engine.slotfile.built import (
+from unit.engine.slotfiles import (
     IDS,
     KINDS,
     WINDOW,

@@ -6,7 +6,7 @@ import pytest
 
 from recipes import made, whole
 from slotkeeper.engine.slotfile import keep, size_of
-from unit.engine.slotfile.built import KINDS, slot_file, whole_file
+from unit.engine.slotfiles import KINDS, slot_file, whole_file
 
 
 @pytest.mark.parametrize("kind", KINDS)

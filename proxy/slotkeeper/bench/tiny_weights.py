@@ -112,7 +112,7 @@ FF: Final = 128
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 32
 EPS: Final = 1e-6
 # The first dimensions of the residual stream are flags: layers read them and never write them
-# (`architectures` says what they mean), so the text stays well-behaved whatever the noise does.
+# (`tiny_models` says what they mean), so the text stays well-behaved whatever the noise does.
 N_FLAGS: Final = 9
 
 

@@ -7,7 +7,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 
-from slotkeeper.engine.slotfile import Damage, SlotFile, read
+from slotkeeper.engine.slotfile import Damage, SlotFile
+from slotkeeper.engine.slotfile_reader import read
 
 WINDOW = 8  # tokens
 IDS = tuple(range(100, 120))

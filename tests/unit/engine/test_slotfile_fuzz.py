@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recipes import whole
 from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, keep, size_of
-from unit.engine.slotfile.built import KINDS, header, slot_file, verdict_on
+from unit.engine.slotfiles import KINDS, header, slot_file, verdict_on
 
 files = st.sampled_from([slot_file(kind, version) for kind in KINDS for version in (2, 4)])
 with_checkpoints = st.sampled_from([slot_file(kind, cuts=(4, 16)) for kind in KINDS])
