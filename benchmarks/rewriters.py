@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from benchmarks.pruners import CLEARED
 from slotkeeper.api.document import Doc
 from slotkeeper.bench.sessions import PLAIN, Script, Turn, prose, result
 from slotkeeper.conversation.divergence import Cause
@@ -167,6 +168,14 @@ def _trimmed(_: int, number: int, body: Doc) -> Doc:
     return {**body, "messages": trimmed}
 
 
+def _pruned(task: int, number: int, body: Doc) -> Doc:
+    """In the second task one more of the old results is gone at each request."""
+    results = [at for at, message in enumerate(body["messages"]) if message["role"] == "tool"]
+    gone = results[: max(0, number - CALLS) if task else 0]
+    messages = [{**m, "content": CLEARED} if at in gone else m for at, m in enumerate(body["messages"])]
+    return {**body, "messages": messages}
+
+
 _DAYS: Final = ("Saturday, November 21, 2026", "Sunday, November 22, 2026")
 
 REWRITERS: Final[Mapping[RuleName, Rewriter]] = MappingProxyType(
@@ -177,6 +186,7 @@ REWRITERS: Final[Mapping[RuleName, Rewriter]] = MappingProxyType(
             Rewriter(RuleName.TOOL_ORDER, Cause.TOOL_ORDER, _other_order),
             Rewriter(RuleName.SCHEMA_KEYS, Cause.KEY_ORDER, _other_keys),
             Rewriter(RuleName.TOOL_CALLS, Cause.CALL_RERENDERED, _rewritten_calls),
+            Rewriter(RuleName.PRUNED_RESULTS, Cause.RESULT_PRUNED, _pruned),
             Rewriter(RuleName.TRAILING_WHITESPACE, Cause.WHITESPACE, _trimmed),
             Rewriter(
                 RuleName.DATE, Cause.DATE, _in_system(lambda task, _: f"Current date: 2026-11-2{task + 1}")

@@ -2,8 +2,9 @@
 
 `python -m benchmarks.rewriting [--builds b10434 ...] [--ways stock observe fix]`. One short session for each
 rule, on the hybrid model. `--traces FILE.jsonl ...` plays recorded sessions instead: on stock, and through a
-sidecar with its defaults in front of the same flags. Tokens are those that clients waited for; beside them
-both ratios, waited and total. The oracle is that of the requests as the clients sent them.
+sidecar with its defaults in front of the same flags. With `--prune WAY` old results in recorded chats are
+pruned first, as an agent does it (`pruners`); `--context` is that of a slot. Tokens are those that clients
+waited for; beside them both ratios, waited and total. The oracle is that of requests as clients sent them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
+from benchmarks.pruners import PRUNERS, pruned
 from benchmarks.rewriters import REWRITERS, Rewriter
 from benchmarks.scenarios import BUILDS
 from benchmarks.ways import Way, opened
@@ -45,28 +47,33 @@ def scripted(rewriter: Rewriter) -> Played:
     return lambda target: play(rewriter(), target, session=rewriter.rule.value)
 
 
-def recorded(path: Path) -> Played:
+def recorded(path: Path, prune: str | None = None) -> Played:
     async def played(target: Target) -> list[Sample]:
         entries = [entry for entry in merged([read(path)]) if generates(entry)]
-        return [(await target.fire(shot(entry, REPLY))).sample for entry in entries]
+        sent = pruned(entries, prune) if prune else entries
+        return [(await target.fire(shot(entry, REPLY))).sample for entry in sent]
 
     return played
 
 
-async def measured(name: str, played: Played, build: str, ways: Sequence[str]) -> list[Row]:
+async def measured(
+    name: str, played: Played, build: str, ways: Sequence[str], context: int = CONTEXT
+) -> list[Row]:
     """One row for each way."""
     rows = []
     for way in ways:
         kind, settings = WAYS[way]
-        opening = opened(kind, build, Tiny.HYBRID, context_tokens=CONTEXT, **settings)
+        opening = opened(kind, build, Tiny.HYBRID, context_tokens=context, **settings)
         async with opening as scene, Target(scene.base) as target:
-            found = totals(await played(target))
+            samples = await played(target)
+            found = totals(samples)
             if found.failed or found.uncounted:
                 raise RuntimeError(f"{name}, {way}: {found.failed} requests failed")
         sums = found.sums
         rows.append(
             {"session": name, "build": build, "way": way, "oracle": sums.oracle, "client": sums.client}
             | {"planted": sums.plant, "idle": sums.idle, "waited": sums.waited, "total": found.total}
+            | {"longest": max(sample.prompt or 0 for sample in samples)}
         )
     return rows
 
@@ -85,11 +92,13 @@ def table(rows: Sequence[Row], ways: Sequence[str]) -> Table:
     return shown
 
 
-async def run(sessions: Mapping[str, Played], builds: Sequence[str], ways: Sequence[str]) -> list[Row]:
+async def run(
+    sessions: Mapping[str, Played], builds: Sequence[str], ways: Sequence[str], context: int
+) -> list[Row]:
     rows: list[Row] = []
     for name, played in sessions.items():
         for build in builds:
-            rows += await measured(name, played, build, ways)
+            rows += await measured(name, played, build, ways, context)
             console.print(
                 f"[dim]{name} {build} {[row['client'] + row['planted'] for row in rows[-len(ways) :]]}[/dim]"
             )
@@ -101,14 +110,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--builds", nargs="+", default=BUILDS, choices=BUILDS)
     parser.add_argument("--traces", nargs="+", type=Path, default=[], metavar="FILE")
     parser.add_argument("--ways", nargs="+", choices=WAYS)
+    parser.add_argument("--prune", choices=PRUNERS, metavar="WAY", help="in recorded chats: %(choices)s")
+    parser.add_argument("--context", type=int, default=CONTEXT, metavar="TOKENS", help="of a slot")
     args = parser.parse_args(argv)
-    ways = args.ways or (RECORDED if args.traces else SCRIPTED)
+    ways = args.ways or (RECORDED if args.traces and not args.prune else SCRIPTED)
     configure("error", "console")
-    sessions = {f"{path.parent.name}/{path.name.partition('.')[0]}": recorded(path) for path in args.traces}
+    names = {path: f"{path.parent.name}/{path.name.partition('.')[0]}" for path in args.traces}
+    sessions = {name: recorded(path, args.prune) for path, name in names.items()}
     sessions = sessions or {rule.value: scripted(rewriter) for rule, rewriter in REWRITERS.items()}
-    rows = asyncio.run(run(sessions, args.builds, ways))
+    rows = asyncio.run(run(sessions, args.builds, ways, args.context))
     console.print(table(rows, ways))
-    keep("recorded" if args.traces else "rewriting", rows)
+    keep("pruned" if args.prune else "recorded" if args.traces else "rewriting", rows)
     return 0
 
 

@@ -55,6 +55,15 @@ def test_tools_are_put_in_order_only_if_that_saves_what_it_moves():
         assert play << both(OWN, CHANGED) >> goes("r2", changed=taken)
 
 
+def test_what_is_put_back_goes_out_only_if_it_leaves_room_and_waits_for_its_tokens():
+    """Elsewhere messages would decide it, as in the first of these tests."""
+    for most, taken in ((len(CHANGED), True), (len(CHANGED) - 1, False)):
+        play = begun("dense")
+        assert play << arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED, most=most)
+        assert play << both(OWN, CHANGED) >> goes("r2", changed=taken)
+        assert weighed(play) == Weighed(own=1400, changed=100, taken=taken)
+
+
 @pytest.mark.parametrize(
     ("own", "changed", "prices"),
     [

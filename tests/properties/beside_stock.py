@@ -65,16 +65,18 @@ def _tokens(text: str) -> tuple[int, ...]:
 
 
 class World:
-    """`rules` as a user writes them."""
+    """`rules` as a user writes them. A slot holds `context` tokens, as far as we are told."""
 
-    def __init__(self, *rules: str, slots: int) -> None:
+    def __init__(self, *rules: str, slots: int, context: int = 0) -> None:
+        self._context = context
         self.rewriting = Rewriting(Choice.of(rules, DEFAULTS), Metrics())
         self.engine = SimulatedEngine(slots)
         self.placement = Placement(HERE, limits=Limits(idle_tokens=0))
         self.work = 0  # prompt tokens that the engine has computed
         self.fixed = 0
+        self.sent: Doc = {}  # the last request, as it went out
         self._clock = 0.0
-        self._asked = 0
+        self.asked = 0
         self._effects: deque[Effect] = deque()
         traits = EngineTraits(n_slots=slots, memory=Memory.DENSE, ram_cache=False)
         self._post(EngineUp(at=0.0, engine=HERE, traits=traits))
@@ -84,13 +86,14 @@ class World:
         self.rewriting = Rewriting(Choice.of(("all=off",), DEFAULTS), Metrics())
 
     def ask(self, doc: Doc, reply: Doc, **headers: str) -> None:
-        self._asked += 1
+        self.asked += 1
         self._clock += 1.0
-        request = RequestId(f"r{self._asked}")
+        request = RequestId(f"r{self.asked}")
         more: dict[str, Any] = {"request_id": request, "client": "anna", "headers": headers, "size": 1000}
-        taken = at_once(self.rewriting.take(Api.CHAT, doc, now=self._clock, **more))
+        more |= {"now": self._clock, "context": self._context}
+        taken = at_once(self.rewriting.take(Api.CHAT, doc, **more))
         assert taken is not None
-        rewritten = taken.rewritten
+        rewritten, (moved, most) = taken.rewritten, taken.bounds
         self._post(
             Arrived(
                 at=self._clock,
@@ -98,7 +101,8 @@ class World:
                 client=ClientId("anna"),
                 hash_chain=read(Api.CHAT, doc).hash_chain,
                 rewritten=None if rewritten is None else read(Api.CHAT, rewritten).hash_chain,
-                moved=taken.outcome.moved,
+                moved=moved,
+                most=most,
             )
         )
         other = None if rewritten is None else tokens_of(rewritten)
@@ -116,6 +120,7 @@ class World:
                     self.rewriting.goes(taken, changed=effect.changed)
                     sent = taken.rewritten if effect.changed and taken.rewritten is not None else doc
                     self.fixed += effect.changed
+                    self.sent = sent
                     task = self._run(Task(request, tokens_of(sent), effect.slot))
                     if late is not None:
                         self._post(late)

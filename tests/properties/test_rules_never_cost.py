@@ -31,7 +31,9 @@ SETTINGS = settings(
 MORE = 64  # tokens for each conversation
 NAMES = ("read", "write", "edit", "search", "shell", "plan", "ask", "agent")
 SERVER = ("mcp_query", "mcp_list", "mcp_get")
-WAYS = ("keys", "order", "trimmed", "arguments", "ids", "stamp")
+WAYS = ("keys", "order", "trimmed", "arguments", "ids", "stamp", "pruned")
+RULES = "pruned_results=fix"  # which only observes by itself
+CONTEXT = 1 << 11  # tokens of a slot: most sessions outgrow what is put back at some time
 TITLES = "You are a title generator. Answer with nothing but a title of at most five words."
 SESSION = {"x-session-id": "one", "User-Agent": "agent/1"}
 
@@ -69,7 +71,7 @@ class Mixed(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 3))
     def build(self, slots: int) -> None:
         self.slots = slots
-        self.ours, self.stock = World(slots=slots), World("all=off", slots=slots)
+        self.ours, self.stock = World(RULES, slots=slots, context=CONTEXT), World("all=off", slots=slots)
         self.talks: list[Talk] = []
         self.sent: list[tuple[Doc, Doc]] = []  # requests and their replies
         self.asked = 0
@@ -167,6 +169,8 @@ class Mixed(RuleBasedStateMachine):
         message = deepcopy(message)
         if "trimmed" in ways:
             message["content"] = message["content"].strip()
+        if "pruned" in ways and "tool_call_id" in message and Random(message["content"]).randrange(4) >= seed:
+            message["content"] = "<MASKED>"
         if "ids" in ways and "tool_call_id" in message:
             message["tool_call_id"] += f"_{seed}"
         for call in message.get("tool_calls", ()):
@@ -199,7 +203,7 @@ class Each(Mixed):
 
     def unchanged(self) -> World:
         """The same world, but for the last request, which no rule changes."""
-        world = World(slots=self.slots)
+        world = World(RULES, slots=self.slots, context=CONTEXT)
         for doc, reply in self.sent[:-1]:
             ask(world, doc, reply)
         world.without_rules()

@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from slotkeeper.api import anthropic, openai, responses
-from slotkeeper.api.document import Doc, NotOurs, Prompt, SeenRequest, Shape, hash_chain, offered
+from slotkeeper.api.document import Doc, NotOurs, Prompt, SeenRequest, Shape, hash_chain, integer, offered
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
@@ -301,6 +301,23 @@ def _shape(api: Api, doc: Doc) -> Shape:
             return openai.infill(doc)
         case _:
             raise NotOurs("route")
+
+
+# How each API names the most tokens that an answer may have.
+CAPS: Final[dict[Api, tuple[str, ...]]] = {
+    Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
+    Api.COMPLETIONS: ("max_tokens", "n_predict"),
+    Api.COMPLETION: ("n_predict", "max_tokens"),
+    Api.INFILL: ("n_predict", "max_tokens"),
+    Api.RESPONSES: ("max_output_tokens", "n_predict"),
+    Api.MESSAGES: ("max_tokens",),
+}
+
+
+def answer_cap(api: Api, doc: Doc) -> int | None:
+    """The most tokens that an answer may have, as its client says; None (-1, null): no limit."""
+    caps = (integer(doc.get(name)) for name in CAPS.get(api, ()))
+    return min((cap for cap in caps if cap is not None and cap >= 0), default=None)
 
 
 # -- laid out: which strings of a body reach its prompt, and where they stand ----------------------------

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from slotkeeper.api.document import Doc, integer, table, text
 from slotkeeper.api.head import Api, classify, forwardable
+from slotkeeper.api.request import CAPS
 from slotkeeper.bench.measure import Sample, comparison, impossible, notes, wide_console
 from slotkeeper.bench.target import Shot, Target
 from slotkeeper.config import UsageError
@@ -137,15 +138,6 @@ def _body(value: Any) -> Doc | None:
 
 # -- sent again ------------------------------------------------------------------------------------------
 
-# How each API names the cap of a reply; the first is added where none is there.
-CAPS: Final[dict[Api, tuple[str, ...]]] = {
-    Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
-    Api.COMPLETIONS: ("max_tokens", "n_predict"),
-    Api.COMPLETION: ("n_predict", "max_tokens"),
-    Api.INFILL: ("n_predict", "max_tokens"),
-    Api.RESPONSES: ("max_output_tokens", "n_predict"),
-    Api.MESSAGES: ("max_tokens",),
-}
 # Keys of another server, and what the answer is to be packed in.
 NOT_SENT: Final = ("authorization", "x-api-key", "host", "content-length", "content-type", "accept-encoding")
 

@@ -298,11 +298,17 @@ def add_lint(commands: Any) -> None:
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.jsonl", help="also .jsonl.xz")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of tables")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="TOKENS",
+        help="of a slot: how much room there is for results that an agent has pruned (default: enough)",
+    )
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.bench.measure import wide_console
         from slotkeeper.cli.lint import lint
 
-        return lint(args.traces, wide_console(), as_json=args.json)
+        return lint(args.traces, wide_console(), as_json=args.json, context=args.context)
 
     parser.set_defaults(run=run)

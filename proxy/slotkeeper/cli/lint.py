@@ -1,7 +1,8 @@
 """`slotkeeper lint`: what the agents in a recording rewrite, what that costs, and what puts it right.
 
 No engine is asked: costs are characters of the requests that had to be computed again though nothing in
-them changed, as tokens of about 3.6 characters.
+them changed, as tokens of about 3.6 characters. Pruned results are put back as the rule for them would do it,
+since that depends on the room in the context, and a later request may pay for what an earlier one saved.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from rich.table import Table
 from rich.text import Text
 
 from slotkeeper.api.document import named
-from slotkeeper.api.head import classify
-from slotkeeper.api.request import lay_out
+from slotkeeper.api.head import Api, classify
+from slotkeeper.api.request import answer_cap, lay_out
 from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
 from slotkeeper.cli.terminal import one_line
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Cause, Explained, explain
-from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION
-from slotkeeper.conversation.layout import Layout, Section, Who
-from slotkeeper.conversation.rules.apply import DEFAULTS
-from slotkeeper.conversation.rules.base import Mode, RuleName
+from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, parted
+from slotkeeper.conversation.layout import Conversation, Layout, Section, Who
+from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
+from slotkeeper.conversation.rules.base import Mode, Room, RuleName
+from slotkeeper.conversation.rules.results import PrunedResults
 
 CHARACTERS_A_TOKEN: Final = 3.6  # of code and English, in the vocabularies of today
+BOUNDLESS: Final = 1 << 40  # tokens of a context in which everything has room
 NEGLIGIBLE: Final = 720  # characters: 200 tokens are computed faster than anything puts them right
 
 
@@ -55,6 +58,7 @@ class LintFinding:
     message: int | None = None  # of the dearest one
     times: int = 0
     characters: int = 0
+    saved: int = 0  # characters of those that its rule would have saved
     dearest: int = 0
     session: str = ""  # of the dearest one, as the next four
     request: int = 0  # the how manieth of its session
@@ -97,10 +101,15 @@ class LintReport:
         return sum(session.kinds.total() for session in self.sessions)
 
 
-def lint(traces: Sequence[Path], console: Console, *, as_json: bool = False) -> int:
-    """Read, explain, print. Returns the exit code: 1 when something costs. Raises UsageError."""
+def lint(
+    traces: Sequence[Path], console: Console, *, as_json: bool = False, context: int | None = None
+) -> int:
+    """Read, explain, print; a slot has `context` tokens. Returns the exit code: 1 when something costs.
+
+    Raises UsageError.
+    """
     try:
-        report = examined([read(path) for path in traces])
+        report = examined([read(path) for path in traces], context or BOUNDLESS)
     except TraceError as error:
         raise UsageError(str(error)) from None
     if as_json:
@@ -110,9 +119,10 @@ def lint(traces: Sequence[Path], console: Console, *, as_json: bool = False) -> 
     return int(bool(report.findings))
 
 
-def examined(traces: Sequence[Trace]) -> LintReport:
+def examined(traces: Sequence[Trace], context: int = BOUNDLESS) -> LintReport:
     """All requests in the order in which they were sent: agents that ran beside each other stay so."""
     book = Conversations()
+    held: Counter[str] = Counter()  # characters that each client's pruned results would not have cost
     sessions: dict[tuple[str, str], Session] = {}
     findings: dict[tuple[str, Cause, Section, RuleName | None], LintFinding] = {}
     others = 0
@@ -123,11 +133,15 @@ def examined(traces: Sequence[Trace]) -> LintReport:
             continue
         key = entry.client, entry.session
         session = sessions.setdefault(key, Session(*key))
-        explained = _next(book, entry, layout)
+        explained, saved = _next(book, entry, layout, context)
+        held[entry.client] += saved
         session.kinds[explained.kind.value] += 1
         if costs(explained) and explained.divergence and explained.cause:
             what = entry.client, explained.cause, explained.divergence.section, explained.rule
             findings.setdefault(what, LintFinding(*what)).add(session, explained)
+    for found in findings.values():
+        pruned = found.rule is RuleName.PRUNED_RESULTS
+        found.saved = max(0, held[found.client]) if pruned else found.characters if found.rule else 0
     return LintReport(
         sessions=list(sessions.values()),
         findings=sorted(findings.values(), key=lambda found: -found.characters),
@@ -139,7 +153,11 @@ def examined(traces: Sequence[Trace]) -> LintReport:
 def laid_out(entry: Entry) -> Layout | None:
     if entry.body is None:
         return None
-    return lay_out(classify(entry.method, entry.path.partition("?")[0]), entry.body)
+    return lay_out(api_of(entry), entry.body)
+
+
+def api_of(entry: Entry) -> Api:
+    return classify(entry.method, entry.path.partition("?")[0])
 
 
 def costs(explained: Explained) -> bool:
@@ -152,12 +170,31 @@ def about(characters: int) -> int:
     return round(characters / CHARACTERS_A_TOKEN)
 
 
-def _next(book: Conversations, entry: Entry, layout: Layout) -> Explained:
-    who = Who(entry.client, named(entry.headers, entry.body or {}))
+def _next(book: Conversations, entry: Entry, layout: Layout, context: int) -> tuple[Explained, int]:
+    """What it is, and the characters that are not computed again, or are, if pruned results are put back."""
+    body, api = entry.body or {}, api_of(entry)
+    who = Who(entry.client, named(entry.headers, body))
     match = book.find(who, layout)
     explained = explain(match, layout)
-    book.saw(match, who, received=layout, sent=layout, notes={}, told={}, now=entry.at)
-    return explained
+    sent = canonical(
+        body,
+        layout,
+        match,
+        rules=(PrunedResults(),),
+        modes={RuleName.PRUNED_RESULTS: Mode.FIX},
+        lay_out=lambda doc: lay_out(api, doc),
+        room=Room(context, answer_cap(api, body)),
+    ).layout
+    saved = _saved(match.remembered, explained, layout, sent)
+    book.saw(match, who, received=layout, sent=sent, notes={}, told={}, now=entry.at)
+    return explained, saved
+
+
+def _saved(before: Conversation | None, explained: Explained, layout: Layout, sent: Layout) -> int:
+    if before is None or (sent is layout and before.sent is before.received):
+        return 0
+    theirs, ours = explained.divergence, parted(before.sent, sent)
+    return (theirs.lost if theirs else 0) - (ours.lost if ours else 0)
 
 
 # -- for programs --------------------------------------------------------------------------------------
@@ -169,7 +206,10 @@ def document(report: LintReport) -> dict[str, Any]:
         "others": report.others,
         "tokens_about": sum(found.tokens for found in report.findings),
         "sessions": [{**asdict(session), "kinds": dict(session.kinds)} for session in report.sessions],
-        "findings": [{**asdict(f), "mode": f.mode, "tokens_about": f.tokens} for f in report.findings],
+        "findings": [
+            {**asdict(f), "mode": f.mode, "tokens_about": f.tokens, "saved_about": about(f.saved)}
+            for f in report.findings
+        ],
         "problems": report.problems,
     }
 
@@ -235,7 +275,8 @@ def advice(findings: Sequence[LintFinding]) -> Iterator[str]:
     """How to switch on what would have helped."""
     saved: Counter[RuleName] = Counter()
     for found in findings:
-        if found.rule and found.mode is not Mode.FIX:
-            saved[found.rule] += found.tokens
+        if found.rule and found.mode is not Mode.FIX and about(found.saved):
+            saved[found.rule] += about(found.saved)
     for rule, tokens in saved.most_common():
-        yield f"`slotkeeper serve --rules {rule}=fix` would have saved about {tokens:,} of these tokens."
+        told = f"`slotkeeper serve --rules {rule}=fix` would have saved about {tokens:,} of these tokens"
+        yield f"{told}, where a slot has room for them." if rule is RuleName.PRUNED_RESULTS else f"{told}."

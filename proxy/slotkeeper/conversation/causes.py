@@ -24,7 +24,8 @@ from slotkeeper.conversation.divergence import (
 from slotkeeper.conversation.facts import FoundFact, digest, facts
 from slotkeeper.conversation.layout import NOWHERE, Conversation, Layout, Match, Message, Role, Section, says
 from slotkeeper.conversation.likeness import RequestKind, another_agent, asks_for_summary, kind_at, tool_name
-from slotkeeper.conversation.phrases import FILES, PRUNED
+from slotkeeper.conversation.phrases import FILES
+from slotkeeper.conversation.pruning import pruned
 from slotkeeper.conversation.rules.base import RuleName
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
@@ -251,23 +252,19 @@ def _of_messages(old: tuple[Message, ...], new: tuple[Message, ...], at: int, fo
     was, now = old[at], new[at]
     if says(was, FILES) or says(now, FILES):
         return Cause.FILE_REFRESHED
+    if pruned(now, was):
+        return Cause.RESULT_PRUNED
     if moved := _came_or_went(old[at : at + NEAR], new[at : at + NEAR]):
         return moved
     if was.role is not now.role:
         return Cause.MESSAGE_EDITED
     if reasoned := _of_reasoning(was, now):
         return reasoned
-    if _result_pruned(now):
-        return Cause.RESULT_PRUNED
     if was.media != now.media:
         return Cause.MESSAGE_EDITED
     if was.has_texts_of(now):
         return _of_calls(was, now)
     return _of_value(found) or _otherwise(was, now)
-
-
-def _result_pruned(message: Message) -> bool:
-    return any(text.text.startswith(PRUNED) for text in message.texts if text.section is Section.RESULT)
 
 
 def _came_or_went(old: tuple[Message, ...], new: tuple[Message, ...]) -> Cause | None:

@@ -322,7 +322,7 @@ class Cause(StrEnum):
     REASONING_DROPPED = "reasoning_dropped"
     REASONING_ADDED = "reasoning_added"
     REASONING_EDITED = "reasoning_edited"
-    RESULT_PRUNED = "result_pruned"  # an old tool result was removed
+    RESULT_PRUNED = "result_pruned"  # less of it stands there than before
     MESSAGE_EDITED = "message_edited"
     MESSAGE_INSERTED = "message_inserted"
     MESSAGE_REMOVED = "message_removed"
@@ -368,7 +368,7 @@ CAUSES: Final[Mapping[Cause, Seen]] = MappingProxyType(
         Cause.REASONING_DROPPED: Seen("reasoning was dropped", RuleName.REASONING),
         Cause.REASONING_ADDED: Seen("reasoning was added"),
         Cause.REASONING_EDITED: Seen("reasoning was edited", RuleName.REASONING),
-        Cause.RESULT_PRUNED: Seen("the result of a tool was pruned"),
+        Cause.RESULT_PRUNED: Seen("the result of a tool was pruned", RuleName.PRUNED_RESULTS),
         Cause.MESSAGE_EDITED: Seen("a message was edited"),
         Cause.MESSAGE_INSERTED: Seen("a message was inserted"),
         Cause.MESSAGE_REMOVED: Seen("a message was removed"),

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from slotkeeper.conversation.layout import Call, Layout, Message, Role, Section, Text
+from slotkeeper.conversation.layout import Call, Message, Role, Section, Text
 from slotkeeper.conversation.phrases import FORMS, PROGRAMS, FactKind, PhraseForm
 
 __all__ = ["FactKind", "FoundFact", "bare", "facts", "facts_of", "only_facts_differ"]
@@ -219,20 +219,6 @@ def same(one: Message, other: Message) -> bool:
     How its text is parted is nothing, and so are blank lines: a fact may have stood between them.
     """
     return one is other or _alike(one, other) or _form(one) == _form(other)
-
-
-def common(old: Layout, new: Layout) -> int:
-    """How many messages behind the system text are the same, from the first on.
-
-    Cheap where texts are equal: only those that differ are looked into.
-    """
-    pairs = zip(old.messages[old.lead :], new.messages[new.lead :], strict=False)
-    count = 0
-    for one, other in pairs:
-        if not same(one, other):
-            break
-        count += 1
-    return count
 
 
 def digest(message: Message) -> bytes:

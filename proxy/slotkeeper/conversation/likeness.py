@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.conversation.divergence import Divergence, common_start, first_difference, json_text, parted
-from slotkeeper.conversation.facts import common, digest, same
+from slotkeeper.conversation.facts import digest, same
 from slotkeeper.conversation.layout import (
     NOWHERE,
     Conversation,
@@ -28,6 +28,7 @@ from slotkeeper.conversation.layout import (
     user_says,
 )
 from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
+from slotkeeper.conversation.pruning import common
 
 DIGEST_BYTES: Final = 16
 SAID: Final = "said:"  # before the keys of replies without calls

@@ -68,9 +68,31 @@ EXAMPLES: Final = (  # what stands as a user's message, and no user has said
     "I switched to a new code base.",  # aider
     "I added these files to the chat",  # aider
 )
-PRUNED: Final = (  # what stands where the result of a tool was
-    "[Old tool result content cleared]",  # opencode, Claude Code
+PRUNED: Final = (  # how begins what stands where the result of a tool was
+    "[Old tool result content cleared",  # opencode, Kilo Code, Claude Code, Qwen Code, OpenClaw
+    "[Old tool output cleared to save context",  # Hermes
+    "[Duplicate tool output",  # Hermes
+    "[[NOTE] This file read has been removed to save space",  # Cline
+    "<persisted-output>",  # Claude Code
+    "<tool_output_masked>",  # Gemini CLI
+    "Old environment output: (",  # SWE-agent
+    "<MASKED>",  # OpenHands
+    "[cleared]",  # LangChain
+    "[Output truncated - ",  # oh-my-pi
 )
+LEFT_OUT: Final = (  # in small letters: one of these stands where a part of a result was
+    "...",
+    "…",
+    "truncated",
+    "trimmed",
+    "omitted",
+    "elided",
+    "clipped",
+    "removed",
+    "compacted",
+    "compressed",
+)
+HIDDEN: Final = ("redact", "confidential")  # in small letters: what it says may not be seen again
 
 
 # -- around what changes in prompts, client by client ----------------------------------------------------

@@ -90,7 +90,7 @@ class Account:
         self.claim: Claim = UNNAMED
         self.own: Ask | None = None  # as its client wrote it; None: the engine must make out what it asks
         self.rewritten: Ask | None = None  # as rules would have it; None: they change nothing
-        self.moved = 0  # bytes of it that stand elsewhere than its client wrote them
+        self.moved, self.most = 0, 0  # see `Arrived`
         self._came = b""
         self._rewritten: Doc = {}
         self._changed = False  # whether it goes out as rules would have it
@@ -141,12 +141,13 @@ class Account:
             model = model_of(doc)
             self.record.model = None if model and self._secrets.stand_in(model) else model
             if rewriting:
-                self._explaining = Explaining(rewriting, self._metrics, self.record)
+                context = self._driver.context(self.claim.model)
+                self._explaining = Explaining(rewriting, self._metrics, self.record, context)
                 taken = await self._explaining.take(self._api, doc, headers=self._headers, run=run)
                 self._name.update(taken)
             self.own = await run(read, self._api, doc, self.claim)
             if taken and taken.rewritten is not None:
-                self._rewritten, self.moved = taken.rewritten, taken.outcome.moved
+                self._rewritten, (self.moved, self.most) = taken.rewritten, taken.bounds
                 self.rewritten = await run(read, self._api, taken.rewritten, self.claim)
         except NotOurs as why:
             log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)

@@ -295,6 +295,7 @@ class Exchange:
             hash_chain=ask.hash_chain if ask and ask.cache_prompt else (),
             rewritten=other.hash_chain if other else None,
             moved=self._account.moved,
+            most=self._account.most,
             brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and other is None,
             adapted=ask is not None and ask.adapted,
             uncached=ask is not None and not ask.cache_prompt,

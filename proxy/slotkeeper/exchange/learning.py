@@ -206,9 +206,11 @@ class NameKeeper:
 class Explaining:
     """Writes what it finds in the request's record. If that fails, the request goes as it came."""
 
-    def __init__(self, rewriting: Rewriting, metrics: Metrics, record: Record) -> None:
+    def __init__(self, rewriting: Rewriting, metrics: Metrics, record: Record, context: int) -> None:
+        """A slot holds `context` tokens; 0: that is not known."""
         self._rewriting = rewriting
         self._metrics = metrics
+        self._context = context
         self._record = record
         self.taken: Taken | None = None  # what it goes on as; None: it is no chat, or was not looked at
 
@@ -227,6 +229,7 @@ class Explaining:
                 headers=headers,
                 size=record.body_bytes,
                 now=record.at,
+                context=self._context,
             )
         except Exception:
             log.exception("rewrite_failed", request_id=record.request_id)

@@ -118,6 +118,14 @@ class Driver:
         """Whether the next turn's prefix is wanted."""
         return self._limits.idle_tokens > 0
 
+    def context(self, model: object) -> int:
+        """Tokens that a slot holds on each engine that may serve what a body names; 0: that is not known.
+
+        Of a pool that all slots of an engine share, each counts with its part.
+        """
+        traits = [link.traits for link in self.engines.of(self.engines.model_of(model)) if link.traits]
+        return min((t.n_ctx // (t.n_slots if t.unified else 1) for t in traits), default=0)
+
     async def idle_moment(self, request: RequestId, *, within: float = math.inf) -> bool:
         """Wait until no request runs for a moment; False if its slot has gone on, or after so many seconds.
 

@@ -13,7 +13,7 @@ from typing import Final
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, RecentRequests, SeenRequest, most_like, named, seen
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import lay_out
+from slotkeeper.api.request import answer_cap, lay_out
 from slotkeeper.conversation.book import Conversations, goes_on
 from slotkeeper.conversation.causes import Echo, Explained, by_our_rule, echo, explain, of_template
 from slotkeeper.conversation.divergence import CAUSES, Cause, length, parted
@@ -27,7 +27,7 @@ from slotkeeper.conversation.layout import (
 )
 from slotkeeper.conversation.likeness import keys_of
 from slotkeeper.conversation.rules.apply import RULES, Outcome, ShownChange, canonical, changes
-from slotkeeper.conversation.rules.base import Choice, Mode, Modes
+from slotkeeper.conversation.rules.base import Choice, Mode, Modes, Room
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Action, Metrics
 from slotkeeper.observe.request_record import Decision, PromptDivergence
@@ -200,6 +200,11 @@ class Taken:
         return self.outcome.doc if self.outcome.edits else None
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """For the scheduler: `Arrived.moved` and `Arrived.most`."""
+        return self.outcome.moved, self.outcome.most
+
+    @property
     def rules(self) -> list[str]:
         """Those that change it, by name."""
         fixing = [done for done in self.outcome.done if done.mode is Mode.FIX]
@@ -245,11 +250,13 @@ class Rewriting:
         headers: Mapping[str, str],
         size: int,
         now: float,
+        context: int = 0,
     ) -> Taken | None:
         """The request and how rules would have it; None for what is no chat.
 
-        `size` bytes are its body, at `now` seconds. `run` is where it is looked at. Elsewhere than on the
-        loop, that works on copies of what the book has, and judges both forms before one is chosen.
+        `size` bytes are its body, at `now` seconds. A slot holds `context` tokens; 0: that is not known.
+        `run` is where it is looked at. Elsewhere than on the loop, that works on copies of what the book has,
+        and judges both forms before one is chosen.
         """
         self._enter_all()
         who, aside = Who(client=client, name=named(headers, doc)), run is not here
@@ -260,7 +267,8 @@ class Rewriting:
         near = self.conversations.near(who, found_by, still=aside)
         match = await run(_matched, who, layout, found_by, near)
         modes = self._choice.for_client(headers.get("User-Agent", ""))
-        outcome = await run(_ruled, api, doc, layout, match, modes)
+        room = Room(context, answer_cap(api, doc)) if context else None
+        outcome = await run(_ruled, api, doc, layout, match, modes=modes, room=room)
         taken = Taken(
             request_id=request_id,
             who=who,
@@ -360,10 +368,16 @@ def _matched(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
     return replace(match, before=before, sibling=sibling, beside=beside)
 
 
-def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, modes: Modes) -> Outcome:
+def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, *, modes: Modes, room: Room | None) -> Outcome:
     known = seen(api, doc, layout)
     return canonical(
-        doc, layout, match, rules=RULES, modes=modes, lay_out=lambda body: lay_out(api, body, known)
+        doc,
+        layout,
+        match,
+        rules=RULES,
+        modes=modes,
+        lay_out=lambda body: lay_out(api, body, known),
+        room=room,
     )
 
 

@@ -187,7 +187,7 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     if other is None:
         return _place(state, pending, now)
     if not pending.rendered:
-        choosable = request.pinnable and request.id_slot is None and request.copies == 1
+        choosable = request.pinnable and request.id_slot is None and request.copies == 1 and not request.most
         tables = state.open_for(request.model) if choosable else []
         tables = tables if len(tables) == 1 else []  # else tokens decide
         plan = changed_by_messages(tables, request.hash_chain, other.hash_chain, now) if tables else None
@@ -198,7 +198,7 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     as_changed = replace(pending, arrived=replace(request, hash_chain=other.hash_chain), prompt=other.prompt)
     changed = _place(state, as_changed, now)
     price, price_changed = computed(own, pending.prompt), computed(changed, other.prompt)
-    weighed = Weighed.of(price, price_changed, moved=request.moved)
+    weighed = Weighed.of(price, price_changed, moved=request.moved, fits=other.fits(request.most))
     plan = changed if weighed.taken else own
     if plan and not plan.wait:
         _weighed(state, pending, weighed)

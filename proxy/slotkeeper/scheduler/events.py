@@ -51,6 +51,7 @@ class Arrived:
         None  # its hash chain as rules would have it; None: they change nothing
     )
     moved: int = 0  # bytes: what rules put elsewhere, see `pending.Weighed`
+    most: int = 0  # tokens that it may have as rules would have it; 0: any number
     brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
     adapted: bool = False  # LoRA scales of its own
     uncached: bool = False  # cache_prompt is false: the engine will compute all of it

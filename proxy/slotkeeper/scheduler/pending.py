@@ -3,7 +3,8 @@
 The forms are the request as its client wrote it, and as rules would have it. The cheaper one goes out: a form
 is priced by what the engine would have to compute for it now, at the place that it would get. A tie is the
 client's own. Tools in another order must save as much as is moved: the next agent may share the order that
-this client wrote, and without us would find it in the slot.
+this client wrote, and without us would find it in the slot. A form in which rules have put back what its
+client left out must leave room for an answer.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Form:
     prompt: Tokens | None = None
     boundaries: tuple[Boundary, ...] = ()
 
+    def fits(self, most: int) -> bool:
+        """Whether it has no more tokens than that; 0: any number will do."""
+        return not most or (self.prompt is not None and len(self.prompt) <= most)
+
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
@@ -46,11 +51,15 @@ class Weighed:
     taken: bool  # the changed one goes out
 
     @classmethod
-    def of(cls, own: float | None, changed: float | None, *, moved: int = 0) -> Weighed:
-        """Nothing is changed where a price is not known. `moved`: bytes that rules put elsewhere."""
+    def of(cls, own: float | None, changed: float | None, *, moved: int = 0, fits: bool = True) -> Weighed:
+        """Nothing is changed where a price is not known. `moved`: bytes that rules put elsewhere.
+
+        `fits`: whether the engine has room for the changed form.
+        """
         if own is None or changed is None:
             return cls(own, changed, taken=False)
-        return cls(own, changed, taken=changed < own and changed + moved // BYTES_PER_TOKEN <= own)
+        cheaper = changed < own and changed + moved // BYTES_PER_TOKEN <= own
+        return cls(own, changed, taken=fits and cheaper)
 
 
 def changed_by_messages(

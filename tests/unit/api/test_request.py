@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import Ask, NotOurs, parse
+from slotkeeper.api.request import Ask, NotOurs, answer_cap, parse
 
 GENERATING = [api for api in Api if api.generates]
 HELLO = [{"role": "user", "content": "hello"}]
@@ -205,3 +205,22 @@ def test_lora_scales_of_its_own_make_a_state_that_fits_no_other_request(field, a
 def test_a_type_that_is_no_word_is_read_or_not_ours(api, body):
     with suppress(NotOurs):
         assert parse(api, orjson.dumps(body)).media
+
+
+@pytest.mark.parametrize(
+    ("api", "doc", "cap"),
+    [
+        (Api.CHAT, {"max_tokens": 100}, 100),
+        (Api.CHAT, {"max_completion_tokens": 100, "n_predict": 50}, 50),
+        (Api.CHAT, {"max_output_tokens": 100}, None),
+        (Api.CHAT, {"max_tokens": -1}, None),
+        (Api.CHAT, {"max_tokens": None, "n_predict": 0}, 0),
+        (Api.CHAT, {"max_tokens": "100"}, None),
+        (Api.CHAT, {}, None),
+        (Api.RESPONSES, {"max_output_tokens": 100}, 100),
+        (Api.MESSAGES, {"max_tokens": 32000}, 32000),
+        (Api.TASK, {"max_tokens": 100}, None),
+    ],
+)
+def test_how_long_an_answer_may_be_is_read_under_each_api_s_own_names(api, doc, cap):
+    assert answer_cap(api, doc) == cap

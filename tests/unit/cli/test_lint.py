@@ -153,6 +153,47 @@ def test_what_parts_two_sessions_is_shown_without_a_rule(trace, linted):
     assert (found["cause"], found["rule"], found["mode"]) == ("date", None, None)
 
 
+def pruned(*masked, behind=()):
+    """The same session with a second round of tools, of whose results some are masked."""
+    sent = body(21, *body(21)["messages"][2:], *behind)
+    for at in masked:
+        sent["messages"][at]["content"] = "[Old tool result content cleared]"
+    return sent
+
+
+def test_what_pruning_costs_and_what_its_rule_saves(trace, linted):
+    requests = [("s", body(21)), ("s", pruned()), ("s", pruned(3, behind=TURN))]
+    code, out = linted("--json", trace(*requests))
+    assert code == 1
+    (found,) = json.loads(out)["findings"]
+    assert (found["cause"], found["rule"], found["mode"]) == ("result_pruned", "pruned_results", "observe")
+    assert (found["section"], found["message"]) == ("result", 3)
+    assert len(RESULT) <= found["characters"] <= len(RESULT) + 100  # the other result, behind it
+    assert found["saved_about"] == found["tokens_about"]
+    assert "--rules pruned_results=fix` would have saved" in linted(trace(*requests))[1]
+
+
+@pytest.mark.parametrize(("context", "saved"), [(8192, True), (3200, False)])
+def test_the_rule_saves_nothing_where_a_slot_has_no_room(trace, linted, context, saved):
+    requests = [("s", body(21)), ("s", pruned()), ("s", pruned(3, behind=TURN))]
+    code, out = linted("--json", "--context", context, trace(*requests))
+    assert code == 1
+    (found,) = json.loads(out)["findings"]
+    assert bool(found["saved_about"]) is saved
+    assert ("pruned_results=fix" in linted("--context", context, trace(*requests))[1]) is saved
+
+
+def test_what_the_rule_lets_through_later_is_taken_from_what_it_saves(trace):
+    """The second prune comes when there is no room: both go through at once."""
+    long = {"role": "user", "content": "And the writer? " + RULES}
+    behind = (TURN[0], long, TURN[0], TURN[1])
+    requests = [("s", pruned()), ("s", pruned(3, behind=TURN[:1])), ("s", pruned(3, 5, behind=behind))]
+    trail = [read(trace(*requests))]
+    ((ample,), (short,)) = (examined(trail, context).findings for context in (1 << 20, 5000))
+    assert ample.characters == short.characters
+    assert short.saved < ample.saved
+
+
 def test_packed_traces_and_other_requests(trace, linted, tmp_path):
     path = trace(("s", body(21)), ("s", {"prompt": "x"}), ("s", body(22, *TURN)), name="day.jsonl.xz")
     code, out = linted("--json", path)

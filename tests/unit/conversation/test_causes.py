@@ -121,7 +121,7 @@ def edited_system(old, new):
                 system(), TASK, ROUND[0], result("read", "[Old tool result content cleared]"), *SECOND, *REST
             ),
             Cause.RESULT_PRUNED,
-            None,
+            RuleName.PRUNED_RESULTS,
         ),
         (
             chat(system(), TASK, ROUND[0], result("read", "Other."), *SECOND, *REST),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,14 @@ async def test_an_idle_moment_comes_when_nobody_is_served_and_its_slot_is_as_it_
     finish(driver, "b", Tokens([7] * 300))
     assert await driver.idle_moment(RequestId("a"))
     assert not await driver.idle_moment(RequestId("nobody"))
+
+
+async def test_how_much_a_slot_holds_is_the_least_of_what_is_known(driver, link):
+    assert driver.context(None) == driver.context("any model") == 4096
+    link.traits = replace(link.traits, unified=True)
+    assert driver.context(None) == 2048  # its part of a pool
+    link.traits = None
+    assert driver.context(None) == 0
 
 
 async def test_a_request_that_leaves_the_line_is_never_granted(driver):

@@ -12,7 +12,7 @@ import orjson
 from slotkeeper.conversation.divergence import common_start
 from slotkeeper.conversation.layout import Edit, Layout, Match, edited
 from slotkeeper.conversation.likeness import same_agent
-from slotkeeper.conversation.rules.base import Fact, Mode, Modes, Rule, RuleName, Scene, note_edits
+from slotkeeper.conversation.rules.base import Fact, Mode, Modes, Room, Rule, RuleName, Scene, note_edits
 from slotkeeper.conversation.rules.moving import (
     Clock,
     Countdown,
@@ -32,11 +32,13 @@ from slotkeeper.conversation.rules.restoring import (
     ToolOrder,
     TrailingWhitespace,
 )
+from slotkeeper.conversation.rules.results import PrunedResults
 
 RULES: Final[tuple[Rule, ...]] = (
     BillingNonce(),
     SchemaKeys(),
     ToolOrder(),
+    PrunedResults(),
     Date(),
     Clock(),
     WorkingDirectory(),
@@ -79,6 +81,7 @@ class Outcome:
     notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # behind which message, by its index
     told: Mapping[str, str] = field(default_factory=dict)  # facts, by place, for the record
     edits: tuple[Edit, ...] = ()  # all that were made, notes among them
+    most: int = 0  # tokens that its prompt may have; 0: no rule has made it longer than its client's
 
     @property
     def fixed(self) -> tuple[RuleName, ...]:
@@ -92,7 +95,14 @@ class Outcome:
 
 
 def canonical(
-    doc: Doc, layout: Layout, match: Match, *, rules: Sequence[Rule], modes: Modes, lay_out: LayOut
+    doc: Doc,
+    layout: Layout,
+    match: Match,
+    *,
+    rules: Sequence[Rule],
+    modes: Modes,
+    lay_out: LayOut,
+    room: Room | None = None,
 ) -> Outcome:
     """The request after all rules that fix; those that observe see it as it would be, but leave it alone.
 
@@ -110,7 +120,7 @@ def canonical(
         mode = modes[rule.name]
         if mode is Mode.OFF:
             continue
-        found = _found(rule, mode, Scene(layout, before, match.common, kin))
+        found = _found(rule, mode, Scene(layout, before, match.common, kin, room))
         if found is None:
             continue
         done.append(found)
@@ -127,7 +137,14 @@ def canonical(
         notes=notes,
         told=told,
         edits=(*made, *noted),
+        most=_most(done, room),
     )
+
+
+def _most(done: Sequence[Done], room: Room | None) -> int:
+    """Tokens that a prompt may have in which a rule has put back what its client left out."""
+    grown = any(one.rule is RuleName.PRUNED_RESULTS and one.mode is Mode.FIX for one in done)
+    return room.limit if grown and room else 0
 
 
 def _found(rule: Rule, mode: Mode, scene: Scene) -> Done | None:

@@ -45,6 +45,34 @@ class RuleName(StrEnum):
     MEMORY_FILE = "memory_file"
     COUNTDOWN = "countdown"
     REMINDERS = "reminders"
+    PRUNED_RESULTS = "pruned_results"
+
+
+# Of the context, at most this part is kept for an answer: Claude Code and opencode ask for 32,000 tokens
+# whatever the model is, Qwen Code for all that its prompt leaves, and others name no limit.
+ANSWER: Final = 4
+# A user's turn adds results of tools, which must find room as well: of 64 recorded turns of ten agents half
+# add more than 2,100 tokens, and the longest 12,300. Of 65,536 tokens this part is 8,192.
+TURN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one slot of an engine holds, in tokens."""
+
+    context: int  # of the slot
+    asked: int | None = None  # for the answer, as the client says; None: it names no limit
+
+    @property
+    def limit(self) -> int:
+        """Of a prompt: what is left is for the answer."""
+        kept = self.context // ANSWER
+        return self.context - (kept if self.asked is None else max(1, min(kept, self.asked)))
+
+    @property
+    def headroom(self) -> int:
+        """That a prompt leaves free as well when a user speaks: a turn begins."""
+        return self.context // TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +83,7 @@ class Scene:
     before: Conversation | None
     common: int  # messages behind the system text that are the same in both
     kin: Conversation | None = None  # the latest of other conversations of the same agent
+    room: Room | None = None  # None: what an engine holds is not known
 
 
 @dataclass(frozen=True, slots=True)

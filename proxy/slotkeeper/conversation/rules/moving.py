@@ -13,6 +13,7 @@ from typing import Final
 
 from slotkeeper.conversation.facts import FactKind, facts_of, only_facts_differ
 from slotkeeper.conversation.layout import Edit, Message, Role, Text
+from slotkeeper.conversation.pruning import pruned
 from slotkeeper.conversation.rules.base import (
     Fact,
     Mode,
@@ -68,10 +69,14 @@ def drifts(scene: Scene) -> Iterator[Drift]:
 
 
 def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
-    """Messages that are not as they were sent, and those about which something else was told since."""
+    """Messages that are not as they were sent, and those about which something else was told since.
+
+    Pruned results are another rule's (`PrunedResults`), which knows whether there is room for them.
+    """
     told = {which.partition(".")[0] for which in scene.before.told} if scene.before else set[str]()
     for where, message, first in pairs(scene):
-        if where in told or not (message is first or message.has_texts_of(first)):
+        same_texts = message is first or message.has_texts_of(first)
+        if where in told or not (same_texts or pruned(message, first)):
             yield where, message, first
 
 

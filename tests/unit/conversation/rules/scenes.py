@@ -8,9 +8,10 @@ from typing import Any
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.facts import common
 from slotkeeper.conversation.layout import Conversation, Edit, Layout, Who, edited
-from slotkeeper.conversation.rules.base import Rule, Scene
+from slotkeeper.conversation.pruning import common
+from slotkeeper.conversation.rules.base import Room, Rule, Scene
+from slotkeeper.scheduler.types import Tokens
 
 Doc = dict[str, Any]
 
@@ -36,10 +37,13 @@ def scene(
     received: Doc | None = None,
     replies: Iterable[Doc] = (),
     api: Api = Api.CHAT,
+    room: Room | None = None,
+    tokens: int | None = None,
 ) -> Scene:
+    """`tokens`: how many the prompt had that went out before."""
     layout = laid_out(now, api)
     if sent is None:
-        return Scene(layout, None, 0)
+        return Scene(layout, None, 0, room=room)
     first = laid_out(sent, api)
     before = Conversation(
         number=1,
@@ -48,8 +52,9 @@ def scene(
         sent=first,
         at=0.0,
         replies=replies_of(*replies),
+        tokens=None if tokens is None else Tokens(range(tokens)),
     )
-    return Scene(layout, before, common(first, layout))
+    return Scene(layout, before, common(first, layout), room=room)
 
 
 def put_right(rule: Rule, now: Doc, sent: Doc | None = None, **more: Any) -> Doc:

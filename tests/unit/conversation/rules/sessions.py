@@ -8,11 +8,11 @@ from typing import Any
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.facts import common
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
+from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.apply import Outcome, canonical
-from slotkeeper.conversation.rules.base import Mode, Rule
+from slotkeeper.conversation.rules.base import Mode, Room, Rule
 
 Doc = dict[str, Any]
 
@@ -20,8 +20,8 @@ Doc = dict[str, Any]
 class Session:
     """One conversation, in which each request goes on from the one before it."""
 
-    def __init__(self, rules: Sequence[Rule], api: Api = Api.CHAT) -> None:
-        self._rules, self._api = rules, api
+    def __init__(self, rules: Sequence[Rule], api: Api = Api.CHAT, room: Room | None = None) -> None:
+        self._rules, self._api, self.room = rules, api, room
         self.before: Conversation | None = None
 
     def send(self, doc: Doc) -> Outcome:
@@ -48,7 +48,8 @@ class Session:
 
     def _through(self, doc: Doc, layout: Layout, match: Match) -> Outcome:
         modes = {rule.name: Mode.FIX for rule in self._rules}
-        return canonical(doc, layout, match, rules=self._rules, modes=modes, lay_out=self._laid_out)
+        more: dict[str, Any] = {"lay_out": self._laid_out, "room": self.room}
+        return canonical(doc, layout, match, rules=self._rules, modes=modes, **more)
 
     def _laid_out(self, doc: Doc) -> Layout | None:
         return lay_out(self._api, doc)

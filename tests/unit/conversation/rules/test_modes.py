@@ -20,7 +20,7 @@ def test_every_name_has_one_rule_and_every_rule_its_words():
 def test_what_moves_text_only_observes_by_itself():
     moving = {"date", "clock", "cwd", "git_status", "environment", "memory_file", "countdown", "reminders"}
     observing = {name.value for name, mode in DEFAULTS.items() if mode is Mode.OBSERVE}
-    assert observing == moving | {"reasoning"}
+    assert observing == moving | {"reasoning", "pruned_results"}
     assert Mode.OFF not in DEFAULTS.values()
 
 

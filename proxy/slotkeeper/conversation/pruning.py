@@ -1,0 +1,173 @@
+"""Tool results of which less stands in a request than was sent before, and messages compared without that.
+
+Agents make room so: a placeholder, a line about the result, or a part of it stands where it stood. It is
+known by the words of their programs (`phrases.PRUNED`) or by what is left of the text. A text that a program
+hides on purpose (a secret, say) is not pruned, nor is one that says something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from slotkeeper.conversation.divergence import common_start
+from slotkeeper.conversation.facts import only_facts_differ, same
+from slotkeeper.conversation.layout import Edit, Layout, Message, Path, Role, Section, Text
+from slotkeeper.conversation.phrases import HIDDEN, LEFT_OUT, PRUNED
+
+# Characters. OpenClaw's note behind what it kept has 90, opencode's 70; two lines of any are no more.
+MARKER: Final = 240
+# Hermes sums up what has more, and nothing is won by putting back less.
+LEAST: Final = 200
+# `[NAME of the tool] what it did`: Hermes keeps commands up to 80 characters, and paths.
+_SUMMARY: Final = re.compile(r"\[[A-Za-z_][\w.-]{0,63}\] \S[^\n]*")
+_OPENING: Final = ("[", "(", "<", "{", ".", "…", "-", "*")
+_CLOSING: Final = ("]", ")", ">", "}", ".", "…", "-", "*")
+
+Result = tuple[Text, ...]  # of one call
+
+
+def common(old: Layout, new: Layout) -> int:
+    """How many messages behind the system text are the same, or the same but pruned, from the first on.
+
+    Cheap where texts are equal: only those that differ are looked into.
+    """
+    pairs = zip(old.messages[old.lead :], new.messages[new.lead :], strict=False)
+    count = 0
+    for one, other in pairs:
+        if not same(one, other) and not pruned(other, one):
+            break
+        count += 1
+    return count
+
+
+def pruned(now: Message, first: Message) -> tuple[Edit, ...]:
+    """What puts its results back as they were in `first`; nothing where more than them is another."""
+    if now is first or now.role is not first.role or now.media != first.media:
+        return ()
+    results, were = _results(now), _results(first)
+    if len(results) != len(were):
+        return ()
+    edits: list[Edit] = []
+    back: dict[Path, Result] = {}
+    for (place, result), was in zip(results.items(), were.values(), strict=True):
+        if _is_pruned(result, was):
+            put_back = [*_put_back(result, was, now, first)]
+            if not put_back:
+                return ()
+            edits += put_back
+            back[place] = was
+    texts = tuple(_with(now.texts, back)) if back else ()
+    return tuple(edits) if back and same(replace(now, texts=texts), first) else ()
+
+
+def left_of(now: str, first: str) -> bool:
+    """Whether this is what a program keeps of a text to save room."""
+    words, stood = now.strip(), first.strip()
+    if len(now) >= len(first) or not stood or stood.startswith(PRUNED):
+        return False
+    if not words or words.startswith(PRUNED):
+        return True
+    summary = len(words) <= MARKER and len(stood) > LEAST and _SUMMARY.fullmatch(words)
+    return bool(summary and not _hides(words)) or _cut(now, first)
+
+
+def _results(message: Message) -> dict[Path, Result]:
+    """Its texts by the places of the calls that they answer, as far as there are any."""
+    places = [answer.path[:-1] for answer in message.answers]
+    if not places and message.role is Role.TOOL:
+        places = [message.path]
+    found: dict[Path, list[Text]] = {place: [] for place in places}
+    for text in message.texts if places else ():
+        place = text.path[: len(places[0])]
+        if text.section is Section.RESULT and place in found:
+            found[place].append(text)
+    return {place: tuple(texts) for place, texts in found.items() if texts}
+
+
+def _with(texts: Iterable[Text], back: Mapping[Path, Result]) -> Iterator[Text]:
+    """The texts with some results as they were."""
+    depth, done = len(next(iter(back))), set[Path]()
+    for text in texts:
+        place = text.path[:depth]
+        if place not in back:
+            yield text
+        elif place not in done:
+            done.add(place)
+            yield from back[place]
+
+
+def _said(result: Result) -> str:
+    return "\n".join(text.text for text in result)
+
+
+def _is_pruned(result: Result, was: Result) -> bool:
+    if not left_of(_said(result), _said(was)):
+        return False
+    return len(result) != len(was) or not all(map(only_facts_differ, result, was))
+
+
+def _put_back(result: Result, was: Result, now: Message, first: Message) -> Iterator[Edit]:
+    """Text by text, if there are as many; else the whole content, where that is kept."""
+    if len(result) == len(was):
+        for text, then in zip(result, was, strict=True):
+            if text.text != then.text:
+                yield Edit(text.path, text.text, then.text)
+        return
+    content = _content(was, first)
+    if content is not None:
+        yield Edit(_place(result), _content(result, now), content)
+
+
+def _place(result: Result) -> Path:
+    """Where its content stands: a text, or a list of parts."""
+    path = result[0].path
+    return path[:-2] if isinstance(path[-2], int) and path[-1] == "text" else path
+
+
+def _content(result: Result, message: Message) -> Any:
+    """What stands there in the body. None: that is not kept."""
+    value = message.content
+    keys = _place(result)[len(message.path) + 1 :] if value is not None else ()
+    for key in keys:
+        value = value[key]
+    return value
+
+
+# -- what is left of a text ------------------------------------------------------------------------------
+
+
+def _cut(now: str, first: str) -> bool:
+    """Whether its beginning and its end are all that stands there, but for a mark that says so."""
+    return _parts_of(now, "", first) or any(_parts_of(kept, note, first) for kept, note in _noted(now))
+
+
+def _noted(now: str) -> Iterator[tuple[str, str]]:
+    """A text without a note in brackets that stands in a line of its own behind it, and that note."""
+    at = now.rfind("\n[")
+    note = now[at:].strip()
+    if at >= 0 and len(note) <= MARKER and note.endswith("]") and "\n" not in note:
+        yield now[:at].rstrip("\n"), note
+
+
+def _parts_of(kept: str, note: str, first: str) -> bool:
+    start = common_start(kept, first)
+    end = common_start(kept[start:][::-1], first[start:][::-1])
+    mark, around = kept[start : len(kept) - end], kept[max(0, start - 1) : len(kept) - end + 1]
+    if len(mark) > MARKER or len(first) - start - end < LEAST:
+        return False
+    told = f"{mark} {note}".casefold()
+    if _hides(told) or not (not mark.strip() or _framed(mark) or _framed(around)):
+        return False
+    return not told.strip() or any(word in told for word in LEFT_OUT)
+
+
+def _framed(mark: str) -> bool:
+    """Whether it stands in brackets, dots or the like, as programs' marks do."""
+    return mark.strip().startswith(_OPENING) and mark.strip().endswith(_CLOSING)
+
+
+def _hides(words: str) -> bool:
+    return any(word in words.casefold() for word in HIDDEN)

@@ -1,0 +1,205 @@
+"""Pruned results: put back while there is room, and let through all at once when there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slotkeeper.api.head import Api
+from slotkeeper.conversation.divergence import length
+from slotkeeper.conversation.layout import Edit
+from slotkeeper.conversation.rules.base import Room
+from slotkeeper.conversation.rules.moving import Reminders
+from slotkeeper.conversation.rules.results import CHARACTERS_A_TOKEN, PrunedResults, begins_turn
+from unit.conversation.rules.scenes import laid_out, put_right, scene
+from unit.conversation.rules.sessions import Session
+
+Doc = dict[str, Any]
+
+CLEARED = "[Old tool result content cleared]"
+FILE = "\n".join(f"{n}: a line of the shop's price list, article {n * 37 % 101}" for n in range(1, 81))
+ROOM = Room(65536)
+
+
+def user(content: Any) -> Doc:
+    return {"role": "user", "content": content}
+
+
+def read(name: str, content: Any = FILE) -> list[Doc]:
+    """A call, and its result."""
+    function = {"name": "read_file", "arguments": f'{{"path": "{name}.txt"}}'}
+    made = {"id": name, "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": name, "content": content},
+    ]
+
+
+def chat(*messages: Doc, **more: Any) -> Doc:
+    return {"messages": [{"role": "system", "content": "You are an agent."}, *messages], **more}
+
+
+ASKED = user("What does a lamp cost?")
+NEXT = user("And a chair?")
+DONE = {"role": "assistant", "content": "It costs 12."}
+SENT = chat(ASKED, *read("c1"), *read("c2"))
+PRUNED = chat(ASKED, *read("c1", CLEARED), *read("c2"), DONE, NEXT)
+FULL = chat(ASKED, *read("c1"), *read("c2"), DONE, NEXT)
+
+
+def test_a_pruned_result_is_put_back_as_it_was_sent():
+    assert put_right(PrunedResults(), PRUNED, SENT, room=ROOM) == FULL
+
+
+@pytest.mark.parametrize("room", [None, Room(2048)], ids=["not known", "too small"])
+def test_without_room_a_request_stays_as_it_came(room):
+    assert put_right(PrunedResults(), PRUNED, SENT, room=room) is PRUNED
+
+
+def test_the_first_request_and_one_without_results_stay_as_they_came():
+    assert put_right(PrunedResults(), PRUNED, room=ROOM) is PRUNED
+    assert put_right(PrunedResults(), chat(ASKED, DONE, NEXT), chat(ASKED), room=ROOM) == chat(
+        ASKED, DONE, NEXT
+    )
+
+
+def test_all_prunes_of_a_request_are_put_back_or_none():
+    both = chat(ASKED, *read("c1", CLEARED), *read("c2", CLEARED), DONE, NEXT)
+    assert put_right(PrunedResults(), both, SENT, room=ROOM) == FULL
+    room_for_one = Room(needed(FULL) * 3 // 4)
+    assert put_right(PrunedResults(), both, SENT, room=room_for_one) is both
+
+
+def test_a_result_that_was_let_through_before_stays_pruned():
+    sent = chat(ASKED, *read("c1", CLEARED), *read("c2"))
+    assert put_right(PrunedResults(), PRUNED, sent, received=SENT, room=ROOM) is PRUNED
+
+
+def test_a_result_of_the_anthropic_api_is_put_back():
+    def body(content: Any, *behind: Doc) -> Doc:
+        used = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "a.txt"}}
+        given = {"type": "tool_result", "tool_use_id": "c1", "content": content}
+        return {"messages": [ASKED, {"role": "assistant", "content": [used]}, user([given]), *behind]}
+
+    parts = [{"type": "text", "text": FILE[:100]}, {"type": "text", "text": FILE[100:]}]
+    for first in (FILE, parts):
+        now, full = body(CLEARED, DONE, NEXT), body(first, DONE, NEXT)
+        assert put_right(PrunedResults(), now, body(first), api=Api.MESSAGES, room=ROOM) == full
+
+
+def test_no_other_rule_puts_back_what_there_is_no_room_for():
+    reminded = f"{FILE}\n\n<system-reminder>\nBe quick.\n</system-reminder>"
+    sent = chat(ASKED, *read("c1", reminded), *read("c2"))
+    assert put_right(Reminders(), PRUNED, sent) is PRUNED
+
+
+# -- room ------------------------------------------------------------------------------------------------
+
+
+def needed(doc: Doc) -> int:
+    """Tokens, as the rule reckons without any count."""
+    return -(-length(laid_out(doc)) // CHARACTERS_A_TOKEN)
+
+
+def fits(now: Doc, room: Room, sent: Doc = SENT, **more: Any) -> bool:
+    return any(
+        isinstance(change, Edit) for change in PrunedResults().changes(scene(now, sent, room=room, **more))
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"), [(None, 6000), (1000, 7000), (2000, 6000), (32000, 6000), (0, 7999)]
+)
+def test_of_the_context_the_answer_is_left_free_up_to_a_quarter(asked, limit):
+    room = Room(8000, asked)
+    assert room.limit == limit
+    assert room.headroom == 1000
+
+
+def test_when_a_user_speaks_there_must_be_headroom_as_well():
+    loop = chat(ASKED, *read("c1", CLEARED), *read("c2"), *read("c3", "Nothing."))
+    full = chat(ASKED, *read("c1"), *read("c2"), *read("c3", "Nothing."))
+    just = Room(needed(full) * 4 // 3 + 4)  # a quarter is the answer's
+    assert fits(loop, just)
+    assert not fits(PRUNED, just)
+    assert fits(PRUNED, Room(needed(FULL) * 8 // 5 + 8))  # and an eighth is headroom
+
+
+@pytest.mark.parametrize(
+    ("newest", "begins"),
+    [
+        (NEXT, True),
+        (user([{"type": "text", "text": "And a chair?"}]), True),
+        (user("<system-reminder>\nBe quick.\n</system-reminder>"), False),
+        (DONE, False),
+        (read("c3")[1], False),
+    ],
+    ids=["a user", "a user, in parts", "a reminder", "a reply", "a result"],
+)
+def test_a_turn_begins_when_a_user_speaks(newest, begins):
+    assert begins_turn(laid_out(chat(ASKED, newest))) is begins
+
+
+def test_results_that_come_in_a_users_message_begin_no_turn():
+    def body(content: Any, *behind: Doc) -> Doc:
+        used = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "a.txt"}}
+        given = {"type": "tool_result", "tool_use_id": "c1", "content": content}
+        return {"messages": [ASKED, {"role": "assistant", "content": [used]}, user([given]), *behind]}
+
+    more = ({"role": "assistant", "content": "Wait."}, user([{"type": "tool_result", "content": "Nothing."}]))
+    full = laid_out(body(FILE, *more), Api.MESSAGES)
+    just = Room(-(-length(full) // CHARACTERS_A_TOKEN) * 4 // 3 + 4)
+    assert fits(body(CLEARED, *more), just, body(FILE), api=Api.MESSAGES)
+    assert not fits(body(CLEARED, DONE, NEXT), just, body(FILE), api=Api.MESSAGES)
+
+
+def test_tokens_are_reckoned_by_those_of_the_prompt_before():
+    known = length(laid_out(SENT)) // 8  # eight characters each: much less than without a count
+    room = Room(needed(FULL))
+    assert not fits(PRUNED, room)
+    assert fits(PRUNED, room, tokens=known)
+    assert not fits(PRUNED, Room(65536), tokens=60000)
+
+
+# -- a session -------------------------------------------------------------------------------------------
+
+
+FOUR = chat(ASKED, *(message for n in range(4) for message in read(f"c{n}")))
+FOR_FOUR = Room(needed(FOUR) * 4 // 3 + 8)  # of which a quarter is the answer's
+
+
+class Agent:
+    """Masks all results but the last, and sends what `talk` says by then."""
+
+    def __init__(self, room: Room) -> None:
+        self.session = Session([PrunedResults()], room=room)
+        self.talk: list[Doc] = []
+
+    def says(self, *messages: Doc) -> list[str]:
+        """What the model reads as results."""
+        self.talk += messages
+        results = [m for m in self.talk if m["role"] == "tool"]
+        masked = [{**m, "content": "<MASKED>"} if m in results[:-1] else m for m in self.talk]
+        out = self.session.send(chat(*masked)).doc
+        return [m["content"] for m in out["messages"] if m["role"] == "tool"]
+
+
+def test_prunes_that_come_one_at_a_time_move_nothing_until_a_user_speaks_and_room_is_short():
+    agent = Agent(FOR_FOUR)
+    read_as = [agent.says(ASKED)]
+    read_as += [agent.says(*read(f"c{n}")) for n in range(3)]
+    assert read_as[-1] == [FILE] * 3
+    assert agent.says(*read("c3")) == [FILE] * 4
+    assert agent.says(DONE, NEXT) == ["<MASKED>"] * 3 + [FILE]
+    assert agent.says(*read("c4")) == ["<MASKED>"] * 3 + [FILE] * 2  # and the next ones stay again
+    assert agent.says(DONE, NEXT) == ["<MASKED>"] * 3 + [FILE] * 2
+
+
+def test_where_a_turn_outgrows_the_context_all_prunes_go_through_in_its_middle():
+    agent = Agent(FOR_FOUR)
+    agent.says(ASKED)
+    grown = [agent.says(*read(f"c{n}")) for n in range(6)]
+    assert grown[3] == [FILE] * 4
+    assert grown[4] == ["<MASKED>"] * 4 + [FILE]
+    assert grown[5] == ["<MASKED>"] * 4 + [FILE] * 2
