@@ -179,7 +179,7 @@ def blind(
             price = blind_price(table, table.shadow.slots[slot], catalog, now)
             plan = Plan(table=table, pinned=False, reason=Reason.UNRENDERED, price=price)
             plans.append(_pinned_blind(plan, slot, space, now) if pinnable else plan)
-    if len(tables) == 1:
+    if len(tables) < 2:
         return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
     compared = Comparison.of(tables)
 
