@@ -54,6 +54,7 @@ class Plan:
     steps: tuple[Step, ...] = ()  # to be done in the slot first
     price: float = 0.0
     wait: bool = False  # the best place will be free in a moment
+    seconds: float | None = None  # its price beside places on other engines; None: there are none
     until: float = 0.0  # seconds until it probably is, where a request runs there
     beaten: tuple[Plan, ...] = ()  # the next best, cheapest first
     clears: bool = False  # it only empties the slot: then its request is placed again
@@ -149,6 +150,8 @@ def cheapest(
         plans = chain(plans, *(_when_over(table, want) for table in tables))
         order = partial(_order_of_several, want=want, compared=Comparison.of(tables))
     best = nsmallest(1 + BEATEN, plans, key=order)
+    if len(tables) > 1:
+        best = [replace(plan, seconds=order(plan)[0]) for plan in best]
     return replace(best[0], beaten=tuple(best[1:])) if best else None
 
 
