@@ -166,8 +166,15 @@ def _order_of_several(
 ) -> tuple[float, bool, float, SlotId | None]:
     """The same over engines of different speed, whatever they have to do already."""
     reuse = plan.reuse_plan.reuse if plan.reuse_plan else 0
-    computes = len(want.prompt) - reuse
-    seconds = compared.seconds(plan.table, plan.price, want.now, computes=computes, until=plan.until)
+    parked = any(isinstance(step, Keep) for step in plan.steps)  # nothing is lost
+    seconds = compared.seconds(
+        plan.table,
+        plan.price,
+        want.now,
+        computes=len(want.prompt) - reuse,
+        lost=loss(plan.table, plan.reuse_plan, want) if plan.reuse_plan and not parked else 0.0,
+        until=plan.until,
+    )
     return seconds, plan.wait, plan.table.load, plan.slot
 
 
@@ -187,7 +194,7 @@ def blind(
     compared = Comparison.of(tables)
 
     def seconds(plan: Plan) -> tuple[float, float]:
-        return compared.seconds(plan.table, plan.price, now), plan.table.load
+        return compared.seconds(plan.table, plan.price, now, lost=plan.price), plan.table.load
 
     return min(plans, key=seconds, default=None)
 
