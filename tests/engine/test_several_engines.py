@@ -199,6 +199,23 @@ async def test_a_running_answer_ends_before_its_engine_is_dropped(pair, tmp_path
         assert last_engine(sidecar) == "right"
 
 
+async def test_one_that_was_drained_by_hand_is_dropped_at_once(pair, tmp_path):
+    left, right = pair
+    path = tmp_path / "engines.toml"
+    path.write_text(table(left=left.base, right=right.base))
+    async with in_front_of(tmp_path / "slots", upstreams_file=path) as (sidecar, client):
+        assert await command(sidecar, "drain", "left") == 0
+        path.write_text(table(right=right.base))
+        sidecar.reload()
+        await until(lambda: list(sidecar.driver.links) == ["right"])
+        path.write_text(table(left=left.base, right=right.base))
+        sidecar.reload()
+        await until(lambda: all(link.ready for link in sidecar.driver.links.values()))
+        assert list(sidecar.driver.links) == ["right", "left"]
+        assert not sidecar.driver.links[LEFT].draining
+        await ask(client, "Hello")
+
+
 async def test_sighup_reads_the_table_again(pair, tmp_path):
     left, right = pair
     path, data = tmp_path / "engines.toml", f"127.0.0.1:{free_port()}"
