@@ -85,6 +85,7 @@ class Told:
     first_token: float | None  # seconds
     computed: int
     failure: str | None
+    begun: bool = True  # a failure came after the first bytes of its answer, so it cannot go elsewhere
 
 
 async def ask(client: httpx.AsyncClient, talk: Talk) -> Told:
@@ -106,7 +107,8 @@ async def ask(client: httpx.AsyncClient, talk: Talk) -> Told:
         talk.messages = [*body["messages"], answer.reply]
     figures = answer.figures
     computed = (figures.prompt_tokens or 0) - (figures.cached or 0)
-    return Told(body=body, first_token=first, computed=computed, failure=failure)
+    begun = reader.events > 1  # the error is an event itself
+    return Told(body=body, first_token=first, computed=computed, failure=failure, begun=begun)
 
 
 # -- engines ---------------------------------------------------------------------------------------------
@@ -214,7 +216,8 @@ async def speeds(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     requests: int
-    failures: tuple[str, ...]
+    failures: tuple[str, ...]  # of requests without a byte of their answer
+    broken: int  # answers that had begun where an engine was killed
     waited: int  # tokens computed while clients waited
     oracle: int
 
@@ -240,9 +243,10 @@ async def deaths(conversations: int, turns: int, *, at_once: int = AT_ONCE) -> O
             waited = sum(one.computed for one in told) + lab.spent(sidecar).plant
             return Outcome(
                 requests=len(told),
-                failures=tuple(one.failure for one in told if one.failure),
+                failures=tuple(one.failure for one in told if one.failure and not one.begun),
+                broken=sum(one.failure is not None and one.begun for one in told),
                 waited=waited,
-                oracle=await oracle_of(first.base, [one.body for one in told]),
+                oracle=await oracle_of(first.base, [one.body for one in told if not one.failure]),
             )
 
 
@@ -302,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures["deaths"] = {
             "requests": found.requests,
             "failures": found.failures,
+            "broken": found.broken,
             "waited": found.ratio,
             "oracle": found.oracle,
         }
