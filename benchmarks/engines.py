@@ -4,8 +4,10 @@
 
 `speeds`: agents talk at the same time, each waiting for its answer; the time to the first token with one
 sidecar over both engines, beside every static split of the agents, with a sidecar of its own for each engine.
-The engines are two processes with one thread each. The slow one is stopped for a part of every fortieth of a
-second (SIGSTOP, SIGCONT), so that both its prefill and its answers are so many times slower on any machine.
+Before, a few turns of other agents have each engine show its speed, as it has in any service; they are the
+same for every way, and not counted.
+The engines are two processes with one thread each. The slow one is stopped for a part of every 40 ms
+(SIGSTOP, SIGCONT), so that both its prefill and its answers are so many times slower on any machine.
 
 `deaths`: conversations, four at a time. One engine is killed (kill -9) after a quarter of the requests and is
 back after half of them; then the other one is killed for good. Requests that failed are counted, and the
@@ -55,6 +57,9 @@ REPLY: Final = 24  # tokens
 THINK: Final = 0.2  # seconds between an answer and the next question
 PATIENT: Final = httpx.Timeout(None, connect=5.0)
 P95: Final = 94  # of 99 cuts
+SLOTS: Final = 4  # of both engines
+SHOWING: Final = 100  # the first number of agents that only have the engines show their speeds
+SHOWN: Final = 4  # their turns
 
 
 @dataclass
@@ -80,6 +85,7 @@ class Told:
     first_token: float | None  # seconds
     computed: int
     failure: str | None
+    begun: bool = True  # a failure came after the first bytes of its answer, so it cannot go elsewhere
 
 
 async def ask(client: httpx.AsyncClient, talk: Talk) -> Told:
@@ -101,7 +107,8 @@ async def ask(client: httpx.AsyncClient, talk: Talk) -> Told:
         talk.messages = [*body["messages"], answer.reply]
     figures = answer.figures
     computed = (figures.prompt_tokens or 0) - (figures.cached or 0)
-    return Told(body=body, first_token=first, computed=computed, failure=failure)
+    begun = reader.events > 1  # the error is an event itself
+    return Told(body=body, first_token=first, computed=computed, failure=failure, begun=begun)
 
 
 # -- engines ---------------------------------------------------------------------------------------------
@@ -168,17 +175,21 @@ async def session(chosen: argparse.Namespace, fast_agents: int | None) -> list[T
                 sidecar = await stack.enter_async_context(in_front_of(home, front))
                 client = httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENT)
                 clients.append(await stack.enter_async_context(client))
-            told: list[Told] = []
 
-            async def agent(number: int) -> None:
-                client = clients[0 if fast_agents is None or number < fast_agents else 1]
-                talk = Talk(number)
-                for _ in range(chosen.turns):
+            async def agent(number: int, client: httpx.AsyncClient, turns: int) -> list[Told]:
+                talk, told = Talk(number), []
+                for _ in range(turns):
                     told.append(await ask(client, talk))
                     await asyncio.sleep(THINK)
+                return told
 
-            await asyncio.gather(*map(agent, range(chosen.agents)))
-            return told
+            shown = (agent(SHOWING + n, clients[n % len(clients)], SHOWN) for n in range(SLOTS))
+            await asyncio.gather(*shown)
+            split = [
+                clients[0 if fast_agents is None or n < fast_agents else 1] for n in range(chosen.agents)
+            ]
+            work = (agent(number, client, chosen.turns) for number, client in enumerate(split))
+            return [told for one in await asyncio.gather(*work) for told in one]
 
 
 async def speeds(chosen: argparse.Namespace) -> list[dict[str, Any]]:
@@ -205,7 +216,8 @@ async def speeds(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     requests: int
-    failures: tuple[str, ...]
+    failures: tuple[str, ...]  # of requests without a byte of their answer
+    broken: int  # answers that had begun where an engine was killed
     waited: int  # tokens computed while clients waited
     oracle: int
 
@@ -231,9 +243,10 @@ async def deaths(conversations: int, turns: int, *, at_once: int = AT_ONCE) -> O
             waited = sum(one.computed for one in told) + lab.spent(sidecar).plant
             return Outcome(
                 requests=len(told),
-                failures=tuple(one.failure for one in told if one.failure),
+                failures=tuple(one.failure for one in told if one.failure and not one.begun),
+                broken=sum(one.failure is not None and one.begun for one in told),
                 waited=waited,
-                oracle=await oracle_of(first.base, [one.body for one in told]),
+                oracle=await oracle_of(first.base, [one.body for one in told if not one.failure]),
             )
 
 
@@ -293,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures["deaths"] = {
             "requests": found.requests,
             "failures": found.failures,
+            "broken": found.broken,
             "waited": found.ratio,
             "oracle": found.oracle,
         }

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from benchmarks.engines import deaths
 
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running, serve
@@ -198,6 +199,23 @@ async def test_a_running_answer_ends_before_its_engine_is_dropped(pair, tmp_path
         assert last_engine(sidecar) == "right"
 
 
+async def test_one_that_was_drained_by_hand_is_dropped_at_once(pair, tmp_path):
+    left, right = pair
+    path = tmp_path / "engines.toml"
+    path.write_text(table(left=left.base, right=right.base))
+    async with in_front_of(tmp_path / "slots", upstreams_file=path) as (sidecar, client):
+        assert await command(sidecar, "drain", "left") == 0
+        path.write_text(table(right=right.base))
+        sidecar.reload()
+        await until(lambda: list(sidecar.driver.links) == ["right"])
+        path.write_text(table(left=left.base, right=right.base))
+        sidecar.reload()
+        await until(lambda: all(link.ready for link in sidecar.driver.links.values()))
+        assert list(sidecar.driver.links) == ["right", "left"]
+        assert not sidecar.driver.links[LEFT].draining
+        await ask(client, "Hello")
+
+
 async def test_sighup_reads_the_table_again(pair, tmp_path):
     left, right = pair
     path, data = tmp_path / "engines.toml", f"127.0.0.1:{free_port()}"
@@ -218,3 +236,29 @@ async def test_sighup_reads_the_table_again(pair, tmp_path):
     finally:
         os.kill(os.getpid(), signal.SIGINT)
         await work
+
+
+async def test_conversations_outlive_both_engines_in_turn():
+    """Beside one perfect cache for both engines; `benchmarks.engines` has forty conversations."""
+    found = await deaths(12, 4, at_once=2)
+    assert not found.failures
+    assert found.broken <= 2 * 2, "two kills, and two requests at a time"
+    assert found.requests == 48
+    assert found.ratio <= 1.10
+
+
+async def test_a_small_turn_stays_and_a_cold_prompt_goes_to_the_engine_with_less_to_do(pair, tmp_path):
+    """By what the engines computed; their speeds are made equal, as on twins they are."""
+    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
+        reply, _ = await ask(client, LONG)
+        home = last_engine(sidecar)
+        (other,) = {"left", "right"} - {home}
+        busy = asyncio.ensure_future(ask(client, f"Something else. {LONG * 12}"))  # noqa: TID251
+        placement = sidecar.driver.placement
+        await until(lambda: any(table.work.served for table in placement.tables.values()))
+        (working,) = (name for name, table in placement.tables.items() if table.work.served)
+        assert working == other, "home would lose a slot, or have it compute beside"
+        _, cached = await ask(client, LONG, reply, "And then?")
+        assert last_engine(sidecar) == home
+        assert cached > LEAST
+        await busy

@@ -39,6 +39,12 @@ def test_an_engine_without_work_is_drained_at_once():
     assert two() << drain("e0") >> drained("e0")
 
 
+def test_who_asks_once_more_hears_it_once_more():
+    play = two()
+    assert play << drain("e0") >> drained("e0")
+    assert play << drain("e0") >> drained("e0")
+
+
 def test_nothing_new_begins_on_a_drained_engine():
     play = two()
     assert play << drain("e0") >> drained("e0")

@@ -32,6 +32,7 @@ from slotkeeper.scheduler.effects import (
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import (
     Arrived,
+    DrainAsked,
     EngineLost,
     EngineUp,
     Erased,
@@ -46,6 +47,7 @@ from slotkeeper.scheduler.events import (
     Planted,
     Rendered,
     ReplyKnown,
+    RequestFailed,
     Restored,
     Saved,
     SnapshotsChanged,
@@ -110,6 +112,7 @@ class Quiet(RuleBasedStateMachine):
             for name, n in zip(names, slots, strict=True)
         }
         self.up = dict.fromkeys(names, True)
+        self.drained: set[EngineId] = set()
         limits = Limits(hot_bytes=ROOM * TOKEN_BYTES, cold_bytes=ROOM * TOKEN_BYTES)
         self.placement = Placement(*names, limits=limits)
         self.clock = 100.0
@@ -176,6 +179,8 @@ class Quiet(RuleBasedStateMachine):
         assert effect.request in self.alive, "forwarded, but its client is gone"
         self.forwards[effect.request] += 1
         assert self.forwards[effect.request] == 1, "forwarded twice"
+        spared = effect.engine in self.drained and effect.reason is not Reason.FAIL_OPEN
+        assert not spared, "begun on an engine that is drained"
         prompt = self.prompts[effect.request]
         task = Task(effect.request, prompt, effect.slot, 1 + len(prompt) % 5)
         task.copies = 2 if self.kinds[effect.request] == "two copies" else 1
@@ -312,6 +317,7 @@ class Quiet(RuleBasedStateMachine):
                 cached=task.cached,
                 generated=task.generate,
                 slot=named,
+                prefill_seconds=computed / (500 + 300 * (len(task.prompt) % 7)),
             )
         )
 
@@ -534,6 +540,21 @@ class Quiet(RuleBasedStateMachine):
                     self.reach(item)
                 self.post(EngineUp(at=self.clock, engine=name, traits=self.traits[name]))
 
+    @precondition(lambda self: len(self.engines) > 1)
+    @rule(data=st.data())
+    def drain_or_undrain(self, data: st.DataObject) -> None:
+        self.set_drained(data.draw(st.sampled_from(sorted(self.engines))))
+
+    def set_drained(self, name: EngineId) -> None:
+        self.drained ^= {name}
+        self.post(DrainAsked(at=self.clock, engine=name, drain=name in self.drained))
+
+    @precondition(lambda self: len(self.engines) > 1)
+    @rule(data=st.data(), broken=st.booleans())
+    def a_request_fails(self, data: st.DataObject, broken: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.engines)))
+        self.post(RequestFailed(at=self.clock, engine=name, broken=broken))
+
     # -- what must always hold ---------------------------------------------------------------------------
 
     @invariant()
@@ -555,6 +576,8 @@ class Quiet(RuleBasedStateMachine):
         if not hasattr(self, "engines"):
             return
         self.engine_returns()
+        for name in sorted(self.drained):
+            self.set_drained(name)
         tasks = len(self.prompts) + sum(engine.tasks for engine in self.engines.values())
         for _ in range(STEPS_TO_REST * (1 + tasks)):
             if not self.one_step_to_rest():
@@ -571,6 +594,7 @@ class Quiet(RuleBasedStateMachine):
             assert set(table.states) == {SlotState.IDLE}, repr(table)
             assert not table.unsettled
             assert not table.orphans
+            assert not table.work.served
         assert not state.chores
         assert not self.placement.unsaved(self.clock)
         self.every_view_shows_the_same()

@@ -33,7 +33,7 @@ from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler import outcomes
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import REMEMBERED as TIMES
-from slotkeeper.scheduler.costs import FileTimes
+from slotkeeper.scheduler.costs import FileTimes, Speed
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.figures import Usage
@@ -168,6 +168,13 @@ def file_times() -> tuple[int, int]:
     for n in range(10 * TIMES):
         times.took(1 << 20, 1.0 + n)
     return len(times._seen), TIMES
+
+
+def speeds() -> tuple[int, int]:
+    speed = Speed()
+    for n in range(10 * TIMES):
+        speed.was(100.0 + n)
+    return len(speed._seen), TIMES
 
 
 def texts_with_facts() -> tuple[int, int]:
@@ -354,6 +361,7 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     titles,
     queue,
     file_times,
+    speeds,
     texts_with_facts,
     ram_cache,
     orders_of_files,

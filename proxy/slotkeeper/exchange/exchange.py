@@ -52,6 +52,7 @@ ANYONE: Final = "~"  # the namespace of requests without a key, where an engine 
 DEATHS: Final = 3  # of engines that were at work on a request, after which it is not sent to another
 AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
 SERVER_ERROR: Final = 500  # and above: the engine failed, not its client
+NO_SUCH: Final = 501  # but this is what it cannot do at all
 UNLOADED: Final = frozenset({400, 500})  # of a router whose model was unloaded, or is just being
 BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
 
@@ -347,7 +348,7 @@ class Exchange:
         except UpstreamFault:
             driver.failed(link, broken=True)
             raise
-        if answer.status >= SERVER_ERROR:
+        if answer.status >= SERVER_ERROR and answer.status != NO_SUCH:
             driver.failed(link, broken=False)
         async with answer:
             if link.address.model and answer.status in UNLOADED and await link.was_lost(losses):

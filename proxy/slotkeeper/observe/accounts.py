@@ -221,8 +221,11 @@ def _went(decision: Decision | None) -> Iterator[str]:
     yield f"It went to {_place_and_price(chosen)}: {WENT[chosen.reason]}."
     if decision.beaten:
         second = decision.beaten[0]
-        more = second.price - chosen.price
-        yield f"The next best was {_place_and_price(second)}, for {more:,.0f} more tokens."
+        more = f"{second.price - chosen.price:,.0f} more tokens"
+        if chosen.seconds is not None and second.seconds is not None:
+            more = f"{second.seconds - chosen.seconds:,.2f} more seconds"
+        far = f" of {second.engine}" if second.engine != chosen.engine else ""
+        yield f"The next best was {_place_and_price(second)}{far}, for {more}."
 
 
 def _place_and_price(option: Option) -> str:
@@ -338,9 +341,16 @@ def _option(option: Option, rate: float) -> Document:
         "slot": option.slot,
         "reuse_tokens": option.reuse,
         "price_tokens": round(option.price, 1),
-        "price_seconds": round(option.price / rate, 4) if rate else None,
+        "price_seconds": _seconds(option, rate),
         "steps": list(option.steps),
     }
+
+
+def _seconds(option: Option, rate: float) -> float | None:
+    """Beside places on other engines also what is before it, and how long answers take there."""
+    if option.seconds is not None:
+        return round(option.seconds, 4)
+    return round(option.price / rate, 4) if rate else None
 
 
 def _divergence_at(divergence: PromptDivergence) -> Document:

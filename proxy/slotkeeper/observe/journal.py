@@ -119,6 +119,7 @@ def option(plan: Plan) -> Option:
         reuse=plan.reuse_plan.reuse if plan.reuse_plan else None,
         price=plan.price,
         steps=tuple(map(_word, plan.steps)),
+        seconds=plan.seconds,
     )
 
 

@@ -152,6 +152,7 @@ class Option:
     reuse: int | None  # tokens that the engine would not compute; None: not looked at
     price: float  # in tokens of prefill: to compute now, for files, and what will be missed later
     steps: tuple[str, ...] = ()  # that would be taken in the slot first
+    seconds: float | None = None  # the price beside places on other engines; None: there were none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,8 @@ class Engines:
         self._tasks_of: dict[EngineId, list[asyncio.Task[None]]] = {}
         self._roused: set[EngineId] = set()  # sleeping engines that are loading their models for us
         self._came_or_went = asyncio.Event()  # the next engine that does
-        self._hearers = _Hearers(lambda _: None, lambda _: None, lambda _: None)  # until they are watched
+        self._hearers = _Hearers(lambda _: None, lambda _: None, lambda _: None)
+        self._watching = False
 
     def __repr__(self) -> str:
         return f"<Engines {', '.join(self.links)}>"
@@ -87,7 +88,7 @@ class Engines:
             post(event)
             self.came_or_went()
 
-        self._hearers = _Hearers(on_up, on_lost, told)
+        self._hearers, self._watching = _Hearers(on_up, on_lost, told), True
         for link in self.upstreams:
             self._join(link)
 
@@ -114,7 +115,7 @@ class Engines:
     def _forget(self, link: EngineLink) -> None:
         link.part(self._hearers.on_lost)
         self.links.pop(link.engine, None)
-        for task in self._tasks_of.pop(link.engine):
+        for task in self._tasks_of.pop(link.engine, ()):
             task.cancel()
         self._tasks.start(link.client.close())
 
@@ -137,7 +138,8 @@ class Engines:
     def add(self, link: EngineLink) -> None:
         """One more whose address was named."""
         self.links[link.engine] = link
-        self._join(link)
+        if self._watching:
+            self._join(link)
 
     def remove(self, link: EngineLink) -> None:
         """One that is not used any more, with its models if it is a router. Nothing may run there."""

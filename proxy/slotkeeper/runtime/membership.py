@@ -101,7 +101,6 @@ class Membership:
         for link in gone:
             self._going.add(link.engine)
             if link.draining:  # by hand, and may be at rest already: it is said once more
-                link.draining = False
                 self._post(self._asked(link))
             self.drain(link, drain=True)
         log.info("upstreams_reloaded", upstream=list(wanted), added=len(new) + len(back), removed=len(gone))

@@ -53,6 +53,7 @@ class Plan:
     steps: tuple[Step, ...] = ()  # to be done in the slot first
     price: float = 0.0
     wait: bool = False  # the best place will be free in a moment
+    seconds: float | None = None  # its price beside places on other engines; None: there are none
     until: float = 0.0  # seconds until it probably is, where a request runs there
     beaten: tuple[Plan, ...] = ()  # the next best, cheapest first
     clears: bool = False  # it only empties the slot: then its request is placed again
@@ -148,6 +149,8 @@ def cheapest(
         plans = chain(plans, *(_when_over(table, want) for table in tables))
         order = partial(_order_of_several, want=want, compared=Comparison.of(tables))
     best = nsmallest(1 + BEATEN, plans, key=order)
+    if len(tables) > 1:
+        best = [replace(plan, seconds=order(plan)[0]) for plan in best]
     return replace(best[0], beaten=tuple(best[1:])) if best else None
 
 
@@ -162,8 +165,15 @@ def _order_of_several(
 ) -> tuple[float, bool, float, SlotId | None]:
     """The same over engines of different speed, whatever they have to do already."""
     reuse = plan.reuse_plan.reuse if plan.reuse_plan else 0
-    computes = len(want.prompt) - reuse
-    seconds = compared.seconds(plan.table, plan.price, want.now, computes=computes, until=plan.until)
+    parked = any(isinstance(step, Keep) for step in plan.steps)  # nothing is lost
+    seconds = compared.seconds(
+        plan.table,
+        plan.price,
+        want.now,
+        computes=len(want.prompt) - reuse,
+        lost=loss(plan.table, plan.reuse_plan, want) if plan.reuse_plan and not parked else 0.0,
+        until=plan.until,
+    )
     return seconds, plan.wait, plan.table.load, plan.slot
 
 
@@ -178,12 +188,12 @@ def blind(
             price = blind_price(table, table.shadow.slots[slot], catalog, now)
             plan = Plan(table=table, pinned=False, reason=Reason.UNRENDERED, price=price)
             plans.append(_pinned_blind(plan, slot, space, now) if pinnable else plan)
-    if len(tables) == 1:
+    if len(tables) < 2:
         return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
     compared = Comparison.of(tables)
 
     def seconds(plan: Plan) -> tuple[float, float]:
-        return compared.seconds(plan.table, plan.price, now), plan.table.load
+        return compared.seconds(plan.table, plan.price, now, lost=plan.price), plan.table.load
 
     return min(plans, key=seconds, default=None)
 

@@ -41,17 +41,26 @@ class Comparison:
         )
 
     def seconds(
-        self, table: EngineTable, price: float, now: float, *, computes: int = 0, until: float = 0.0
+        self,
+        table: EngineTable,
+        price: float,
+        now: float,
+        *,
+        computes: int = 0,
+        lost: float = 0.0,
+        until: float = 0.0,
     ) -> float:
         """Until the answer is over, with what later requests and others lose by it.
 
-        `price` is in tokens of prefill there, `computes` of them are the request's own. The slot is free in
+        `price` is in tokens of prefill there. Of them `computes` are the request's own, and `lost` those of
+        a state that is overwritten: it will be computed again where that is quickest. The slot is free in
         `until` seconds.
         """
         held_up = max(until, table.work.ahead(now), table.stalled(now))
         beside = len(table.work.served) - (until > 0)
-        tokens = price + computes * beside
-        return held_up + tokens / self.prefill[table.engine] + self.reply / self.decode[table.engine]
+        here = (price - lost + computes * beside) / self.prefill[table.engine]
+        later = lost / max(self.prefill.values())
+        return held_up + here + later + self.reply / self.decode[table.engine]
 
 
 def _speeds(

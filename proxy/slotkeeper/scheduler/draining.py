@@ -17,7 +17,7 @@ from slotkeeper.scheduler.types import EngineId
 
 def drain_asked(state: State, event: DrainAsked) -> None:
     if event.drain:
-        state.drained.setdefault(event.engine, False)
+        state.drained[event.engine] = False  # asked for once more, it is said once more
     else:
         state.drained.pop(event.engine, None)
     state.mark_leaving()

@@ -10,6 +10,8 @@ A request is served by the first of these that applies (`arrivals` carries the n
 5 Its tokens are known: the cheapest of every free slot as it is, after a one-token touch (so that the
   engine loads from its RAM cache) or after a restored file, and of the engine's own choice; what is
   overwritten is saved first where that pays. See `choice`.
+  With several engines prices are compared in seconds, and a slot in which a request runs is a place too: see
+  `comparison`. Then 3 does not apply, because it has no price.
 6 Its tokens cannot be known: the free slot that loses least.
 7 Otherwise it waits in our queue, never in the engine's. Where only tasks on their way keep it from a free
   slot, nothing that came later goes first.

@@ -1,0 +1,87 @@
+"""Two engines of which one fails at requests, though it answers /health: clients see nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from chaos.conftest import ready, settings
+from chaos.fake_answers import PATHS, request_body
+from chaos.fake_engine import FakeEngine, Fault
+from chaos.raw import dial
+from patience import PATIENCE
+from slotkeeper.api.head import Api
+from slotkeeper.app import Sidecar, running
+from slotkeeper.scheduler.breaker import TRIPS
+from slotkeeper.scheduler.types import EngineId
+
+
+async def posted(sidecar, api=Api.CHAT, **more) -> tuple[int, bytes]:
+    async with dial(sidecar.addresses[0]) as wire:
+        await wire.post(PATHS[api], request_body(api, **{"stream": False, **more}))
+        head = await wire.head()
+        return head.status, await wire.body(head)
+
+
+@asynccontextmanager
+async def two(*faults: Fault) -> AsyncIterator[tuple[Sidecar, dict[str, FakeEngine]]]:
+    """Each of them has these faults before it."""
+    async with FakeEngine() as one, FakeEngine() as other:
+        for fake in (one, other):
+            fake.script.extend(faults)
+        async with running(settings(f"one={one.base}", f"other={other.base}")) as sidecar:
+            await ready(sidecar)
+            yield sidecar, {"one": one, "other": other}
+
+
+def last_engine(sidecar: Sidecar) -> str:
+    return str(next(iter(sidecar.driver.journal)).engine)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_failed_before_its_first_byte_goes_to_the_other(stream):
+    async with two(Fault.DIE_BEFORE_HEAD) as (sidecar, engines):
+        status, body = await posted(sidecar, stream=stream)
+        assert status == 200
+        assert b"four" in body
+        assert sorted(len(engine.ran) for engine in engines.values()) == [1, 2]
+
+
+async def test_after_its_first_byte_never():
+    async with two(Fault.DIE_IN_STREAM) as (sidecar, engines):
+        _, body = await posted(sidecar, stream=True)
+        assert b"broke off" in body
+        assert sum(len(engine.ran) for engine in engines.values()) == 1
+
+
+async def test_an_engine_that_answers_with_errors_is_spared():
+    async with two() as (sidecar, engines):
+        await posted(sidecar)
+        name = last_engine(sidecar)
+        (other,) = engines.keys() - {name}
+        fake, table = engines[name], sidecar.driver.placement.tables[EngineId(name)]
+        fake.script.extend([Fault.LOADING] * TRIPS)  # 503, though its /health says that it serves
+        async with asyncio.timeout(PATIENCE):
+            while not table.failing:
+                await posted(sidecar)
+        assert not fake.script
+        ran = len(fake.ran)
+        assert (await posted(sidecar))[0] == 200
+        assert (last_engine(sidecar), len(fake.ran)) == (other, ran)
+        url = f"http://{sidecar.addresses[1]}/api/state"
+        async with aiohttp.ClientSession() as client, client.get(url) as answer:
+            state = (await answer.json())["engines"]
+        assert {one["engine"]: one["failing"] for one in state} == {name: True, other: False}
+
+
+async def test_the_only_engine_is_asked_all_the_same():
+    async with FakeEngine() as one:
+        one.script.extend([Fault.LOADING] * (TRIPS + 1))
+        async with running(settings(one.base)) as sidecar:
+            await ready(sidecar)
+            found = [(await posted(sidecar))[0] for _ in range(TRIPS + 2)]
+            assert found == [503] * (TRIPS + 1) + [200]
