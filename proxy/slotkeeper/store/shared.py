@@ -47,6 +47,7 @@ from slotkeeper.store.trouble import (
 
 LARGEST_HEAD: Final = 16 << 20  # bytes: a manifest, and the ids of a million tokens
 LARGEST_TOKENS: Final = 16 << 20  # bytes: four million ids
+CHEAP: Final = 1 << 20  # bytes: to write a smaller one is as quick as to ask whether it is there
 PROMISING: Final = 4  # heads that are read for one prompt
 SURE: Final = 2  # the same where the best of them is a beginning of the prompt
 LONGEST_LOOK: Final = 10.0  # seconds; a request does not wait for so long (`scheduler.elsewhere`)
@@ -165,7 +166,9 @@ class SharedStore:
         """Write what lies in the hot folder, unless it is here. False: another sidecar is just doing that."""
         await self._opened()
         entry = self._names.entry(kept.manifest, kept.tokens)
-        if entry is None or await self.objects.size(entry.path) is not None:
+        if entry is None:
+            return True
+        if kept.manifest.size > CHEAP and await self.objects.size(entry.path) is not None:
             return True
         if self.hints is None:
             return await self._write(entry, kept, hot)
@@ -230,12 +233,12 @@ class SharedStore:
         try:
             if size <= AT_ONCE:
                 data = b"".join([chunk async for chunk in self._read(source, manifest)])
-                await self.objects.create(blob, data)
+                await self.objects.create(blob, data)  # whole, or not at all
             else:
                 await self.objects.stream_up(blob, self._read(source, manifest))
         finally:
             await self._lane.do(lambda _: source.close())
-        if await self.objects.size(blob) != size:
+        if size > AT_ONCE and await self.objects.size(blob) != size:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
         if time.monotonic() - began > FRESH:  # a collector may take it for a leftover by now
             raise StoreError(Trouble.SLOW, f"{self.name} took too long")
