@@ -24,8 +24,8 @@ def objects(folder: Path, kind: str) -> list[Path]:
     return sorted(path for path in (folder / kind).rglob("*") if path.is_file())
 
 
-def prompt(seed: int, *, more: int = 40) -> Tokens:
-    return Tokens([*ids(seed, LONG), *range(5, 5 + more)])
+def prompt(seed: int, *, length: int = LONG) -> Tokens:
+    return Tokens([*ids(seed, length), *range(5, 45)])
 
 
 @pytest.fixture
