@@ -151,7 +151,7 @@ class Sharing:
                 self._failures += 1
                 self._failed("upload", "failed", error, kept.id)
                 self._idle.set()  # nobody waits for a store that is lost
-                await asyncio.sleep(min(LONGEST, AGAIN * 2 ** (self._failures // WRITERS)))
+                await self._pause(min(LONGEST, AGAIN * 2 ** (self._failures // WRITERS)))
             finally:
                 self._writing.discard(kept.id)
 

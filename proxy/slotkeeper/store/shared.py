@@ -169,6 +169,7 @@ class SharedStore:
         if entry is None:
             return True
         if kept.manifest.size > CHEAP and await self.objects.size(entry.path) is not None:
+            await self._tell_use(entry, kept.manifest.size)  # it counts as new
             return True
         if self.hints is None:
             return await self._write(entry, kept, hot)
@@ -244,6 +245,7 @@ class SharedStore:
             raise StoreError(Trouble.SLOW, f"{self.name} took too long")
         if not await self.objects.create(entry.path, self._sealed(entry, kept, blob, salt)):
             await self.objects.remove(blob)  # another was first, and nobody else knows of ours
+            await self._tell_use(entry, manifest.size)
         return True
 
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
