@@ -48,6 +48,14 @@ def test_a_prompt_that_is_in_no_slot_and_no_file_is_looked_for():
     assert wanted(play, "r1", A.cut(0, 300))[0].within == LEAST_SECONDS
 
 
+def test_it_is_looked_for_in_the_namespace_of_its_request():
+    play = shared()
+    assert one_turn(play, "r1", A, slot=0)
+    play << arrives("r2", namespace="mine")
+    (one,) = wanted(play, "r2", A + MORE)
+    assert (one.prompt.space, one.here) == ("mine", 0)
+
+
 def test_what_lacks_little_is_not():
     play = shared()
     assert one_turn(play, "r1", A, slot=0)
