@@ -24,6 +24,7 @@ from slotkeeper.engine.client import RestoreResult
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.runtime.sharing import WRITERS
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
 from slotkeeper.scheduler.types import EngineId, Tokens
 from slotkeeper.store.index import Kept
@@ -115,7 +116,7 @@ class Talk:
             {"role": "system", "content": f"This is talk {self.number}. {prose(self.lead, self.number)}"}
         ]
         for at in range(turn + 1):
-            length = 300 if at else 1800 - self.lead
+            length = 300 if at else max(300, 1800 - self.lead)
             question = f"Question {at}. {prose(length, 100 + 10 * self.number + at)}"
             messages += [{"role": "user", "content": question}, *self.replies[at : at + (at < turn)]]
         plain = {"chat_template_kwargs": {"plain": True}, "temperature": 0, "max_tokens": 24}
@@ -246,7 +247,8 @@ async def settled(sidecar: Sidecar) -> None:
     # Two tasks for each line run for ever, and more as long as the folder cannot be used.
     lasting = 2 * len(driver.links) + (not driver.snapshots.ready)
     lasting += sum(link.lacks_files for link in driver.links.values())
-    lasting += 2 * (driver.snapshots.sharing is not None)  # to write, and to collect garbage
+    if driver.snapshots.sharing:
+        lasting += WRITERS + 1  # one collects garbage
 
     def still() -> bool:
         working = len(driver.tasks) - (driver.effect_runner._alarm is not None)

@@ -43,7 +43,7 @@ def running_redis(folder: Path, port: int) -> Iterator[tuple[str, subprocess.Pop
     words = f"--port {port} --bind 127.0.0.1 --save  --appendonly no --dir {folder}".split(" ")
     process = subprocess.Popen([program("redis-server"), *words], stdout=subprocess.DEVNULL)
     try:
-        _wait_for(port, process)
+        wait_for(port, process)
         yield f"redis://127.0.0.1:{port}/0", process
     finally:
         process.kill()
@@ -57,7 +57,7 @@ def s3_server(port: int = 0) -> Iterator[str]:
     words = [program("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _wait_for(port, process)
+        wait_for(port, process)
         endpoint = f"http://127.0.0.1:{port}"
         made = urllib.request.Request(f"{endpoint}/{BUCKET}", data=b"", method="PUT")
         urllib.request.urlopen(made, timeout=PATIENCE).close()
@@ -67,7 +67,7 @@ def s3_server(port: int = 0) -> Iterator[str]:
         process.wait()
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
         assert process.poll() is None, f"it ended with {process.returncode}"

@@ -238,3 +238,19 @@ async def test_one_is_elected_by_redis(redis: str, s3: str, tmp_path: Path, monk
     ):
         assert [await StoreCollector(each, 0).elected(0.0) for each in (one, other)] == [True, False]
         assert [seen async for seen in one.objects.listing("elections")] == []
+
+
+async def test_a_sidecar_that_stops_does_not_wait_for_a_store_that_is_lost(
+    proxy: FaultyProxy, tmp_path: Path
+):
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
+        (talk,) = await undisturbed(one, 1, turns=1)
+        url = f"s3://{BUCKET}/{tmp_path.name}"
+        stopping, client = await stack.enter_async_context(in_front_of(one, cold_store=url, hints=None))
+        proxy.fault = Fault.GONE
+        await take_turn(client, talk)
+        await until(lambda: operations(stopping)["upload", "failed"] >= 3, "it was noticed, and tried again")
+        async with asyncio.timeout(60):
+            await stopping.driver.save_all(600.0)
+        assert operations(stopping)["save", "ok"] > 0

@@ -24,7 +24,9 @@ from slotkeeper.engine.launch import free_port
 
 TALKS: Final = 40
 TURNS: Final = 4
-SLOTS: Final = ("-np", "4", "-c", "16384")
+LEAD: Final = 12_000  # characters: computing a state again takes longer than fetching it, on small models too
+FLAGS: Final = ("-np", "4", "-c", "32768", "--cache-ram", "0")  # the engine's own cache hides nothing
+READS: Final = 1.0  # seconds between two turns
 PLANTED: Final = "X-Slotkeeper-Planted"
 MOST: Final = 1.10  # waited, divided by the oracle
 
@@ -95,7 +97,7 @@ async def play(talk: Talk, machines: list[Machine], home: int, sums: Sums) -> No
             sums.oracle += new
             if computed > new:
                 sums.lost.append(computed - new)
-            await asyncio.sleep(0.3)  # its user reads
+            await asyncio.sleep(READS)  # its user reads
 
 
 @pytest.mark.fleet
@@ -107,9 +109,9 @@ async def test_a_sidecar_and_its_engine_are_killed_and_the_other_goes_on(
     key.write_text("k" * 64)
     shared = {"cold_store": f"s3://{BUCKET}/lost", "hints": redis, "store_key_file": key}
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one", *SLOTS))
-        other = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "other", *SLOTS))
-        talks = await undisturbed(one, TALKS, turns=TURNS)
+        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one", *FLAGS))
+        other = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "other", *FLAGS))
+        talks = await undisturbed(one, TALKS, turns=TURNS, lead=LEAD)
         base, process = stack.enter_context(serve(one, shared))
         survivor, _ = stack.enter_context(serve(other, shared))
         for each in (base, survivor):

@@ -27,6 +27,7 @@ from slotkeeper.scheduler.slot_contents import Tier
 
 MODEL: Final = "tiny-hybrid"
 BUILD: Final = EngineKind.XLLAMACPP.value
+LEAD: Final = 7_000  # characters: computing a state again takes longer than fetching it, on small models too
 ROUNDED: Final = 64  # tokens beyond the new part: a state can be cut at checkpoints only
 
 
@@ -77,3 +78,52 @@ async def test_a_conversation_that_moves_costs_its_new_part(
         await take_turn(first[1], talk)  # back again: what it holds itself may be nearly as good
         assert all(witness.refused == 0 for witness in witnesses)
         assert witnesses[1].asked
+
+
+KEYS: Final = """
+[alice]
+key = "a-long-key-of-alice"
+[bob]
+key = "a-long-key-of-bob--"
+"""
+
+
+async def test_what_one_key_has_left_in_the_store_is_restored_for_no_other(
+    s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The same prompt at another sidecar: found by the key whose it is, computed in full by the other."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    more: dict[str, Any] = {
+        "cold_store": f"s3://{BUCKET}/{tmp_path.name}",
+        "hints": redis,
+        "namespaces": "key",
+        "keys_file": keys,
+    }
+    alice, bob = ({"Authorization": f"Bearer a-long-key-of-{name}"} for name in ("alice", "bob--"))
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
+        other = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "other"))
+        (talk,) = await undisturbed(one, 1, turns=2, lead=LEAD)
+        first, client = await stack.enter_async_context(in_front_of(one, **more))
+        _, elsewhere = await stack.enter_async_context(in_front_of(other, **more))
+        await _computed(client, talk, 0, alice)
+        await uploaded(first)
+        prompt, computed = await _computed(elsewhere, talk, 1, bob)
+        assert computed == prompt
+        prompt, computed = await _computed(elsewhere, talk, 1, alice)
+        assert computed <= prompt / 2
+
+
+async def _computed(
+    client: aiohttp.ClientSession, talk: Talk, turn: int, key: dict[str, str]
+) -> tuple[int, int]:
+    """Prompt tokens of one turn, and how many of them its client waited for."""
+    async with client.post(CHAT, json=talk.body(turn), headers=key) as answer:
+        assert answer.status == 200, await answer.text()
+        said = await answer.json()
+        planted = int(answer.headers.get("X-Slotkeeper-Planted", "0"))
+    assert said["choices"][0]["message"] == talk.replies[turn]
+    return said["usage"]["prompt_tokens"], said["timings"]["prompt_n"] + planted

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from heapq import nlargest
+from typing import Any, Final
 
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
@@ -24,11 +26,19 @@ from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, MissingError, SnapshotError, StoreError
 
 AGAIN: Final = 5.0  # seconds until what could not be written is tried again
+WRITERS: Final = 4
+CANDIDATES: Final = 16  # of which the next one to be written is chosen
 PATIENT: Final = 3  # looks that take too long, until requests do not wait for them
 MOST_LOOKS: Final = 64  # under way at once
 LONGEST: Final = 120.0  # the same, after it has failed often
 
 log = get_logger(__name__)
+
+
+def _outgrown(kept: Kept, others: Iterable[Kept]) -> bool:
+    """Whether another one goes on from it."""
+    longer = (other for other in others if len(other.tokens) > len(kept.tokens))
+    return any(other.tokens.begins_with(kept.tokens) for other in longer)
 
 
 def sharing_of(store: Store, budget: int, metrics: Metrics, post: Callable[[Event], None]) -> Sharing:
@@ -58,7 +68,13 @@ class Sharing:
         self._looks = 0  # under way
         self._late = 0  # of them, the last ones in a row that took too long
         self._hurried_until = 0.0
+        self._writing: set[SnapshotId] = set()
+        self._failures = 0  # to write, in a row
         self._put_off: dict[SnapshotId, float] = {}  # what another sidecar writes, until when
+
+    def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """What runs for ever."""
+        return [*(self.write() for _ in range(WRITERS)), self.collect()]
 
     # -- finding -----------------------------------------------------------------------------------
 
@@ -112,6 +128,7 @@ class Sharing:
         """Something new lies in the hot folder."""
         self._idle.clear()
         self._wanted.set()
+        self._wanted = asyncio.Event()  # whoever waits has the one before
 
     async def written(self) -> None:
         """Wait until all that can be written has been."""
@@ -119,22 +136,24 @@ class Sharing:
         await self._idle.wait()
 
     async def write(self) -> None:
-        """Runs for ever: what was used last is written first, since its conversation may move next."""
-        failures = 0
+        """Runs for ever, several at once: one large state must not hold up all others."""
         while True:
             if (kept := self._next()) is None:
-                self._idle.set()
+                if not self._writing:
+                    self._idle.set()
                 await self._pause(self._soonest())
                 continue
+            self._writing.add(kept.id)
             try:
                 await self._write(kept)
+                self._failures = 0
             except (StoreError, HaltedError) as error:
-                failures += 1
+                self._failures += 1
                 self._failed("upload", "failed", error, kept.id)
                 self._idle.set()  # nobody waits for a store that is lost
-                await asyncio.sleep(min(LONGEST, AGAIN * 2 ** (failures - 1)))
-                continue
-            failures = 0
+                await self._pause(min(LONGEST, AGAIN * 2 ** (self._failures // WRITERS)))
+            finally:
+                self._writing.discard(kept.id)
 
     async def _write(self, kept: Kept) -> None:
         began = time.monotonic()
@@ -162,11 +181,13 @@ class Sharing:
             self._metrics.snapshot_operation("upload", "leased")
 
     def _next(self) -> Kept | None:
+        """What was used last goes first: its conversation may move next. What it has outgrown can wait."""
         here = [kept for kept in self._store.listing() if Tier.COLD not in kept.tiers]
         ids, now = {kept.id for kept in here}, time.monotonic()
         self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
-        due = (kept for kept in here if self._put_off.get(kept.id, now) <= now)
-        return max(due, key=lambda kept: kept.use.used, default=None)
+        due = [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
+        newest = nlargest(CANDIDATES, due, key=lambda kept: kept.use.used)
+        return next((kept for kept in newest if not _outgrown(kept, newest)), None)
 
     def _soonest(self) -> float | None:
         until = min(self._put_off.values(), default=None)
@@ -174,12 +195,9 @@ class Sharing:
 
     async def _pause(self, seconds: float | None) -> None:
         """Until something is saved, or for so long."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wanted.wait()
-        except TimeoutError:
-            pass
-        self._wanted.clear()
 
     # -- garbage -----------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class Snapshots:
 
     def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
         """What runs for ever beside it."""
-        return (self.sharing.write(), self.sharing.collect()) if self.sharing else ()
+        return self.sharing.lasting() if self.sharing else ()
 
     async def written(self) -> None:
         """Wait until a shared store has all that it can be given."""

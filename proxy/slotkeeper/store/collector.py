@@ -19,7 +19,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
-from slotkeeper.store.object_names import BLOBS, ELECTIONS, HEADS, USED, Entry, parsed, state_of
+from slotkeeper.store.object_names import BLOBS, ELECTIONS, HEADS, USED, HeadName, parsed, state_of
 from slotkeeper.store.objects import Objects, ObjectSeen
 from slotkeeper.store.shared import FRESH, SharedStore
 
@@ -43,7 +43,7 @@ class _State:
 
     blobs: list[ObjectSeen] = field(default_factory=list)
     head: ObjectSeen | None = None
-    entry: Entry | None = None
+    entry: HeadName | None = None
     used: ObjectSeen | None = None
 
     @property

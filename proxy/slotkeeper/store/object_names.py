@@ -41,7 +41,7 @@ _STATE: Final = re.compile(r"[0-9a-f]{32}(?![0-9a-f])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class HeadName:
     """The name of one state's head."""
 
     folder: str  # heads/GROUP/ANCHOR
@@ -77,7 +77,7 @@ def state_of(path: str) -> str | None:
     return match[0] if match and path.startswith((f"{BLOBS}/", f"{USED}/")) else None
 
 
-def parsed(path: str) -> Entry | None:
+def parsed(path: str) -> HeadName | None:
     """None for what is no head of ours."""
     folder, _, name = path.rpartition("/")
     match = _ENTRY.fullmatch(name)
@@ -87,7 +87,7 @@ def parsed(path: str) -> Entry | None:
     marks = tuple(letters[at : at + SHORT] for at in range(0, len(letters), SHORT))
     if len(marks) != len(rungs(tokens // BLOCK)) or len(letters) % SHORT:
         return None
-    return Entry(folder=folder, name=name, tokens=tokens, marks=marks, state=match[3])
+    return HeadName(folder=folder, name=name, tokens=tokens, marks=marks, state=match[3])
 
 
 class ObjectNames:
@@ -107,7 +107,7 @@ class ObjectNames:
         depths = [depth for depth in reversed(ANCHORS) if depth <= len(links)]
         return [self._folder(links[depth - 1], fingerprint, tokens.space) for depth in depths]
 
-    def entry(self, manifest: Manifest, tokens: Tokens) -> Entry | None:
+    def entry(self, manifest: Manifest, tokens: Tokens) -> HeadName | None:
         """Of a snapshot; None where it is too short to be found."""
         tokens = tokens.within(manifest.namespace)
         folders = self.folders(tokens, manifest.fingerprint)
@@ -120,9 +120,9 @@ class ObjectNames:
         facts = (manifest.fingerprint, manifest.namespace, manifest.layout, kind, cuts)
         state = self._hash("state", *facts, *manifest.chain, str(manifest.tokens), size=16)
         name = f"{_ALL - manifest.tokens:08x}-{''.join(shown)}-{state}"
-        return Entry(folder=folders[0], name=name, tokens=manifest.tokens, marks=shown, state=state)
+        return HeadName(folder=folders[0], name=name, tokens=manifest.tokens, marks=shown, state=state)
 
-    def blob(self, entry: Entry, sha256: str, salt: bytes) -> str:
+    def blob(self, entry: HeadName, sha256: str, salt: bytes) -> str:
         """Of this content, written this once: what another has written is never overwritten or removed."""
         content = self._hash("content", sha256, size=32) if self._key else sha256
         return f"{BLOBS}/{entry.state[:2]}/{entry.state}-{content}-{salt.hex()}"

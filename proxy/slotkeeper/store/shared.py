@@ -30,7 +30,7 @@ from slotkeeper.store.hints import Hints
 from slotkeeper.store.index import Kept, Use
 from slotkeeper.store.intake import place
 from slotkeeper.store.manifest import BLOCK, BYTES, Flaw, Manifest, decode, encode
-from slotkeeper.store.object_names import BLOBS, STORE_SEAL, Entry, ObjectNames, parsed
+from slotkeeper.store.object_names import BLOBS, STORE_SEAL, HeadName, ObjectNames, parsed
 from slotkeeper.store.objects import AT_ONCE, Objects
 from slotkeeper.store.sealing import SALT_BYTES, Pieces, SealError, StoreKey
 from slotkeeper.store.snapshot_folder import SnapshotFolder
@@ -47,6 +47,7 @@ from slotkeeper.store.trouble import (
 
 LARGEST_HEAD: Final = 16 << 20  # bytes: a manifest, and the ids of a million tokens
 LARGEST_TOKENS: Final = 16 << 20  # bytes: four million ids
+CHEAP: Final = 1 << 20  # bytes: to write a smaller one is as quick as to ask whether it is there
 PROMISING: Final = 4  # heads that are read for one prompt
 SURE: Final = 2  # the same where the best of them is a beginning of the prompt
 LONGEST_LOOK: Final = 10.0  # seconds; a request does not wait for so long (`scheduler.elsewhere`)
@@ -120,7 +121,7 @@ class SharedStore:
         marks = self._names.marks(prompt)
         folders = self._names.folders(prompt, fingerprint)
         await self._opened()  # without its secret no manifest can be believed
-        entries: list[Entry] = []
+        entries: list[HeadName] = []
         for names in await asyncio.gather(*map(self._entries, folders)):
             entries += names
         ranked = sorted(entries, key=lambda entry: _promise(entry, marks), reverse=True)
@@ -132,7 +133,7 @@ class SharedStore:
             self._found(entry, head) for entry, head in zip(unknown, heads, strict=True) if head is not None
         ]
 
-    async def _entries(self, folder: str) -> list[Entry]:
+    async def _entries(self, folder: str) -> list[HeadName]:
         names = await self.hints.names(folder) if self.hints else None
         if names is None:
             names = {seen.path.rpartition("/")[2] async for seen in self.objects.listing(folder)}
@@ -140,7 +141,7 @@ class SharedStore:
                 await self.hints.listed(folder, names)
         return [entry for name in names if (entry := parsed(f"{folder}/{name}"))]
 
-    async def _head_or_none(self, entry: Entry, space: str) -> Head | None:
+    async def _head_or_none(self, entry: HeadName, space: str) -> Head | None:
         try:
             head = await self._head(entry)
         except MissingError:
@@ -151,7 +152,7 @@ class SharedStore:
             return None
         return head if head.manifest.namespace == space else None
 
-    def _found(self, entry: Entry, head: Head) -> Kept:
+    def _found(self, entry: HeadName, head: Head) -> Kept:
         self._seen[entry.path] = head.manifest.id
         self._seen.move_to_end(entry.path)
         if len(self._seen) > SEEN:
@@ -165,7 +166,10 @@ class SharedStore:
         """Write what lies in the hot folder, unless it is here. False: another sidecar is just doing that."""
         await self._opened()
         entry = self._names.entry(kept.manifest, kept.tokens)
-        if entry is None or await self.objects.size(entry.path) is not None:
+        if entry is None:
+            return True
+        if kept.manifest.size > CHEAP and await self.objects.size(entry.path) is not None:
+            await self._tell_use(entry, kept.manifest.size)  # it counts as new
             return True
         if self.hints is None:
             return await self._write(entry, kept, hot)
@@ -216,12 +220,12 @@ class SharedStore:
         if blob:
             await self.objects.remove(blob)
 
-    async def unlink(self, entry: Entry) -> None:
+    async def unlink(self, entry: HeadName) -> None:
         await self.objects.remove(entry.path)
         if self.hints:
             await self.hints.removed(entry.folder, entry.name)
 
-    async def _write(self, entry: Entry, kept: Kept, hot: SnapshotFolder) -> bool:
+    async def _write(self, entry: HeadName, kept: Kept, hot: SnapshotFolder) -> bool:
         """Blob, a look whether it is whole, head. Returns True."""
         manifest, salt, began = kept.manifest, secrets.token_bytes(SALT_BYTES), time.monotonic()
         blob = self._names.blob(entry, manifest.sha256, salt)
@@ -230,17 +234,18 @@ class SharedStore:
         try:
             if size <= AT_ONCE:
                 data = b"".join([chunk async for chunk in self._read(source, manifest)])
-                await self.objects.create(blob, data)
+                await self.objects.create(blob, data)  # whole, or not at all
             else:
                 await self.objects.stream_up(blob, self._read(source, manifest))
         finally:
             await self._lane.do(lambda _: source.close())
-        if await self.objects.size(blob) != size:
+        if size > AT_ONCE and await self.objects.size(blob) != size:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
         if time.monotonic() - began > FRESH:  # a collector may take it for a leftover by now
             raise StoreError(Trouble.SLOW, f"{self.name} took too long")
         if not await self.objects.create(entry.path, self._sealed(entry, kept, blob, salt)):
             await self.objects.remove(blob)  # another was first, and nobody else knows of ours
+            await self._tell_use(entry, manifest.size)
         return True
 
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
@@ -250,14 +255,14 @@ class SharedStore:
         if (source.size, source.sha256) != (manifest.size, manifest.sha256):
             raise UnfitError(f"{manifest.id} was changed after it was kept")
 
-    async def _looked_up(self, kept: Kept) -> tuple[Entry, Head]:
+    async def _looked_up(self, kept: Kept) -> tuple[HeadName, Head]:
         await self._opened()
         entry = self._names.entry(kept.manifest, kept.tokens)
         if entry is None:
             raise MissingError(f"{kept.id} is too short for {self.name}")
         return entry, await self._head(entry)
 
-    async def _fetch(self, entry: Entry, head: Head, target: BlobWriter) -> None:
+    async def _fetch(self, entry: HeadName, head: Head, target: BlobWriter) -> None:
         manifest = head.manifest
         try:
             await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head.blob, target))
@@ -274,7 +279,7 @@ class SharedStore:
             await self._lane.do(partial(_feed, target, chunk))
         await self._lane.do(lambda _: target.end())
 
-    async def _tell_use(self, entry: Entry, size: int) -> None:
+    async def _tell_use(self, entry: HeadName, size: int) -> None:
         """What is used is not removed. A store that is full, or only to be read, can be read all the same."""
         if self.hints:
             await self.hints.reading(entry.state, size)
@@ -283,14 +288,14 @@ class SharedStore:
 
     # -- heads -------------------------------------------------------------------------------------
 
-    def _sealed(self, entry: Entry, kept: Kept, blob: str, salt: bytes) -> bytes:
+    def _sealed(self, entry: HeadName, kept: Kept, blob: str, salt: bytes) -> bytes:
         secret = self._secret or b""
         manifest = encode(kept.manifest, secret).decode()
         facts = orjson.dumps({"manifest": manifest, "blob": blob, "salt": salt.hex()})
         data = len(facts).to_bytes(4, "big") + facts + zlib.compress(kept.tokens.packed, 1)
         return self._key.seal(data, entry.path) if self._key else data
 
-    async def _head(self, entry: Entry) -> Head:
+    async def _head(self, entry: HeadName) -> Head:
         """Raises MissingError, and UnfitError for what is none of ours or was changed."""
         data = await self.objects.read(entry.path, LARGEST_HEAD)
         try:
@@ -316,7 +321,7 @@ class SharedStore:
             raise UnfitError(f"{entry.path} says that it is another state")
         return Head(manifest, tokens, blob, salt)
 
-    async def blob_of(self, entry: Entry) -> str | None:
+    async def blob_of(self, entry: HeadName) -> str | None:
         """The blob that a head names; None where that cannot be known."""
         try:
             return (await self._head(entry)).blob
@@ -333,7 +338,7 @@ class SharedStore:
             self._secret = await self.objects.read(STORE_SEAL, BYTES)
 
 
-def _promise(entry: Entry, marks: Sequence[str]) -> tuple[int, bool]:
+def _promise(entry: HeadName, marks: Sequence[str]) -> tuple[int, bool]:
     """What has more in common with a prompt first, then what could be extended by it as it is."""
     common = entry.common(marks)
     return common, common == entry.tokens // BLOCK * BLOCK

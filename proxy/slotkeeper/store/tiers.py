@@ -129,7 +129,7 @@ class ColdTier(Protocol):
 
 
 class ColdFolder:
-    """A folder of our own. What `urgent` does a client waits for, `patient` does all else that takes time."""
+    """A folder of our own, and the lanes of `Tiers`."""
 
     shared: Final = False
 
@@ -139,12 +139,13 @@ class ColdFolder:
         *,
         urgent: Lane,
         patient: Lane,
+        quick: Lane,
         clock: Callable[[], float],
         health: StoreHealth,
     ) -> None:
         self.name = str(folder.path)
         self._folder = folder
-        self._urgent, self._patient = urgent, patient
+        self._urgent, self._patient, self._quick = urgent, patient, quick
         self._clock = clock
         self._health = health
 
@@ -168,7 +169,7 @@ class ColdFolder:
 
     async def remove(self, kept: Kept, *, damaged: bool = False) -> None:
         act = self._folder.quarantine if damaged else self._folder.drop
-        await self._patient.do(lambda _: act(kept.id))
+        await self._quick.do(lambda _: act(kept.id))
 
     async def close(self) -> None:
         self._folder.close()
@@ -224,7 +225,12 @@ class Tiers:
         if isinstance(cold, Path):
             folder = SnapshotFolder(cold, Tier.COLD)
             self.cold = ColdFolder(
-                folder, urgent=self.urgent, patient=self.patient, clock=clock, health=health
+                folder,
+                urgent=self.urgent,
+                patient=self.patient,
+                quick=self.quick,
+                clock=clock,
+                health=health,
             )
         elif cold:
             self.cold = cold

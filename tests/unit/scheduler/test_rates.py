@@ -60,3 +60,15 @@ def test_prices_are_what_the_engine_could_have_computed_meanwhile():
         rates.restored(2 * MB, 0.002)
     assert rates.save_price(1000) == pytest.approx(4000 * (CALL_SECONDS + 0.01))
     assert rates.restore_price(2 * MB) == pytest.approx(4000 * (CALL_SECONDS + 0.002))
+
+
+def test_the_way_from_the_cold_tier_is_learned_and_bounded_by_computing():
+    rates = Rates()
+    before = rates.restore_price(100 * MB, cold=True)
+    for _ in range(3):
+        rates.brought(100 * MB, 5.0)
+    rates.brought(100 * MB, 0.0)  # it lay in the hot tier
+    assert rates.restore_price(100 * MB, cold=True) > 5 * before
+    assert rates.restore_price(100 * MB) < before
+    assert rates.bring_within(20_000) == 20.0
+    assert rates.bring_within(10) == 1.0

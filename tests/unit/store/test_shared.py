@@ -24,8 +24,8 @@ def objects(folder: Path, kind: str) -> list[Path]:
     return sorted(path for path in (folder / kind).rglob("*") if path.is_file())
 
 
-def prompt(seed: int, *, more: int = 40) -> Tokens:
-    return Tokens([*ids(seed, LONG), *range(5, 5 + more)])
+def prompt(seed: int, *, length: int = LONG) -> Tokens:
+    return Tokens([*ids(seed, length), *range(5, 45)])
 
 
 @pytest.fixture
@@ -126,6 +126,7 @@ async def test_who_loses_the_race_for_a_head_leaves_nothing(two, monkeypatch):
     async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
         first, again = await kept_state(store, one, 1), await kept_state(second, other, 1)
         size = shared.objects.size
+        monkeypatch.setattr(module, "CHEAP", 0)
 
         async def late(path: str):
             if path.startswith("heads/"):  # between the look and the write another has written it

@@ -1,0 +1,111 @@
+"""A cold tier that others use too: what is looked for there, what becomes of it, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    Play,
+    arrives,
+    goes,
+    knows,
+    one_turn,
+    restored,
+    restores,
+    snapshot,
+    snapshots_changed,
+)
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.effects import Drop, Forget
+from slotkeeper.scheduler.elsewhere import LEAST_SECONDS, MOST_SECONDS, Wanted
+from slotkeeper.scheduler.events import Loading
+from slotkeeper.scheduler.retention import MOST
+from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.types import Reason, RequestId, Tokens
+
+A, B = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000))
+MORE = Tokens(range(100))
+SHARED = Limits(hot_bytes=10**12, cold_bytes=10**15, shared_bytes=10**12)
+
+
+def shared(limits: Limits = SHARED, **more: Any) -> Play:
+    return Play(limits=limits, **{**NEW_FILES, **more})
+
+
+def wanted(play: Play, request: str, prompt: Tokens) -> list[Wanted]:
+    return list(play.placement.wanted_elsewhere(RequestId(request), prompt))
+
+
+def test_a_prompt_that_is_in_no_slot_and_no_file_is_looked_for():
+    play = shared()
+    play << arrives("r1")
+    (one,) = wanted(play, "r1", A)
+    assert (one.traits.fingerprint, one.prompt, one.here) == ("f", A, 0)
+    assert one.within == pytest.approx(MOST_SECONDS), "computing would take five seconds"
+    assert wanted(play, "r1", A.cut(0, 300))[0].within == LEAST_SECONDS
+
+
+def test_it_is_looked_for_in_the_namespace_of_its_request():
+    play = shared()
+    assert one_turn(play, "r1", A, slot=0)
+    play << arrives("r2", namespace="mine")
+    (one,) = wanted(play, "r2", A + MORE)
+    assert (one.prompt.space, one.here) == ("mine", 0)
+
+
+def test_what_lacks_little_is_not():
+    play = shared()
+    assert one_turn(play, "r1", A, slot=0)
+    play << arrives("r2")
+    assert wanted(play, "r2", A + MORE) == []
+    assert wanted(play, "r2", A + B)[0].here == 5000
+    assert play << snapshots_changed(snapshot("s1", B))
+    assert wanted(play, "r2", B + MORE) == []
+
+
+def test_a_request_that_has_its_place_is_not_looked_for():
+    play = shared()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1")
+    assert wanted(play, "r1", A) == []
+    assert wanted(play, "nobody", A) == []
+
+
+def test_what_is_found_is_restored_in_the_time_that_computing_would_take():
+    play = shared()
+    play << arrives("r1") << snapshots_changed(snapshot("s1", A, tier=Tier.COLD, size=10**7))
+    assert play << knows("r1", A + MORE) >> restores(0, "s1", within=5.0)
+    assert play << restored(brought=2.0) >> goes("r1", slot=0, reason=Reason.SNAPSHOT)
+
+
+def test_what_came_too_late_is_computed_and_its_price_is_known():
+    play = shared()
+    before = play.table.rates.restore_price(10**7, cold=True)
+    play << arrives("r1") << snapshots_changed(snapshot("s1", A, tier=Tier.COLD, size=10**7))
+    assert play << knows("r1", A + MORE) >> restores(0, "s1")
+    assert play << restored(Loading.UNFIT, brought=5.0) >> goes("r1", slot=0, reason=Reason.COLD)
+    for _ in range(3):
+        play.table.rates.brought(10**7, 5.0)
+    assert play.table.rates.restore_price(10**7, cold=True) > len(A) > before
+
+
+def test_for_want_of_room_files_leave_the_slot_folder_and_nothing_leaves_the_store():
+    play = shared(Limits(hot_bytes=1000, cold_bytes=10**15, shared_bytes=500))
+    play << snapshots_changed(snapshot("s1", A, size=900), snapshot("s2", B, size=900))
+    (gone,) = play.effects
+    assert isinstance(gone, Drop)
+    assert gone.to_cold
+    tiers = {each.tier for each in play.placement.catalog}
+    assert tiers == {Tier.HOT, Tier.COLD}
+
+
+def test_of_what_is_found_no_more_is_remembered_than_fits():
+    play = shared()
+    many = [snapshot(f"s{n}", Tokens(range(n, n + 20)), tier=Tier.COLD, size=1) for n in range(MOST + 5)]
+    play << snapshots_changed(*many)
+    assert len(play.placement.catalog) == MOST
+    forgotten = [effect.snapshot for effect in play.effects if isinstance(effect, Forget)]
+    assert len(forgotten) == len(play.effects) == 5
+    assert forgotten[0] not in play.placement.catalog

@@ -1,0 +1,78 @@
+"""The store that the settings want: what goes together, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ByteSize
+
+from slotkeeper.app import limits_in
+from slotkeeper.config import UsageError
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.cold_store import store_in
+from slotkeeper.settings import Settings
+from unit.store.sharing import KEY, sidecar
+
+
+def made(tmp_path: Path, **more):
+    return store_in(Settings(**{"slot_dir": tmp_path / "hot", **more}), Metrics())
+
+
+def test_without_a_slot_folder_there_is_no_store():
+    assert store_in(Settings(), Metrics()) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cold_store": "/x", "cold_dir": "/y"}, "in place of"),
+        ({"cold_store": "/x", "slot_dir": None}, "beside --slot-dir"),
+        ({"hints": "redis://127.0.0.1:1"}, "beside --cold-store"),
+        ({"store_key_file": "/x"}, "beside --cold-store"),
+        ({"cold_store": "/dev/null/x"}, "cannot be used"),
+        ({"cold_store": "s3://"}, "cannot be used"),
+    ],
+)
+def test_what_does_not_go_together_is_said(settings, said, tmp_path):
+    with pytest.raises(UsageError, match=said):
+        made(tmp_path, **settings)
+
+
+def test_values_of_no_use_are_said_without_a_secret(tmp_path):
+    with pytest.raises(UsageError, match="redis://HOST") as told:
+        made(tmp_path, cold_store=str(tmp_path / "cold"), hints="http://user:hidden@host")
+    assert "hidden" not in str(told.value)
+    with pytest.raises(UsageError, match="cannot be read"):
+        made(tmp_path, cold_store=str(tmp_path / "cold"), store_key_file=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("slotkeeper.store.shared", "s3"), ("slotkeeper.store.hints", "hints")],
+)
+def test_a_missing_extra_is_named(module, extra, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=rf"slotkeeper\[{extra}\]"):
+        made(tmp_path, cold_store=str(tmp_path / "cold"), hints="redis://127.0.0.1:1")
+
+
+def test_the_scheduler_makes_no_room_in_a_shared_store(tmp_path):
+    five = ByteSize(5)
+    shared = limits_in(Settings(slot_dir=tmp_path, cold_store="s3://bucket", cold_store_bytes=five))
+    assert (shared.shared_bytes, shared.cold_bytes) == (5, sys.maxsize)
+    own = limits_in(Settings(slot_dir=tmp_path, cold_dir=tmp_path, cold_bytes=five))
+    assert (own.shared_bytes, own.cold_bytes) == (None, 5)
+    assert limits_in(Settings(slot_dir=tmp_path, cold_bytes=five)).cold_bytes == 0
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_all_who_share_a_store_tell_namespaces_alike(tmp_path, key):
+    cold = tmp_path / "cold"
+    async with (
+        sidecar(tmp_path / "one", cold, key) as (one, _),
+        sidecar(tmp_path / "two", cold, key) as (two, _),
+    ):
+        assert one.secret == two.secret
+        assert len(one.secret or b"") == 32
