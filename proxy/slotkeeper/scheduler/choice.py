@@ -7,7 +7,7 @@ the engine has shown), and what overwriting a slot will probably cost later.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from typing import Final
 
@@ -28,7 +28,7 @@ from slotkeeper.scheduler.slot_contents import (
 )
 from slotkeeper.scheduler.steps import Keep, Load, Prefill, Step, Wipe, foreign_token
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import Reason, SlotId, Tokens
+from slotkeeper.scheduler.types import EngineId, Reason, SlotId, Tokens
 
 # Of what the RAM cache promises with a draft model: of several states of one conversation the engine may load
 # an older one. What lies in a slot is copied there by the very task that makes the engine look: it is sure.
@@ -48,6 +48,7 @@ class Want:
     now: float
     catalog: Catalog
     plain: bool = False  # without any step before
+    losses: dict[tuple[EngineId, SlotId, bool], float] = field(default_factory=dict)  # see `loss`
 
 
 def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
@@ -61,7 +62,14 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
 
 
 def loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
-    """What will be missed of the slot's content once it is overwritten."""
+    """What will be missed of the slot's content once it is overwritten, found once for all plans there."""
+    key = table.engine, reuse_plan.slot, reuse_plan.parked
+    if key not in want.losses:
+        want.losses[key] = _loss(table, reuse_plan, want)
+    return want.losses[key]
+
+
+def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     victim = table.shadow.slots[reuse_plan.slot]
     if victim is None or continues(want.hash_chain, victim):
         return 0.0
@@ -111,8 +119,7 @@ def _same(one: SlotContents, other: SlotContents) -> bool:
     return one.total == other.total and one.tokens == other.tokens
 
 
-# Prices of a round trip, in tokens of prefill: small beside any real prompt, so that they only
-# decide between places that are otherwise alike.
+# Prices of a round trip, in tokens of prefill: so small that they decide between places that are alike.
 TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
 UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known
