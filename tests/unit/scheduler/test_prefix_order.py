@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -36,6 +37,10 @@ def some_snapshot(chance: random.Random, number: int) -> Snapshot:
         checkpoints=tuple(sorted(chance.sample(range(1, len(tokens)), 3))),
         tier=chance.choice(list(Tier)),
     )
+
+
+def priced(rate: float, snapshot: Snapshot) -> float:
+    return rate * snapshot.size
 
 
 def most_saved(snapshots: list[Snapshot], prompt: Tokens, traits: EngineTraits, price: float) -> float:
@@ -71,7 +76,7 @@ def test_the_best_file_is_the_best_of_all(memory, seed):
         else:
             prompt = some_tokens(chance)
         for price in (0.0, 0.05, 0.3):  # several engines ask about one prompt, each with its own rates
-            found = catalog.best(prompt, traits, lambda s, rate=price: rate * s.size)
+            found = catalog.best(prompt, traits, partial(priced, price))
             value = 0.0 if found is None else found[1] - price * found[0].size
             assert value == pytest.approx(most_saved([*there.values()], prompt, traits, price))
         for tokens in (prompt, some_tokens(chance)):
