@@ -43,6 +43,10 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "crowd": lambda figures: figures["rows"],
         "swaps": lambda figures: figures,
         "soak": lambda figures: figures["worlds"],
+        "scaling": lambda figures: figures,
+        "placement": lambda figures: figures,
+        "fleet-smg": lambda figures: figures,
+        "fleet-haproxy": lambda figures: figures,
     }
 )
 

@@ -1,7 +1,7 @@
 """What a fleet reuses as it grows, by the rule of its gateway: the tables of docs/scaling.md.
 
-`python -m benchmarks.scaling [--only NAME]`. Everything is simulated (`slotkeeper simulate`): the real scheduler, and
-engines that only keep time. With the same seeds the figures are the same each time.
+`python -m benchmarks.scaling [--only NAME]`. Everything is simulated (`slotkeeper simulate`): the real
+scheduler, and engines that only keep time. With the same seeds the figures are the same each time.
 """
 
 from __future__ import annotations

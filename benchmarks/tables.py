@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import fleet_tables
 from slotkeeper.scheduler.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
@@ -301,4 +302,5 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     },
     "docs/models.md": {"swaps": swaps},
     "docs/reliability.md": {"soak": soak},
+    "docs/scaling.md": fleet_tables.of(measured, table),
 }

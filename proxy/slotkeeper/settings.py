@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -11,7 +9,7 @@ from pydantic import ByteSize, Field, SecretStr, field_validator, model_validato
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from slotkeeper.conversation.rules.base import Setting
-from slotkeeper.units import Address
+from slotkeeper.units import Address, host_name, network
 from slotkeeper.upstreams import NamedUpstream, checked, read_table
 
 PREFIX: Final = "SLOTKEEPER_"
@@ -79,18 +77,12 @@ class Settings(BaseSettings):
     )
     store_key_file: Path | None = Field(
         default=None,
-        description=(
-            "a file with a secret of 32 bytes or more, the same for all who share the store: what lies there "
-            "is encrypted, and its names say nothing"
-        ),
+        description="file with a secret of 32 bytes or more, the same for all sidecars: encrypts the store",
     )
     cold_store_bytes: ByteSize = Field(
         default=ByteSize(512 * 2**30),
         ge=0,
-        description=(
-            "room for snapshots in the shared store, of all sidecars together: what was not used for longest "
-            "goes; 0 removes nothing for want of room"
-        ),
+        description="room in the shared store, for all sidecars: the least recently used go; 0: no limit",
     )
     hints: SecretStr | None = Field(
         default=None,
@@ -350,20 +342,12 @@ class Settings(BaseSettings):
     @field_validator("admin_host")
     @classmethod
     def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for host in value:
-            if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
-                raise ValueError(f"{host!r} is no host name; write it without scheme and port")
-        return value
+        return tuple(map(host_name, value))
 
     @field_validator("trusted_proxies")
     @classmethod
     def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            try:
-                ip_network(text, strict=False)
-            except ValueError:
-                raise ValueError(f"{text!r} is no address; write such as 10.0.0.7 or 10.0.0.0/8") from None
-        return value
+        return tuple(map(network, value))
 
     @field_validator("listen", "admin_listen")
     @classmethod
@@ -391,9 +375,9 @@ class Settings(BaseSettings):
         return self
 
     def engines(self) -> tuple[NamedUpstream, ...]:
-        """All that are named, those of the file as it is now. Raises UpstreamsError.
+        """All named engines; the file is read anew. With a file the default address does not count.
 
-        With a file the default address counts no more.
+        Raises UpstreamsError.
         """
         given = self.upstream if "upstream" in self.model_fields_set or not self.upstreams_file else ()
         listed = read_table(self.upstreams_file) if self.upstreams_file else ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -104,3 +105,19 @@ def base_of(url: str) -> str:
     if not good or parts.query or parts.fragment:
         raise ValueError(f"{url!r} is not a URL; write http://HOST:PORT")
     return base
+
+
+def host_name(text: str) -> str:
+    """The same text, if it is a host name. Raises ValueError."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", text):
+        raise ValueError(f"{text!r} is no host name; write it without scheme and port")
+    return text
+
+
+def network(text: str) -> str:
+    """The same text, if it is an IP address or a network. Raises ValueError."""
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text!r} is no address; write such as 10.0.0.7 or 10.0.0.0/8") from None
+    return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import httpx
 import pytest
@@ -27,6 +28,10 @@ async def ask(
         return await client.post(f"{data}/v1/chat/completions", json=body, headers=headers)
 
 
+def given(name: str) -> dict[str, Any]:
+    return {CONVERSATION: name}
+
+
 def said(*texts: str) -> list[dict[str, str]]:
     roles = ("user", "assistant") * len(texts)
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
@@ -47,14 +52,14 @@ async def test_a_client_that_sends_it_back_keeps_it_also_elsewhere(engine, data)
     first = await ask(data, said("keep this"))
     name = first.headers[CONVERSATION]
     async with running(engine.base, engine.flags) as elsewhere:
-        answer = await ask(elsewhere, said("keep this", "Yes.", "Go on."), **{CONVERSATION: name})
+        answer = await ask(elsewhere, said("keep this", "Yes.", "Go on."), **given(name))
     assert answer.headers[CONVERSATION] == name
 
 
 async def test_the_name_that_a_client_gives_is_answered_if_it_is_safe(data):
-    answer = await ask(data, said("named"), **{CONVERSATION: "task-7"})
+    answer = await ask(data, said("named"), **given("task-7"))
     assert answer.headers[CONVERSATION] == "task-7"
-    unsafe = await ask(data, said("named otherwise"), **{CONVERSATION: "a name with spaces"})
+    unsafe = await ask(data, said("named otherwise"), **given("a name with spaces"))
     assert re.fullmatch("[0-9a-f]{16}", unsafe.headers[CONVERSATION])
 
 

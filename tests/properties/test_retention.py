@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.catalog import PrefixOrder, PrefixTree
+from slotkeeper.scheduler.catalog import PrefixTree
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import evict
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
 from slotkeeper.scheduler.types import Tokens

@@ -18,7 +18,7 @@ from typing import Final
 from slotkeeper.bench.simulated_load import SimulatedTurn
 from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, Ran, TimedEngine
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.costs import FileTimes, Limits
 from slotkeeper.scheduler.effects import (
     Effect,
     Erase,
@@ -183,7 +183,7 @@ class SimulatedSidecar:
         for name in self.engines:
             self._post(EngineUp(at=clock.now, engine=name, traits=traits))
         for table in self.placement.tables.values() if store else ():
-            table.rates.cold = rates.network  # what the colder tier is here: known, not to be guessed
+            table.rates.bringing = FileTimes(rates.network)  # known here, not to be guessed
 
     def __repr__(self) -> str:
         return f"<SimulatedSidecar {self._name}, {self.in_flight} in flight>"

@@ -1,8 +1,6 @@
 """The catalog: every snapshot that may be offered, and how much of a prompt each would save.
 
-Which states serve the same prompts is read from all of them sorted, and as one tree. Sorting long prompts
-again takes longer than all the rest of an eviction (1000 of up to 100,000 tokens: 50 ms), so the order is
-kept, and changed one sequence at a time.
+Which states serve the same prompts is read from all of them sorted (`prefix_order`), and as one tree.
 
 A node is a place in a token sequence where a state can be used, or where two sequences part.
 A state serves a node if the engine can go on from there (engine.md 2.6): on dense models every node down
@@ -12,84 +10,14 @@ to the state's end, on all others its end and its checkpoints.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise, takewhile
-from typing import Final, Self
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from typing import Final
 
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
+from slotkeeper.scheduler.prefix_order import AnyState, Neighbours, PrefixOrder
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.types import Tokens
-
-AnyState = Snapshot | SlotContents
-
-
-def _place(state: AnyState) -> tuple[str, bytes, str]:
-    """What to sort by: any order of the ids will do, if a sequence stands right before its extensions."""
-    return state.tokens.space, state.tokens.packed, state.id if isinstance(state, Snapshot) else ""
-
-
-class PrefixOrder:
-    """States sorted by their tokens; `common[i]` tokens are those that state i shares with the one before."""
-
-    __slots__ = ("common", "states")
-
-    def __init__(self, snapshots: Iterable[Snapshot] = ()) -> None:
-        self.states: list[AnyState] = sorted(snapshots, key=_place)
-        self.common = [one.tokens.lcp(following.tokens) for one, following in pairwise(self.states)]
-        if self.states:
-            self.common.insert(0, 0)
-
-    def __repr__(self) -> str:
-        return f"<PrefixOrder {len(self.states)} states>"
-
-    def __iter__(self) -> Iterator[Snapshot]:
-        return (state for state in self.states if isinstance(state, Snapshot))
-
-    def put(self, state: AnyState) -> None:
-        """Add a state; a snapshot replaces what was known of it (the tokens of an id never change)."""
-        index = self._find(state)
-        if isinstance(state, Snapshot) and self._is_at(index, state):
-            self.states[index] = state
-            return
-        before = self.states[index - 1].tokens.lcp(state.tokens) if index else 0
-        if index < len(self.states):
-            self.common[index] = state.tokens.lcp(self.states[index].tokens)
-        self.states.insert(index, state)
-        self.common.insert(index, before)
-
-    def drop(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot; nothing happens if it is not known."""
-        index = self._find(snapshot)
-        if self._is_at(index, snapshot):
-            del self.states[index]
-            gap = self.common.pop(index)
-            if index < len(self.common):
-                self.common[index] = min(gap, self.common[index])
-
-    def beside(self, live: Iterable[SlotContents]) -> Self:
-        """A copy in which what slots hold stands among the snapshots."""
-        copy = type(self)()
-        copy.states, copy.common = [*self.states], [*self.common]
-        for contents in live:
-            copy.put(contents)
-        return copy
-
-    def common_with(self, index: int) -> list[int]:
-        """What every state has in common with the one at `index`, in tokens."""
-        found = [len(self.states[index].tokens)] * len(self.states)
-        for other in range(index + 1, len(found)):
-            found[other] = min(found[other - 1], self.common[other])
-        for other in range(index - 1, -1, -1):
-            found[other] = min(found[other + 1], self.common[other + 1])
-        return found
-
-    def _find(self, state: AnyState) -> int:
-        return bisect_left(self.states, _place(state), key=_place)
-
-    def _is_at(self, index: int, snapshot: Snapshot) -> bool:
-        here = self.states[index] if index < len(self.states) else None
-        return isinstance(here, Snapshot) and here.id == snapshot.id
-
 
 # -- one tree of all states: what each gives that no other does ------------------------------------------
 
@@ -245,9 +173,11 @@ class PrefixTree:
 
 # -- the catalog -----------------------------------------------------------------------------------------
 
-ROOT: Final = 16  # tokens: with less in common a snapshot is of no use
 REMEMBERED: Final = 1024  # answers that hold until a file comes or goes that concerns them; slots of a fleet
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
+
+
+NONE_ASKED: Final[tuple[None, str, bool, Sequence[Neighbours]]] = (None, "", False, ())
 
 
 class Catalog:
@@ -258,6 +188,7 @@ class Catalog:
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
         self._covered: dict[tuple[str, Tokens], int] = {}
         self.apart = False  # whether there ever was one of a namespace
+        self._last: tuple[Tokens | None, str, bool, Sequence[Neighbours]] = NONE_ASKED
 
     def __len__(self) -> int:
         return len(self._all)
@@ -286,6 +217,7 @@ class Catalog:
 
     def put(self, snapshot: Snapshot) -> None:
         """Add it, or say something new of it."""
+        self._last = NONE_ASKED
         before = self._all.get(snapshot.id)
         if before and before.tier is not snapshot.tier:
             self._leaves_order(before)
@@ -297,6 +229,7 @@ class Catalog:
 
     def take(self, snapshot: SnapshotId) -> Snapshot | None:
         """It is not to be offered any more."""
+        self._last = NONE_ASKED
         taken = self._all.pop(snapshot, None)
         if taken:
             self._leaves_order(taken)
@@ -324,8 +257,8 @@ class Catalog:
     ) -> tuple[Snapshot, int] | None:
         """The snapshot that saves most tokens of `prompt` for its price, and how many; None if none does."""
         best, most = None, 0.0
-        for order in self._fitting(traits):
-            for snapshot, common in _nearest(order, prompt):
+        for neighbours in self._around(prompt, traits):
+            for snapshot, common in neighbours:
                 if common <= most:
                     break
                 bound = _at_most(snapshot, common, traits)
@@ -335,6 +268,15 @@ class Catalog:
                 if saved - cost > most:
                     best, most = (snapshot, saved), saved - cost
         return best
+
+    def _around(self, prompt: Tokens, traits: EngineTraits) -> Sequence[Neighbours]:
+        """Kept for the prompt that was asked about last: each engine asks about the same one."""
+        dense = traits.memory is Memory.DENSE
+        last, fingerprint, was_dense, found = self._last
+        if last is not prompt or (fingerprint, was_dense) != (traits.fingerprint, dense):
+            found = tuple(Neighbours(order, prompt, dense=dense) for order in self._fitting(traits))
+            self._last = (prompt, traits.fingerprint, dense, found)
+        return found
 
     def covered(self, tokens: Tokens, traits: EngineTraits) -> int:
         """How many of these tokens a snapshot would bring back to a prompt that goes on from them."""
@@ -358,27 +300,6 @@ class Catalog:
             order = self._orders.get((tier, traits.fingerprint))
             if order and traits.snapshots:
                 yield order
-
-
-def _nearest(order: PrefixOrder, prompt: Tokens) -> Iterator[tuple[Snapshot, int]]:
-    """Snapshots and what each has in common with `prompt`, the most first: they stand around its place."""
-    states, common = order.states, order.common
-    place = (prompt.space, prompt.packed)
-    behind = bisect_left(states, place, key=lambda state: (state.tokens.space, state.tokens.packed))
-    before = behind - 1
-    left = states[before].tokens.lcp(prompt) if before >= 0 else 0
-    right = states[behind].tokens.lcp(prompt) if behind < len(states) else 0
-    while max(left, right) >= ROOT:
-        if left >= right:
-            state, shared = states[before], left
-            left = min(left, common[before])  # the first one has nothing in common with one before it
-            before -= 1
-        else:
-            state, shared = states[behind], right
-            behind += 1
-            right = min(right, common[behind]) if behind < len(states) else 0
-        if isinstance(state, Snapshot):
-            yield state, shared
 
 
 def _at_most(snapshot: Snapshot, common: int, traits: EngineTraits) -> int:

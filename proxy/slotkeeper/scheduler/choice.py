@@ -31,8 +31,7 @@ from slotkeeper.scheduler.slot_contents import (
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, SlotId, Tokens
 
-# Prices of a round trip, in tokens of prefill: small beside any real prompt, so that they only
-# decide between places that are otherwise alike.
+# Prices of a round trip, in tokens of prefill: so small that they decide between places that are alike.
 TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
 UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known

@@ -7,7 +7,7 @@ and what overwriting a slot will probably cost later.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
@@ -21,7 +21,7 @@ from slotkeeper.scheduler.slot_contents import (
     succeeds,
 )
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.types import EngineId, SlotId, Tokens
 
 # Of what the RAM cache promises with a draft model: of several states of one conversation the engine may load
 # an older one. What lies in a slot is copied there by the very task that makes the engine look: it is sure.
@@ -41,6 +41,7 @@ class Want:
     now: float
     catalog: Catalog
     plain: bool = False  # without any step before
+    losses: dict[tuple[EngineId, SlotId, bool], float] = field(default_factory=dict)  # see `loss`
 
 
 def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
@@ -54,7 +55,14 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
 
 
 def loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
-    """What will be missed of the slot's content once it is overwritten."""
+    """What will be missed of the slot's content once it is overwritten, found once for all plans there."""
+    key = table.engine, reuse_plan.slot, reuse_plan.parked
+    if key not in want.losses:
+        want.losses[key] = _loss(table, reuse_plan, want)
+    return want.losses[key]
+
+
+def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     victim = table.shadow.slots[reuse_plan.slot]
     if victim is None or continues(want.hash_chain, victim):
         return 0.0

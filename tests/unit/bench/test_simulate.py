@@ -17,7 +17,8 @@ LOAD = Synthetic(
 
 
 def simulated(load: Synthetic = LOAD, **shape: Any) -> Simulated:
-    return Simulation(load.load(), FleetShape(**({"engines": 2, "way": ONE_SIDECAR} | shape))).run()
+    words: dict[str, Any] = {"engines": 2, "way": ONE_SIDECAR, **shape}
+    return Simulation(load.load(), FleetShape(**words)).run()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -28,7 +29,8 @@ def test_every_request_is_served_and_counted(way, files):
     assert sums.requests == len(found.first) == sum(found.requests) == 8 * 4
     assert sums.reused + sums.computed == sums.prompt_tokens
     assert sums.client + sums.plant >= sums.computed
-    assert 0 < sums.hit_rate <= found.large_cache < 1  # nothing beats one large cache
+    # Nothing beats one large cache but by what was computed while a request waited.
+    assert 0 < sums.hit_rate <= found.large_cache + 0.02 < 1
     assert sums.waited >= 1
     assert min(found.first) > 0
 

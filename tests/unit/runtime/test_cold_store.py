@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize
 
-from slotkeeper.app import limits_in
+from slotkeeper.composition import limits_in
 from slotkeeper.config import UsageError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.cold_store import store_in

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler.catalog import PrefixOrder, PrefixTree, cuts
+from slotkeeper.scheduler.catalog import PrefixTree, cuts
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import evict
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.types import Tokens

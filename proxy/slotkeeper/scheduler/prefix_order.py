@@ -1,0 +1,135 @@
+"""Snapshots sorted by their tokens, so that a prompt is compared with its neighbours, not with all.
+
+Sorting long prompts again takes longer than all the rest of an eviction (1000 of up to 100,000 tokens: 50
+ms), so the order is kept, and changed one sequence at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from math import inf
+from typing import Final, Self
+
+from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot
+from slotkeeper.scheduler.types import Tokens
+
+ROOT: Final = 16  # tokens: with less in common a snapshot is of no use
+
+AnyState = Snapshot | SlotContents
+
+
+def _place(state: AnyState) -> tuple[str, bytes, str]:
+    """What to sort by: any order of the ids will do, if a sequence stands right before its extensions."""
+    return state.tokens.space, state.tokens.packed, state.id if isinstance(state, Snapshot) else ""
+
+
+class PrefixOrder:
+    """States sorted by their tokens; `common[i]` tokens are those that state i shares with the one before."""
+
+    __slots__ = ("common", "states")
+
+    def __init__(self, snapshots: Iterable[Snapshot] = ()) -> None:
+        self.states: list[AnyState] = sorted(snapshots, key=_place)
+        self.common = [one.tokens.lcp(following.tokens) for one, following in pairwise(self.states)]
+        if self.states:
+            self.common.insert(0, 0)
+
+    def __repr__(self) -> str:
+        return f"<PrefixOrder {len(self.states)} states>"
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return (state for state in self.states if isinstance(state, Snapshot))
+
+    def put(self, state: AnyState) -> None:
+        """Add a state; a snapshot replaces what was known of it (the tokens of an id never change)."""
+        index = self._find(state)
+        if isinstance(state, Snapshot) and self._is_at(index, state):
+            self.states[index] = state
+            return
+        before = self.states[index - 1].tokens.lcp(state.tokens) if index else 0
+        if index < len(self.states):
+            self.common[index] = state.tokens.lcp(self.states[index].tokens)
+        self.states.insert(index, state)
+        self.common.insert(index, before)
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot; nothing happens if it is not known."""
+        index = self._find(snapshot)
+        if self._is_at(index, snapshot):
+            del self.states[index]
+            gap = self.common.pop(index)
+            if index < len(self.common):
+                self.common[index] = min(gap, self.common[index])
+
+    def beside(self, live: Iterable[SlotContents]) -> Self:
+        """A copy in which what slots hold stands among the snapshots."""
+        copy = type(self)()
+        copy.states, copy.common = [*self.states], [*self.common]
+        for contents in live:
+            copy.put(contents)
+        return copy
+
+    def common_with(self, index: int) -> list[int]:
+        """What every state has in common with the one at `index`, in tokens."""
+        found = [len(self.states[index].tokens)] * len(self.states)
+        for other in range(index + 1, len(found)):
+            found[other] = min(found[other - 1], self.common[other])
+        for other in range(index - 1, -1, -1):
+            found[other] = min(found[other + 1], self.common[other + 1])
+        return found
+
+    def _find(self, state: AnyState) -> int:
+        return bisect_left(self.states, _place(state), key=_place)
+
+    def _is_at(self, index: int, snapshot: Snapshot) -> bool:
+        here = self.states[index] if index < len(self.states) else None
+        return isinstance(here, Snapshot) and here.id == snapshot.id
+
+
+# -- around one prompt -----------------------------------------------------------------------------------
+
+
+class Neighbours:
+    """Files and what each has in common with a prompt, the most first; found as they are asked for.
+
+    `dense`: any file gives all that it has in common. Then one that has no more of it than an earlier one,
+    and is no smaller, is never better: whatever a restore costs, it costs no less for a larger file.
+    """
+
+    def __init__(self, order: PrefixOrder, prompt: Tokens, *, dense: bool) -> None:
+        self._found: list[tuple[Snapshot, int]] = []
+        self._more = _nearest(order, prompt)
+        self._smallest: float = inf if dense else -inf
+
+    def __iter__(self) -> Iterator[tuple[Snapshot, int]]:
+        yield from self._found
+        for snapshot, common in self._more:
+            if self._smallest >= 0:
+                if snapshot.size >= self._smallest:
+                    continue
+                self._smallest = snapshot.size
+            self._found.append((snapshot, common))
+            yield snapshot, common
+
+
+def _nearest(order: PrefixOrder, prompt: Tokens) -> Iterator[tuple[Snapshot, int]]:
+    """Snapshots and what each has in common with `prompt`, the most first: they stand around its place."""
+    states, common = order.states, order.common
+    place = (prompt.space, prompt.packed)
+    behind = bisect_left(states, place, key=lambda state: (state.tokens.space, state.tokens.packed))
+    before = behind - 1
+    left = states[before].tokens.lcp(prompt) if before >= 0 else 0
+    right = states[behind].tokens.lcp(prompt) if behind < len(states) else 0
+    while max(left, right) >= ROOT:
+        if left >= right:
+            state, shared = states[before], left
+            left = min(left, common[before])  # the first one has nothing in common with one before it
+            before -= 1
+        else:
+            state, shared = states[behind], right
+            behind += 1
+            right = min(right, common[behind]) if behind < len(states) else 0
+        if isinstance(state, Snapshot):
+            yield state, shared
