@@ -178,8 +178,8 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
 WIDTH: Final = 120  # columns if the output is no terminal: a table cut to 80 columns is useless
 SHOWN_FAILURES: Final = 10
 CAPTION: Final = (
-    "waited: what clients waited for, by the oracle, which is what no cache could have saved; "
-    "total: with what was computed in pauses (prefill amplification)"
+    "waited: tokens that clients waited for / oracle, the least that any cache must compute; "
+    "total: the same with tokens computed in idle time (prefill amplification)"
 )
 
 Samples = Mapping[str, Sequence[Sample]]  # by the name of the server that they were sent to

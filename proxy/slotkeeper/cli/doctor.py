@@ -56,7 +56,7 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
         if entry.status is ModelStatus.LOADED:
             found.append(await _examine(engine, api_key, console, slot_dir, entry.flags))
         else:
-            console.print(f"It is {entry.status}: looking closer would load it. Send it a request first.")
+            console.print(f"It is {entry.status}: examining it would load it. Send it a request first.")
     return max(found, default=0)
 
 
@@ -87,7 +87,7 @@ async def _examine(
             console.print(_refusal(upstream, error))
             return 1
     if reading is None:
-        console.print("The engine sleeps; looking closer would wake it. Run doctor again when it is awake.")
+        console.print("The engine sleeps; examining it would wake it. Run doctor again when it is awake.")
         return 0
     if usable:
         unfit += [*about_files(reading, None), *about_room(usable, reading)]
@@ -123,7 +123,7 @@ def about_folder(folder: Path) -> Iterator[Finding]:
         yield in_words(error, Severity.FAIL)
         return
     if rate < SLOW_BYTES_PER_SECOND:
-        what = f"{folder} takes {rate / 1e6:.1f} MB a second: computing again is often quicker."
+        what = f"{folder} takes {rate / 1e6:.1f} MB a second: computing a prompt again is often quicker."
         yield Finding(trap="folder", severity=Severity.WARN, what=what, do=ADVICE[Trouble.SLOW])
 
 
@@ -182,7 +182,7 @@ def _traits(reading: Reading, computed: int) -> Table:
             how = "read from its process" if flag.how is Known.FLAGS else "found out"
             table.add_row(flag.flag, f"{shown(flag.value)} ({how})")
     if computed:
-        table.add_row("tokens to find that out", str(computed))
+        table.add_row("tokens computed for this", str(computed))
     for note in reading.notes:
         table.add_row("note", escape(note))
     return table

@@ -76,7 +76,7 @@ def number(header: GgufHeader, key: str, otherwise: int) -> int:
 
 # -- reading all traits ----------------------------------------------------------------------------------
 
-UNSEEN: Final = "started by others: flags not shown by /props are taken for defaults until found out"
+UNSEEN: Final = "started by others: flags that /props does not show count as defaults until found out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     build, notes = str(props.get("build_info", "")), []
     eager = thins_eagerly(build, model)
     if eager is None:
-        notes.append(f"build {build!r} is unknown: taken to thin checkpoints at every task (engine.md T7)")
+        notes.append(f"build {build!r} is unknown: assumed to thin checkpoints at every task (engine.md T7)")
     family = await family_of(client, str(props.get("chat_template") or ""), headers)
     traits = EngineTraits(
         n_slots=int(props.get("total_slots", 1)),
@@ -194,7 +194,7 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     path, header = await model_file(props, model)
     if header is None:
         notes.append(
-            "the model's file cannot be read here: its memory is taken for hybrid, the careful choice"
+            "the model's file cannot be read here: its memory is assumed to be hybrid, the careful choice"
         )
     else:
         memory, window = memory_kind(header)

@@ -169,13 +169,13 @@ class OwnKeys:
             case Crowded.KEY_CONCURRENT as reason:
                 raise CrowdedFault(
                     reason,
-                    f"this key may have {key.concurrent} requests at once; come again when one has ended",
+                    f"this key may have {key.concurrent} requests at once; try again when one has ended",
                     RETRY_AFTER,
                 )
             case Crowded.KEY_TOKENS as reason:
                 raise CrowdedFault(
                     reason,
-                    f"this key has used its {key.tokens_per_minute} tokens of a minute; come again later",
+                    f"this key has used its {key.tokens_per_minute} tokens of a minute; try again later",
                     used.wait(key),
                 )
         used.running += 1
@@ -220,11 +220,11 @@ def _tables(path: Path, data: bytes) -> dict[str, _Table]:
     tables = {}
     for name, value in doc.items():
         if not isinstance(value, dict):
-            raise KeysError(f"{path}: keys stand in tables of their own; write a line [NAME] above each")
+            raise KeysError(f"{path}: each key needs its own table; write a line [NAME] above it")
         if not NAME.fullmatch(name):
             raise KeysError(
-                f"{path}: a name has up to 40 letters, digits, dots, dashes and underscores; one is longer, "
-                "or has others"
+                f"{path}: a name has up to 40 letters, digits, dots, dashes and underscores; one name is "
+                "longer, or has other characters"
             )
         try:
             tables[name] = _Table.model_validate(value)
@@ -242,7 +242,7 @@ def _key(name: str, table: _Table) -> Key:
     if table.key is not None:
         text = table.key.get_secret_value()
         if not text.isascii() or not text.isprintable() or " " in text:
-            raise KeysError(f"[{name}] key: use letters, digits and signs of ASCII, without spaces")
+            raise KeysError(f"[{name}] key: use printable ASCII characters without spaces")
         digest = _sha256(text)
     return Key(
         name=name,
