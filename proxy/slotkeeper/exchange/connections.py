@@ -62,8 +62,8 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
         context.load_cert_chain(cert, key, password=lambda: b"")  # no prompt for a password
     except ssl.SSLError as error:
         raise TlsError(
-            f"{cert}{f' and {key}' if key else ''}: {error.reason or error}; it takes a certificate, with "
-            "those between it and the root behind it, and its key without a password, both as PEM"
+            f"{cert}{f' and {key}' if key else ''}: {error.reason or error}; it needs a certificate, "
+            "followed by those between it and the root, and its key without a password, both as PEM"
         ) from None
     except OSError as error:
         raise TlsError(f"{_unread(cert, key)}: {error.strerror or error}") from None
