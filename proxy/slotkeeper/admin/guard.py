@@ -1,7 +1,7 @@
-"""Whom the admin port serves: clients with the token, no pages of other sites; and how it answers them.
+"""Access control of the admin port: clients need the token, and pages of other sites are refused.
 
-A page may make its reader's browser send requests to loopback, and read the answers if a name of its own
-leads there (DNS rebinding). So the name that was asked must be one of ours, and what changes something must
+A web page can make a browser send requests to loopback. It can read the answers if its own host name resolves
+to loopback (DNS rebinding). So the Host header must name this port, and a request that changes something must
 not come from another site.
 """
 
@@ -23,12 +23,12 @@ def answer(document: Any) -> web.Response:
 
 
 def refused(kind: type[web.HTTPError], why: str) -> web.HTTPError:
-    """To be raised."""
+    """Return an HTTP error for the caller to raise, with `why` in its JSON body."""
     return kind(text=orjson.dumps({"error": why}).decode(), content_type="application/json")
 
 
 def number(request: web.Request, name: str, default: int) -> int:
-    """A query's number, at least 0. Raises 400."""
+    """Return a number of the query, at least 0. Raises 400 for other text."""
     text = request.query.get(name)
     if text is None:
         return default
@@ -37,7 +37,7 @@ def number(request: web.Request, name: str, default: int) -> int:
     return int(text[:9])
 
 
-# -- who is served ---------------------------------------------------------------------------------------
+# -- checks of a request ---------------------------------------------------------------------------------
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 ELSEWHERE: Final = frozenset({"cross-site", "same-site"})  # Sec-Fetch-Site; same-site is another port, too
@@ -45,10 +45,13 @@ PROBES: Final = frozenset({"/livez", "/readyz", "/healthz"})
 
 
 class Guard:
-    """`hosts` are names besides those of loopback; an address in numbers cannot be rebound."""
+    """Middleware that checks the Host header, the origin and the token of each request.
+
+    `hosts` are the port's names besides those of loopback. IP addresses always pass: they cannot be rebound.
+    """
 
     def __init__(self, token: str | None, hosts: Collection[str], open_: Collection[str]) -> None:
-        """`open_` are paths that want no token."""
+        """`open_` are the paths that need no token."""
         self._token = token
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
         self._open = open_
@@ -64,8 +67,8 @@ class Guard:
         if self._token and request.path not in self._open:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode()):
-                said = "this bearer token is not the right one" if given else "a bearer token is needed here"
-                return web.json_response({"error": said}, status=401)
+                why = "this bearer token is not the right one" if given else "a bearer token is needed here"
+                return web.json_response({"error": why}, status=401)
         return await handler(request)
 
     def _ours(self, host: str) -> bool:
@@ -80,7 +83,7 @@ class Guard:
 
 
 async def private(_: web.Request, response: web.StreamResponse) -> None:
-    """What is shown here belongs in no cache, and is what its type says."""
+    """Forbid caching of the answer and guessing of its content type."""
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     response.headers.setdefault("Cache-Control", "no-store")
 
@@ -88,12 +91,12 @@ async def private(_: web.Request, response: web.StreamResponse) -> None:
 def _from_elsewhere(request: web.Request, host: str | None) -> bool:
     if request.headers.get("Sec-Fetch-Site", "").lower() in ELSEWHERE:
         return True
-    origin = request.headers.get("Origin")  # sent by every browser with what changes something
+    origin = request.headers.get("Origin")  # every browser sends it with requests that change something
     return origin is not None and origin.lower().rpartition("://")[2] != (host or "").lower()
 
 
 def _name(host: str) -> str:
-    """Of HOST:PORT; "" where it is none."""
+    """Return the host in HOST:PORT; "" if the text is invalid."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

@@ -1,10 +1,8 @@
 """`slotkeeper demo`: one session of two agents, sent to a stock engine directly and through the sidecar.
 
-The agents share the system prompt and the tools, call tools turn by turn, and their client asks for a title
-in between. At the end one user rewrites his last message. All texts are ours.
-
-Each way has a fresh engine with the same flags, so the difference is the sidecar's. Between the two
-tasks of each agent the engine is killed and started again.
+The agents share the system prompt and the tools and take turns to call tools; their client asks for a title
+in between. At the end one user rewrites the last message. Each way has a fresh engine with the same flags, so
+the sidecar makes the difference. Between the two tasks of each agent the engine is killed and restarted.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ ROUNDS: Final = 3  # tool calls for each task
 
 
 def tool(name: str, description: str, *arguments: str) -> Doc:
-    # A closed set of values: the tiny models cannot write a path that ends by itself.
+    # A closed set of values: the tiny models cannot end a free text.
     values = {"type": "string", "enum": ["reader.py", "names.py", "tests.py"]}
     properties = dict.fromkeys(arguments, values)
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
@@ -65,7 +63,7 @@ ANSWER: Final[dict[str, Any]] = {"tools": TOOLS}
 
 
 def agents() -> Script:
-    """Nineteen requests."""
+    """Yield the demo's nineteen requests."""
     handbook = system(RULES + prose(16000, 1))
     histories: dict[str, list[Doc]] = {name: [handbook] for name in TASKS}
     for task in range(2):
@@ -94,7 +92,7 @@ def _call(history: list[Doc], label: str, seed: int) -> Script:
 
 
 def _edit(history: list[Doc]) -> Turn:
-    """The last message of the user is rewritten: what came after it is gone."""
+    """Return a request with the user's last message rewritten, and all messages after it dropped."""
     last = max(at for at, message in enumerate(history) if message["role"] == "user")
     messages = edited(history[: last + 1], last, REWRITTEN)
     return Turn(label="A2 rewritten", messages=messages, max_tokens=200, fields=ANSWER)
@@ -109,7 +107,7 @@ THROUGH: Final = "through Slotkeeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoScene:
-    """One engine, and what stands in front of it if anything does."""
+    """One engine, and the sidecar in front of it, if any."""
 
     engine: Restartable
     sidecar: Sidecar | None
@@ -119,7 +117,7 @@ class DemoScene:
         return url_of(self.sidecar) if self.sidecar else self.engine.base
 
     async def before(self, turn: Turn, counter: Counter) -> None:
-        """Kill the engine between requests, and start it again; what it has counted is read before."""
+        """Before the second task: read the engine's counter, then kill the engine and start it again."""
         if turn.label != SECOND_TASK:
             return
         if self.sidecar:
@@ -147,7 +145,7 @@ ROWS: Final[Rows] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStage:
-    """Where the session is played."""
+    """The engine, the model and the folder for the demo."""
 
     binary: EngineBinary
     model: Path
@@ -155,7 +153,7 @@ class DemoStage:
 
     @asynccontextmanager
     async def open(self, way: str) -> AsyncIterator[DemoScene]:
-        """A fresh engine."""
+        """Start a fresh engine, with a sidecar unless `way` is DIRECT."""
         slots = self.folder / ("direct" if way == DIRECT else "through")
         slots.mkdir()
         flags = stock_flags(self.binary, self.model, slots, context_tokens=CONTEXT_TOKENS)
@@ -168,7 +166,7 @@ class DemoStage:
 
 
 async def demo(*, engine: str | None, model: str) -> int:
-    """Play, compare, print. Returns the exit code."""
+    """Run both ways and print the comparison. Returns the exit code."""
     console = Console()
     try:
         tiny = Tiny(model)
@@ -219,7 +217,7 @@ def _step(progress: Progress, task: TaskID) -> Callable[[Sample], None]:
 
 
 def _length() -> int:
-    """How many requests the session has, whatever is answered."""
+    """Count the requests of the session; it does not depend on the answers."""
     script = agents()
     next(script)
     count = 1
@@ -248,12 +246,13 @@ def _report(console: Console, samples: dict[str, list[Sample]]) -> int:
 
 
 def _sentence(direct: Totals, through: Totals) -> str:
-    """Of all that the engines computed, in pauses too."""
-    all_of_it = direct.sums.engine
-    saved = all_of_it - through.sums.engine
+    """Return the result in one sentence, over all tokens that the engines computed, idle time included."""
+    spent_directly = direct.sums.engine
+    saved = spent_directly - through.sums.engine
     if saved <= 0:
         return "Slotkeeper saved nothing here: the engine's own cache did as well."
     return (
-        f"Slotkeeper saved {saved:,} of {all_of_it:,} prompt tokens ({saved / all_of_it:.0%}): the engine "
-        f"computed {ratio(through.total)} times what a perfect cache would, instead of {ratio(direct.total)}."
+        f"Slotkeeper saved {saved:,} of {spent_directly:,} prompt tokens ({saved / spent_directly:.0%}): "
+        f"the engine computed {ratio(through.total)} times what a perfect cache would, "
+        f"instead of {ratio(direct.total)}."
     )

@@ -1,4 +1,7 @@
-"""A laboratory: a real engine on a tiny model, and a sidecar in front of it, for the length of a block."""
+"""A laboratory for tests and benchmarks: a real engine on a tiny model, and a sidecar in front of it.
+
+Each is a context manager and ends with its block.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,17 @@ READY_SECONDS: Final = 30.0
 REST_SECONDS: Final = 120.0
 ANY_PORT: Final = "127.0.0.1:0"
 PREFILLED: Final = "slotkeeper_prefill_tokens_total"
-PAUSE_SECONDS: Final = 0.05  # until a conversation is saved: a laboratory has no time
+PAUSE_SECONDS: Final = 0.05  # until a conversation is saved, short so that tests need not wait
 DRAFTS: Final = ("--spec-type", "draft-mtp")
 
 
 def stock_flags(
     binary: EngineBinary, model: Path, folder: Path, *, slots: int = 2, context_tokens: int = 65536
 ) -> list[str]:
-    """The flags of a user who read llama-server's manual, not ours. `context_tokens` is that of each slot.
+    """Return the flags of a user who read llama-server's manual, not ours. `context_tokens` is per slot.
 
-    One thread: the models are so small that a second gains nothing, and on a machine that also does
-    something else two threads wait for each other (b11549: a hundred times slower).
+    One thread: the models are so small that a second gains nothing, and on a busy machine two threads wait
+    for each other (b11549: a hundred times slower).
     """
     words = (
         f"-m {model} --host 127.0.0.1 --port {free_port()} -c {context_tokens * slots} -np {slots} -t 1"
@@ -55,7 +58,7 @@ def stock_flags(
 def up_flags(
     binary: EngineBinary, model: Path, folder: Path, *, slots: int = 2, context_tokens: int = CONTEXT_TOKENS
 ) -> list[str]:
-    """The flags of `slotkeeper up`, and what a laboratory adds: one thread, nothing fitted to a device."""
+    """Return the flags of `slotkeeper up`, with one thread and without fitting to a device."""
     advised = recommended(
         binary.known,
         port=free_port(),
@@ -68,20 +71,23 @@ def up_flags(
 
 
 def _no_device(binary: EngineBinary) -> tuple[str, ...]:
-    """A user's own build keeps its devices; the packaged ones have none, or a software one."""
+    """Return flags that turn devices off for the packaged builds, which have none or a software one.
+
+    A user's own build keeps its devices.
+    """
     return () if binary.kind is EngineKind.LLAMA_SERVER else ("--device", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Prompt tokens that a sidecar had computed of its own until some moment."""
+    """Prompt tokens of a sidecar's own prefills so far."""
 
-    plant: int = 0  # for a request, before it went on: its client waited for them
+    plant: int = 0  # before a request was forwarded: its client waited for them
     idle: int = 0  # in idle time
 
 
 def spent(started: Sidecar | None) -> Spent:
-    """By the engine's own count, also of what was broken off; nothing where there is no sidecar."""
+    """Return the sidecar's own prefills, by the engine's count, also cancelled ones; 0 without a sidecar."""
     if started is None:
         return Spent()
     value = started.driver.metrics.registry.get_sample_value
@@ -89,7 +95,7 @@ def spent(started: Sidecar | None) -> Spent:
 
 
 async def evaluated(base: str) -> int:
-    """Prompt tokens that an engine has evaluated, by its own counter."""
+    """Return the prompt tokens that an engine has evaluated, by its own counter."""
     async with EngineClient(base) as client:
         return counted(await client.metrics())
 
@@ -109,13 +115,13 @@ class Restartable:
         return f"<Restartable {self.process!r}>"
 
     def kill(self) -> None:
-        """As a power cut would: nothing is written or reported."""
+        """Kill the engine as a power cut would: it writes and reports nothing."""
         self.process.kill()
 
     async def start(self, *more: str) -> None:
-        """Start it, unless it runs, and wait until it serves. Raises EngineDiedError.
+        """Start the engine, unless it runs, and wait until it serves. Raises EngineDiedError.
 
-        `more` flags count for this start only.
+        The flags `more` apply to this start only.
         """
         if self.process.returncode is not None:
             self.process = self._new(more)
@@ -124,7 +130,7 @@ class Restartable:
         await self.process.wait_ready()
 
     async def restart(self) -> None:
-        """Kill it and start it again. Raises EngineDiedError."""
+        """Kill the engine and start it again. Raises EngineDiedError."""
         self.kill()
         await self.start()
 
@@ -134,7 +140,7 @@ class Restartable:
 
 @asynccontextmanager
 async def restartable(binary: EngineBinary, flags: Sequence[str], log: Path) -> AsyncIterator[Restartable]:
-    """Raises EngineDiedError when it does not start."""
+    """Start an engine that can be killed and restarted. Raises EngineDiedError if it does not start."""
     mortal = Restartable(binary, flags, log)
     try:
         await mortal.start()
@@ -152,9 +158,9 @@ async def tiny_engine(
     context_tokens: int = 8192,
     recipe: Callable[..., list[str]] = stock_flags,
 ) -> AsyncIterator[Restartable]:
-    """One that can be killed, with the flags of `recipe` and `args`; `engine` as `find_engine` takes it.
+    """Start an engine on a tiny model, with the flags of `recipe` and `args`; `engine` is for `find_engine`.
 
-    Slot files and the log lie in `folder`. A model that can draft does.
+    Slot files and the log are in `folder`. A model with an MTP block uses it for speculative decoding.
     """
     slots = folder / "slots"
     slots.mkdir()
@@ -167,14 +173,14 @@ async def tiny_engine(
 
 @asynccontextmanager
 async def engine(binary: EngineBinary, flags: Sequence[str], log: Path) -> AsyncIterator[EngineProcess]:
-    """Raises EngineDiedError when it does not start."""
+    """Start an engine. Raises EngineDiedError if it does not start."""
     async with restartable(binary, flags, log) as started:
         yield started.process
 
 
 @asynccontextmanager
 async def in_front_of(base: str, flags: EngineFlags | None = None, **settings: Any) -> AsyncIterator[Sidecar]:
-    """A sidecar that knows the engine at `base`. `settings` go over those of a laboratory."""
+    """Run a sidecar that has probed the engine at `base`. `settings` override those of the laboratory."""
     ours: dict[str, Any] = {
         "upstream": (base,),
         "listen": ANY_PORT,
@@ -190,26 +196,26 @@ async def in_front_of(base: str, flags: EngineFlags | None = None, **settings: A
 
 @asynccontextmanager
 async def sidecar(base: str, flags: EngineFlags | None = None, **settings: Any) -> AsyncIterator[str]:
-    """The URL of a sidecar's data port, once it knows the engine at `base`."""
+    """Run a sidecar; yield the URL of its data port once it has probed the engine at `base`."""
     async with in_front_of(base, flags, **settings) as started:
         yield url_of(started)
 
 
 @asynccontextmanager
 async def keeping(engine: Restartable, **settings: Any) -> AsyncIterator[Sidecar]:
-    """A sidecar that keeps snapshots in the engine's own folder, and saves at once between requests."""
+    """Run a sidecar that keeps snapshots in the engine's folder, and saves soon after each request."""
     ours = {"slot_dir": engine.flags.slot_save_path, "save_pause": PAUSE_SECONDS}
     async with in_front_of(engine.base, engine.flags, **(ours | settings)) as started:
         yield started
 
 
 def url_of(started: Sidecar) -> str:
-    """Of its data port."""
+    """Return the URL of the sidecar's data port."""
     return f"http://{started.addresses[0]}"
 
 
 async def ready(started: Sidecar) -> None:
-    """Wait until every engine is probed, and every router's models are known. Raises TimeoutError."""
+    """Wait until all engines are probed and all routers' models are known. Raises TimeoutError."""
     engines = started.driver.engines
 
     def known(link: EngineLink) -> bool:
@@ -222,7 +228,7 @@ async def ready(started: Sidecar) -> None:
 
 
 async def restarted(mortal: Restartable, started: Sidecar) -> None:
-    """Kill the engine, start it again, and wait until the sidecar knows. Raises TimeoutError."""
+    """Kill the engine, start it again, and wait until the sidecar has probed it. Raises TimeoutError."""
     (link,) = started.driver.links.values()
     before = link.process
     await mortal.restart()
@@ -232,7 +238,7 @@ async def restarted(mortal: Restartable, started: Sidecar) -> None:
 
 
 async def rested(started: Sidecar) -> None:
-    """Wait until all idle work is done: no slot is at work, all is saved. Raises TimeoutError."""
+    """Wait until all idle work is done: all slots are idle and saved. Raises TimeoutError."""
     async with asyncio.timeout(REST_SECONDS):
         while not _rests(started):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(LOOK_SECONDS)
@@ -243,6 +249,6 @@ def _rests(started: Sidecar) -> bool:
     if started.driver.learning:
         return False
     tables = placement.tables.values()
-    seen = not any(table.unseen for table in tables)  # before that, none is warmed
+    seen = not any(table.unseen for table in tables)  # until an engine's slots were checked, none is warmed
     idle = all(state is SlotState.IDLE for table in tables for state in table.states)
     return seen and idle and not placement.unsaved(started.driver.now())

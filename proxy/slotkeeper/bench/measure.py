@@ -1,6 +1,6 @@
-"""What requests cost, the least that any cache could have paid, and the tables of that.
+"""The measured cost of requests, the least possible cost (the oracle), and tables of both.
 
-Tokens are the engine's own count, always; only the oracle is ours.
+All token counts are the engine's own; only the oracle is ours.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from slotkeeper.scheduler.types import Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One request, answered or not. None is what could not be known."""
+    """One request, answered or not. None means unknown."""
 
     session: str
     label: str
     usage: Usage | None = None
-    idle: int | None = None  # tokens that its engines computed since the request before, and not for it
+    idle: int | None = None  # tokens that its engines computed since the last request, except for this one
     oracle: int | None = None
-    generated: int = 0  # tokens that its slot holds behind the prompt, and whose ids are not known
-    rewritten: bool = False  # a rule changed it on the way: the oracle is of what was sent
+    generated: int = 0  # tokens that its slot holds after the prompt, and whose ids are unknown
+    rewritten: bool = False  # whether a rule changed the request; the oracle is of the request as sent
     first_token_seconds: float | None = None
-    exact: bool = True  # the engine's prompt was as long as the one that the oracle saw
+    exact: bool = True  # whether the engine's prompt was as long as the oracle's
     failure: str | None = None
 
     @property
     def counted(self) -> bool:
-        """Whether the engine said what it computed."""
+        """Whether the engine reported what it computed."""
         return self.failure is None and self.usage is not None
 
     @property
@@ -44,7 +44,7 @@ class Sample:
 
     @property
     def computed(self) -> int | None:
-        """While its client waited."""
+        """Tokens computed while the client waited."""
         return self.usage.computed if self.usage else None
 
     @property
@@ -54,13 +54,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What many requests cost together."""
+    """The cost of many requests together."""
 
     requests: int
     failed: int
     uncounted: int  # answered, but without figures or without an oracle
-    sums: Sums  # of those with figures
-    idle_known: bool  # whether an engine's counter told what was computed for no request
+    sums: Sums  # of requests with figures
+    idle_known: bool  # whether a counter showed the tokens that were computed for no request
     first_token_p50: float | None  # seconds
     first_token_p95: float | None
 
@@ -82,7 +82,7 @@ class Totals:
 
 
 class Oracle:
-    """Remembers all that was ever computed, and so knows what a perfect cache need not compute again."""
+    """Remembers all computed prompts, and so knows what a perfect cache would reuse."""
 
     def __init__(self) -> None:
         self._tree = PromptTree()
@@ -91,11 +91,11 @@ class Oracle:
         return f"<Oracle {self._tree!r}>"
 
     def least(self, prompt: Tokens) -> int:
-        """Tokens that must be computed for this prompt: always one, to have something to sample from."""
+        """Return the tokens that a perfect cache computes for this prompt: at least one, to sample from."""
         return len(prompt) - min(self._tree.longest(prompt), len(prompt) - 1)
 
     def saw(self, tokens: Tokens) -> None:
-        """This was computed."""
+        """Note that these tokens were computed."""
         self._tree.add(tokens)
 
 
@@ -128,10 +128,10 @@ def totals(samples: Iterable[Sample]) -> Totals:
 
 
 def impossible(samples: Iterable[Sample]) -> int:
-    """How many tokens less than is possible are said to have been computed: a fault of measurement.
+    """Return by how many tokens the reported work is below what is possible: a fault of measurement.
 
-    Less than the oracle may be what idle work computed before, what a rule put right, and what earlier
-    requests left that the oracle did not see: replies, and prompts that could not be rendered.
+    Work may be below the oracle for tokens that idle work computed before, for requests that a rule rewrote,
+    and for tokens that the oracle did not see: replies, and prompts that could not be rendered.
     """
     short, explained = 0, 0
     for sample in samples:
@@ -146,7 +146,7 @@ def impossible(samples: Iterable[Sample]) -> int:
 
 
 def later(samples: Iterable[Sample]) -> list[Sample]:
-    """Without the first request of each session, which no cache can help."""
+    """Return the samples without each session's first request, for which no cache can help."""
     begun: set[str] = set()
     kept = []
     for sample in samples:
@@ -157,7 +157,7 @@ def later(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def by_session(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
-    """In the order in which the sessions began."""
+    """Return the samples by session, in the order in which the sessions began."""
     sessions: dict[str, list[Sample]] = {}
     for sample in samples:
         sessions.setdefault(sample.session, []).append(sample)
@@ -165,7 +165,7 @@ def by_session(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:
-    """The smallest value that at least so many percent of the values do not exceed; None of nothing."""
+    """Return the smallest value that `percent` % of the values do not exceed; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -175,11 +175,11 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
 
 # -- tables ----------------------------------------------------------------------------------------------
 
-WIDTH: Final = 120  # where the output is no terminal: a table cut to 80 columns tells nothing
+WIDTH: Final = 120  # columns if the output is no terminal: a table cut to 80 columns is useless
 SHOWN_FAILURES: Final = 10
 CAPTION: Final = (
-    "waited: what clients waited for, by the oracle, which is what no cache could have saved; "
-    "total: with what was computed in pauses (prefill amplification)"
+    "waited: tokens that clients waited for / oracle, the least that any cache must compute; "
+    "total: the same with tokens computed in idle time (prefill amplification)"
 )
 
 Samples = Mapping[str, Sequence[Sample]]  # by the name of the server that they were sent to
@@ -191,7 +191,7 @@ def wide_console() -> Console:
 
 
 def comparison(samples: Samples) -> Table:
-    """Per session and in total, the servers under one another."""
+    """Return the table of figures by session and in total, one row for each server."""
     table = Table(
         "session",
         "server",
@@ -223,18 +223,18 @@ def comparison(samples: Samples) -> Table:
 
 
 def notes(samples: Samples) -> Iterator[str]:
-    """What a reader must know of the figures, and every kind of failure."""
+    """Yield caveats on the figures, and every kind of failure."""
     for server, found in samples.items():
         summary = totals(found)
         if summary.failed:
             yield f"[red]{summary.failed} of {summary.requests} requests failed[/red] at {server}:"
             yield from _failures(found)
         if summary.uncounted:
-            yield f"{summary.uncounted} answers of {server} are without an oracle: taken for all new."
+            yield f"{summary.uncounted} answers of {server} have no oracle: all their tokens count as new."
         if not summary.idle_known:
             yield (
-                f"{server} does not tell what its engine computes besides: no total. Start the engine with "
-                "--metrics, or name it with --engine."
+                f"{server} does not report all tokens that its engine computes: no total. Start the engine "
+                "with --metrics, or name it with --engine."
             )
         if short := impossible(found):
             yield (
@@ -243,7 +243,7 @@ def notes(samples: Samples) -> Iterator[str]:
                 "another engine has answered."
             )
         if inexact := sum(not sample.exact for sample in found):
-            yield f"{inexact} prompts had another length at {server} than rendered: oracle about right."
+            yield f"{inexact} prompts had another length at {server} than rendered: oracle approximate."
 
 
 def _failures(found: Sequence[Sample]) -> Iterator[str]:
@@ -266,7 +266,7 @@ def _rows(table: Table, name: str, samples: Samples, faulty: Collection[str]) ->
 
 
 def _cells(found: Totals, faulty: bool) -> tuple[str, ...]:
-    """What cannot be is no result: instead of its ratios that is said."""
+    """Return the cells of one row; with a fault of measurement the word "fault" replaces the ratios."""
     failed = f" ([red]{found.failed} failed[/red])" if found.failed else ""
     return (
         f"{found.requests}{failed}",

@@ -50,15 +50,15 @@ SHA256: Final[Mapping[Tiny, str]] = MappingProxyType(
 
 
 class MissingExtraError(RuntimeError):
-    """Building needs numpy and gguf, which only the extra `demo` brings."""
+    """Building a model needs numpy and gguf, which only the extra `demo` installs."""
 
 
 def build(tiny: Tiny, folder: Path | None = None) -> Path:
-    """Return the path of the model's file in `folder` (default: a cache), building it if need be.
+    """Return the path of the model's file in `folder` (default: a cache); build it if needed.
 
-    A file that is there counts only if its hash is right. A new one gets its name when it is whole,
-    so several processes may build at once. With another numpy than 2.4.6 the hash may differ: the
-    model is as good, but it is built again at every call.
+    An existing file is used only if its hash is right. A new file is renamed when it is complete, so several
+    processes may build at once. With another numpy than 2.4.6 the hash may differ: the model is equally
+    good, but each call builds it again.
     """
     folder = folder or cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def build(tiny: Tiny, folder: Path | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/slotkeeper/models`, or a temporary folder where that cannot be written."""
+    """Return `$XDG_CACHE_HOME/slotkeeper/models`, or a temporary folder if that is not writable."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "slotkeeper" / "models"
     try:
@@ -88,7 +88,7 @@ def cache_folder() -> Path:
 
 
 def _recipe(tiny: Tiny) -> Callable[[Path], None]:
-    """Import numpy and gguf only here: a sidecar that builds no model needs neither."""
+    """Return the function that builds a model. Imports numpy and gguf here: other code needs neither."""
     try:
         from slotkeeper.bench.tiny_models import dense, hybrid, hybrid_mtp, recurrent, swa  # noqa: PLC0415
     except ModuleNotFoundError as error:

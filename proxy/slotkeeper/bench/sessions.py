@@ -1,10 +1,8 @@
-"""What agents do to a cache, as scripts, and playing them against a server.
+"""Scripts of sessions that stress a prefix cache as agents do, and a player that runs one on a server.
 
-Texts are parts of Python's own documentation (`prose`), so no recorded prompt is needed to fill a context.
-Another version of Python has another text: figures then differ by a few tokens.
-
-A script is a generator. It yields a `Turn`, is sent the assistant's message, and builds the next
-request from it, as a client does. All texts are ours (`prose`). `SESSIONS` names the scripts.
+A script is a generator: it yields a `Turn`, receives the assistant's message, and builds the next request
+from it, as a client does. `SESSIONS` names the scripts. The texts are parts of Python's documentation
+(`prose`), so no recorded prompts are needed. Another version of Python changes figures by a few tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from slotkeeper.api.document import Doc
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.target import Shot, Target
 
-STRIDE: Final = 7919 * 13  # two seeds next to each other begin far apart
+STRIDE: Final = 7919 * 13  # neighbouring seeds begin far apart in the text
 
 
 @cache
 def library() -> str:
-    """All there is, about 700,000 characters."""
+    """Return all topics of Python's documentation, about 700,000 characters."""
     from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte that only this needs
 
     whole = "\n".join(topics[key] for key in sorted(topics))
@@ -35,7 +33,7 @@ def library() -> str:
 
 
 def prose(characters: int, seed: int = 0) -> str:
-    """About so many characters, from a place that depends on the seed."""
+    """Return about `characters` of text, from a place that depends on the seed."""
     text = library()
     start = (seed * STRIDE) % (len(text) - characters - 1)
     return text[start : start + characters].strip()
@@ -43,7 +41,7 @@ def prose(characters: int, seed: int = 0) -> str:
 
 # -- scripts ---------------------------------------------------------------------------------------------
 
-# The tiny models' template with no thinking at all: what was sampled comes back as it was.
+# The tiny models' template without thinking: a reply renders in the history as it was sampled.
 PLAIN: Final[Mapping[str, Any]] = MappingProxyType({"chat_template_kwargs": {"plain": True}})
 # The template's default: thinking is left out of the history before the last user message.
 THINKING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -60,9 +58,9 @@ TOOL: Final[Doc] = {
     },
 }
 
-AGENTS: Final = 5  # that begin in the session of that name
-TOOLS: Final = ("read_file", "write_file", "run_tests", "find_names", "ask_user")  # theirs
-QUESTIONS: Final = (  # about one document: a short line each, as a form or a reader asks them
+AGENTS: Final = 5  # new agents in the session "agents"
+TOOLS: Final = ("read_file", "write_file", "run_tests", "find_names", "ask_user")  # the agents' tools
+QUESTIONS: Final = (  # about one document: one short line each, as a form or a reader asks them
     "Which of these statements can raise an error, and when?",
     "Explain in two sentences what this text is about.",
     "What does it say about names that are not bound?",
@@ -75,7 +73,7 @@ QUESTIONS: Final = (  # about one document: a short line each, as a form or a re
     "Which part of the text is about modules?",
     "Write a title of at most ten words for it.",
 )
-READERS: Final = 6  # of the short document; the long one is asked all of them
+READERS: Final = 6  # questions about the short document; the long one gets all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +84,10 @@ class Turn:
     messages: tuple[Doc, ...]
     max_tokens: int = 64
     fields: Mapping[str, Any] = field(default_factory=lambda: PLAIN)  # further fields of the body
-    session: str | None = None  # where a script plays several: whose request this is
+    session: str | None = None  # the session of this request, if the script plays several
 
     def body(self) -> Doc:
-        """The request, greedy so that two runs say the same."""
+        """Return the request's body; greedy sampling, so that two runs get the same answers."""
         fixed = {"messages": list(self.messages), "max_tokens": self.max_tokens, "temperature": 0}
         return {**fixed, **self.fields}
 
@@ -106,7 +104,7 @@ def user(number: int, characters: int = 2000) -> Doc:
 
 
 def edited(history: Sequence[Doc], at: int, text: str) -> tuple[Doc, ...]:
-    """The history with another text in the message at `at`."""
+    """Return the history with another text in the message at index `at`."""
     changed = list(history)
     changed[at] = {**changed[at], "content": text}
     return tuple(changed)
@@ -115,7 +113,7 @@ def edited(history: Sequence[Doc], at: int, text: str) -> tuple[Doc, ...]:
 def chat(
     turns: int, max_tokens: int = 64, fields: Mapping[str, Any] = PLAIN
 ) -> Generator[Turn, Doc, list[Doc]]:
-    """Question and answer, always at the end. Returns the whole history."""
+    """Yield `turns` questions, each appended to the history. Returns the whole history."""
     history = [system()]
     for number in range(turns):
         history.append(user(number))
@@ -167,7 +165,7 @@ def long_tools() -> list[Doc]:
 
 
 def result(reply: Doc, text: str) -> Doc:
-    """What a tool gave back for the call in `reply`."""
+    """Return the message with a tool's result for the first call in `reply`."""
     calls = reply.get("tool_calls") or [{"id": "x"}]
     return {"role": "tool", "tool_call_id": calls[0]["id"], "content": text}
 
@@ -184,7 +182,7 @@ def clock(*, first: bool) -> Script:
 
 
 def edits() -> Script:
-    """iv: regenerate, edit, cut off, and go back to where it was."""
+    """iv: regenerate, edit, cut off the rest, and return to the first branch."""
     history = yield from chat(5)
     asked = tuple(history[:-1])
     yield Turn(label="regenerate the last answer", messages=asked)
@@ -212,13 +210,13 @@ def interleaved() -> Script:
 
 
 def title(history: Sequence[Doc]) -> tuple[Doc, ...]:
-    """What a client asks beside the chat: another system prompt, and only the beginning."""
+    """Return a title request as clients send it: another system prompt, and only the chat's beginning."""
     beginning = {"role": "user", "content": history[1]["content"][:600]}
     return (system("Write a short title for this chat."), beginning)
 
 
 def many_turns() -> Script:
-    """viii: more turns than stay in the engine's list of checkpoints, then an early edit, then back."""
+    """viii: more turns than the engine keeps checkpoints for, then an early edit, then back."""
     history = yield from chat(12, max_tokens=48)
     text = "Edited early. " + prose(2000, 88)
     yield Turn(label="edit message 2, cut off the rest", messages=edited(history[:4], 3, text))
@@ -236,7 +234,7 @@ def document(characters: int, questions: Sequence[str]) -> Script:
 def agents() -> Script:
     """x: five new agents with one long system prompt, and two other conversations that take the slots.
 
-    The others go on after each agent has ended, one turn each; they are the session "others".
+    The other conversations continue by one turn after each agent; they are the session "others".
     """
     others = [[system(prose(6000, 62 + number))] for number in range(2)]
     for number in range(AGENTS):
@@ -248,7 +246,7 @@ def agents() -> Script:
 
 
 def agent(number: int) -> Script:
-    """One of them: about 20,000 tokens of system text and tools, a task of 100, a call and an answer."""
+    """One agent: about 20,000 tokens of system text and tools, a task of 100 tokens, a call, an answer."""
     task = {"role": "user", "content": f"Task {number + 1}. " + prose(350, 70 + number)}
     history = [system(prose(35000, 61)), task]
     label, tools = f"agent {number + 1}", {"tools": long_tools()}
@@ -279,14 +277,14 @@ SESSIONS: Final[Mapping[str, Callable[[], Script]]] = MappingProxyType(
 )
 
 
-# -- played against a server -----------------------------------------------------------------------------
+# -- playing a script on a server ------------------------------------------------------------------------
 
 CHAT: Final = "/v1/chat/completions"
-SILENCE: Final[Doc] = {"role": "assistant", "content": "x"}  # so that a script can go on after a failure
+SILENCE: Final[Doc] = {"role": "assistant", "content": "x"}  # lets a script continue after a failure
 
 
 async def at_once(_: Turn) -> None:
-    """What happens before a turn, where nothing does."""
+    """Do nothing before a turn."""
 
 
 async def play(
@@ -298,10 +296,10 @@ async def play(
     sent: Callable[[Shot], Any] = lambda _: None,
     before: Callable[[Turn], Awaitable[None]] = at_once,
 ) -> list[Sample]:
-    """Ask every turn of `script`, one after the other.
+    """Send every turn of `script`, one after the other.
 
-    `session` names those that the script does not. `before` is waited for before each turn, `sent` is told
-    each request before it goes out, `seen` each sample as it comes.
+    `session` is the session of turns that name none. `before` is awaited before each turn; `sent` is called
+    with each request before it is sent, and `seen` with each sample.
     """
     samples: list[Sample] = []
     reply: Doc | None = None
@@ -311,8 +309,8 @@ async def play(
         except StopIteration:
             return samples
         await before(turn)
-        # The probabilities carry the ids of the sampled tokens, which the oracle wants. Not to be had in
-        # a stream when there are tools (400), so nothing is streamed here.
+        # The logprobs carry the ids of the sampled tokens, which the oracle needs. In a stream with tools the
+        # engine refuses them (400), so no request is streamed.
         body = {**turn.body(), "logprobs": True}
         shot = Shot(session=turn.session or session, label=turn.label, path=CHAT, body=body, headers={})
         sent(shot)
@@ -323,7 +321,7 @@ async def play(
 
 
 def spoken(reply: Doc) -> Doc:
-    """The reply as a client sends it back: without tool calls that `max_tokens` cut in two."""
+    """Return the reply as a client sends it back: without tool calls that `max_tokens` truncated."""
     try:
         for call in reply.get("tool_calls") or ():
             orjson.loads(call["function"]["arguments"])

@@ -1,7 +1,7 @@
-"""One server under measurement: send it a request, and know what that cost, by the engine's own counter.
+"""A server under measurement: sends a request and returns its cost by the engine's own counter.
 
-The server may be an engine or a sidecar in front of one: both render and tokenize, so the exact prompt
-is known, and with it the oracle. The rendering is not part of any time.
+The server may be an engine or a sidecar in front of one. Both render and tokenize, so the exact prompt is
+known, and with it the oracle. Measured times exclude this rendering.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError,
 from slotkeeper.scheduler.figures import Usage, usage_of
 from slotkeeper.scheduler.types import Tokens
 
-EVALUATED: Final = "llamacpp:prompt_tokens_total"  # without what was cached; what was broken off counts too
+EVALUATED: Final = "llamacpp:prompt_tokens_total"  # without cached tokens; includes cancelled requests
 
 
 class Counter:
-    """Prompt tokens evaluated by all engines at some URLs. Use as an async context manager.
+    """Counts the prompt tokens evaluated by the engines at some URLs. Use as an async context manager.
 
-    A sidecar's data port passes the question on to the engine behind it.
+    A sidecar's data port forwards the request for metrics to its engine.
     """
 
     def __init__(self, urls: Iterable[str]) -> None:
         self._clients = [EngineClient(url) for url in urls]
         self._last: dict[str, int] = {}
         self._exits = AsyncExitStack()
-        self.total: int | None = 0  # since it was read first; None: not all of them tell
+        self.total: int | None = 0  # tokens since the first read; None: some engine does not report them
 
     def __repr__(self) -> str:
         return f"<Counter of {len(self._clients)} engines: {self.total}>"
@@ -53,11 +53,11 @@ class Counter:
         await self._exits.aclose()
 
     async def read(self) -> int | None:
-        """An engine that counts less than before was restarted: all that it counts is new."""
+        """Read all counters; return the total. If one fell, its engine was restarted: all of it is new."""
         for client in self._clients:
             try:
                 now = counted(await client.metrics())
-            except (EngineError, EngineGoneError, ValueError):  # such as 501 without --metrics
+            except (EngineError, EngineGoneError, ValueError):  # for example 501 without --metrics
                 self.total = None
                 break
             before = self._last.get(client.base, now)
@@ -68,7 +68,7 @@ class Counter:
 
 
 def counted(metrics: str) -> int:
-    """Of an engine's /metrics. Raises ValueError where it is not there."""
+    """Return the counter in an engine's /metrics. Raises ValueError if it is missing."""
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
             if sample.name == EVALUATED:
@@ -78,8 +78,8 @@ def counted(metrics: str) -> int:
 
 # -- one server under measurement ------------------------------------------------------------------------
 
-PATIENT: Final = httpx.Timeout(None, connect=5.0)  # a prefill takes as long as it takes
-TEXT_ID: Final = b'"id":'  # in the body of an answer with token probabilities
+PATIENT: Final = httpx.Timeout(None, connect=5.0)  # no limit for a prefill
+TEXT_ID: Final = b'"id":'  # occurs in answers with logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,23 +95,26 @@ class Shot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """One answer: what it cost, and what was said."""
+    """One answer: its cost, and the assistant's message."""
 
     sample: Sample
     reply: Doc | None
 
 
 class Target:
-    """Use as an async context manager. One request at a time, so that the oracle has an order."""
+    """A server under measurement. Use as an async context manager.
+
+    It sends one request at a time, so that the oracle knows their order.
+    """
 
     def __init__(self, base: str, engines: Sequence[str] = ()) -> None:
-        """`engines`: those behind it, whose counters are read; else the server is asked to pass it on."""
+        """`engines` are the URLs whose counters are read; without them the server's own /metrics is read."""
         self.base = base.rstrip("/")
         self.counter = Counter(engines or (self.base,))
         self.oracle = Oracle()
-        self._told: int | None = 0  # by the counter, after the request before
+        self._counted: int | None = 0  # the counter after the last request
         self._engine = EngineClient(self.base)
-        # llama-server closes a connection after a stream, though it promises to keep it.
+        # llama-server closes a connection after a stream, although it announces keep-alive.
         self._http = httpx.AsyncClient(timeout=PATIENT, headers={"Connection": "close"})
         self._exits = AsyncExitStack()
 
@@ -129,27 +132,27 @@ class Target:
         await self._exits.aclose()
 
     async def process(self) -> str:
-        """Tells engines apart: their media marker is random (both builds).
+        """Return a value that differs for each engine process: the random media marker (both builds).
 
         Raises EngineError, EngineGoneError.
         """
         return str((await self._engine.props()).get("media_marker", self.base))
 
     async def fire(self, shot: Shot) -> Hit:
-        """Send it and wait for the end of the answer. Never raises for what the server does."""
+        """Send a request and wait for the end of the answer. A server's errors are in the result."""
         api = classify("POST", shot.path.partition("?")[0])
         data = orjson.dumps(shot.body)
         prompt = await self._prompt(api, data)
         oracle = self.oracle.least(prompt) if prompt else None
-        before = self._told
+        before = self._counted
         try:
             timed = await self._send(api, shot, data)
         except httpx.HTTPError as error:
             failure = f"{type(error).__name__}: {error}"
             return Hit(sample=Sample(session=shot.session, label=shot.label, failure=failure), reply=None)
         answer, figures = timed.answer, timed.answer.figures
-        self._told = await self.counter.read()
-        usage, idle = _divided(timed, before, self._told)
+        self._counted = await self.counter.read()
+        usage, idle = _divided(timed, before, self._counted)
         if prompt and not timed.failure:
             self.oracle.saw(prompt + Tokens(timed.kept))
         sample = Sample(
@@ -167,7 +170,7 @@ class Target:
         return Hit(sample=sample, reply=answer.reply)
 
     async def _send(self, api: Api, shot: Shot, data: bytes) -> _Timed:
-        started, spoke = time.perf_counter(), None
+        started, first_token = time.perf_counter(), None
         headers = {**shot.headers, "Content-Type": "application/json"}
         async with self._http.stream(
             "POST", self.base + shot.path, content=data, headers=headers
@@ -178,11 +181,11 @@ class Target:
             async for chunk in response.aiter_bytes():
                 reader.feed(chunk)
                 chunks.append(chunk)
-                if spoke is None and reader.first_token():
-                    spoke = time.perf_counter() - started
+                if first_token is None and reader.first_token():
+                    first_token = time.perf_counter() - started
         took = time.perf_counter() - started
         answer, body = reader.close(), b"".join(chunks)
-        first = spoke if streamed else _before_generating(took, answer)
+        first = first_token if streamed else _before_generating(took, answer)
         kept = _kept(body, streamed=streamed, generated=answer.figures.generated or 0)
         planted = _said(PLANTED, response, body)
         return _Timed(
@@ -195,7 +198,7 @@ class Target:
         )
 
     async def _prompt(self, api: Api, data: bytes) -> Tokens | None:
-        """The exact prompt; None where only the engine can know it."""
+        """Return the exact prompt; None if only the engine can know it."""
         try:
             ask = parse(api, data)
             content = await self._content(ask)
@@ -215,15 +218,15 @@ class _Timed:
     answer: Answer
     first_token_seconds: float | None
     kept: list[int]
-    planted: int | None  # None: no sidecar said so
+    planted: int | None  # None: no sidecar reported it
     rewritten: bool
     failure: str | None
 
 
 def _divided(timed: _Timed, before: int | None, after: int | None) -> tuple[Usage | None, int | None]:
-    """The usage, and what the engines computed besides since the request before; None: they do not tell.
+    """Return the usage, and the other tokens that the engines computed since the last request; None: unknown.
 
-    Less than the answer's own figure is told by an engine that was not the one that answered.
+    The counters may show less than the answer's own figure. Then another engine has answered: unknown.
     """
     figures = timed.answer.figures
     usage = usage_of(figures.prompt_tokens, figures.cached, planted=timed.planted or 0)
@@ -240,22 +243,22 @@ def _failure(status: int, answer: Answer, body: bytes) -> str | None:
 
 
 def _said(name: str, response: httpx.Response, body: bytes) -> str | None:
-    """A label of the sidecar: a header, or a comment in a stream whose head was out before it was known."""
+    """Return a header of the sidecar; in a stream it may be a comment, if it was known after the head."""
     late = re.findall(rb"^: " + name.encode() + rb": (.+)$", body, re.MULTILINE)
-    said = late[-1].decode().strip() if late else response.headers.get(name)
-    return str(said) if said is not None else None
+    value = late[-1].decode().strip() if late else response.headers.get(name)
+    return str(value) if value is not None else None
 
 
 def _before_generating(took: float, answer: Answer) -> float | None:
-    """Of an answer in one piece: all of its time but that of generating, which the engine tells."""
+    """Return the seconds before generating, for an answer that was not streamed, by the engine's timings."""
     generating = answer.figures.generate_ms
     return None if generating is None else max(0.0, took - generating / 1000)
 
 
 def _kept(body: bytes, *, streamed: bool, generated: int) -> list[int]:
-    """The ids of the reply that a slot keeps, all but the last; none without `logprobs` in the request.
+    """Return the ids of the reply that a slot keeps, all but the last; none if the request had no `logprobs`.
 
-    A stream leaves out the end-of-turn token, which is that last one.
+    A stream leaves out the end-of-turn token, which is the last one.
     """
     if TEXT_ID not in body:
         return []

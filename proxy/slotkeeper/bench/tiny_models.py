@@ -1,10 +1,10 @@
-r"""The five tiny models, one per kind of memory (engine.md 12), and what they say: well-behaved nonsense.
+r"""The five tiny models, one per kind of memory (engine.md 12), and their output: well-behaved nonsense.
 
 A plainly random model emits token sequences that BPE would have merged, so the text a client sends
 back tokenizes differently and every chat diverges inside the assistant message (engine.md 12).
 Greedy output here is whole " word" tokens, driven by a small state machine:
-"<think>\n" -> reasoning words -> "\n</think>\n\n" -> answer words -> <|im_end|>, and where a
-grammar forbids <|im_end|> (tool_choice "required"), <tool_call> instead.
+"<think>\n" -> reasoning words -> "\n</think>\n\n" -> answer words -> <|im_end|>. If a grammar
+forbids <|im_end|> (tool_choice "required"), <tool_call> follows instead.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
     from slotkeeper.bench.tiny_weights import Array, Vocabulary
 
-# What the token just read means for the next one: go on thinking or answering, end either,
-# begin either, call a tool, have called it. ONE is always set: a bias.
+# The state after the token just read: continue thinking or answering, end either, begin either, call a tool,
+# a tool was called. ONE is always set: it is a bias.
 ONE, GO_THINK, GO_ANSWER, END_THINK, END_ANSWER, START_THINK, START_ANSWER, CALL, CALLED = range(N_FLAGS)
 FLAG: Final = 3.0
-LOUD: Final = 24.0  # gain of a token that its state makes certain
+LOUD: Final = 24.0  # gain of a token that is certain in its state
 EVERY: Final = 48  # one word in 48 ends its part: about 100 tokens an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """Ids by their role."""
+    """Token ids by their role."""
 
-    think: list[int]  # " word", heard while thinking
+    think: list[int]  # " word", generated while thinking
     answer: list[int]
     think_first: list[int]  # "Word", the first of its part
     answer_first: list[int]
@@ -81,11 +81,11 @@ def _set_flags(embedding: Array, words: _Words) -> None:
 
 
 def _set_gains(output: Array, words: _Words, tokens: list[str]) -> None:
-    """Give each token's output row the states in which it is said."""
+    """Set in each token's output row the states in which the token is generated."""
     blank = [number for number, token in enumerate(tokens) if not token.strip("\u0120\u010a\u0109\u010d")]
-    output[:, ONE] = -6.0  # what has no role is said only if a grammar forces it,
-    output[blank, ONE] = -12.0  # white space last
-    output[words.called, ONE] = -2.0  # and the closing tag first
+    output[:, ONE] = -6.0  # a token without a role appears only if a grammar forces it:
+    output[blank, ONE] = -12.0  # white space as the last choice,
+    output[words.called, ONE] = -2.0  # the closing tag as the first
     output[words.think + words.answer, ONE] = 0.0
     for ids, flag, gain in (
         (words.think, GO_THINK, 10.0),
@@ -96,7 +96,7 @@ def _set_gains(output: Array, words: _Words, tokens: list[str]) -> None:
         ([words.end], END_ANSWER, LOUD),
         ([words.end], CALLED, LOUD),
         ([words.newline], CALL, LOUD),
-        ([words.call], END_ANSWER, 16.0),  # the runner-up, where <|im_end|> is forbidden
+        ([words.call], END_ANSWER, 16.0),  # the second choice, for a grammar that forbids <|im_end|>
     ):
         output[ids, flag] = gain
 
@@ -156,7 +156,7 @@ def hybrid(path: Path) -> None:
 
 
 def hybrid_mtp(path: Path) -> None:
-    """The same and one MTP (nextn) block, for `--spec-type draft-mtp`."""
+    """qwen35: as `hybrid`, and one MTP (nextn) block, for `--spec-type draft-mtp`."""
     _qwen35(path, name="tiny-hybrid-mtp", mtp=True)
 
 
@@ -184,7 +184,7 @@ def _qwen35(path: Path, *, name: str, mtp: bool) -> None:
 
 
 def _delta_net(sheet: Sheet, k_heads: int, v_heads: int, state: int, *, quiet: bool) -> dict[str, Array]:
-    """A recurrent layer; `quiet` where an MTP block follows, which cannot see this layer's state."""
+    """Return a recurrent layer; `quiet` for a model with an MTP block, which cannot see the layer's state."""
     value = v_heads * state
     mixed = 2 * k_heads * state + value
     gain, ffn_gain = (0.15, 0.05) if quiet else (0.35, 0.2)
@@ -206,10 +206,10 @@ def _delta_net(sheet: Sheet, k_heads: int, v_heads: int, state: int, *, quiet: b
 
 
 def _nextn() -> dict[str, Array]:
-    """What makes a copy of the last layer an MTP block.
+    """Return the tensors that make a copy of the last layer an MTP block.
 
-    It takes the token and ignores the hidden state, so it drafts well as long as its own KV cache is
-    whole, and worse when it is not.
+    The block reads the token and ignores the hidden state. So it drafts well while its own KV cache is
+    complete, and worse otherwise.
     """
     return {
         "nextn.eh_proj.weight": np.concatenate([np.eye(D), np.zeros((D, D))], axis=1),

@@ -1,9 +1,8 @@
-"""One model file under construction: its vocabulary, its metadata, its seeded noise, its building blocks.
+"""A model file under construction: its vocabulary, its metadata, its seeded noise, its building blocks.
 
-The merges were trained once on parts of the Python standard library and are data here
-(`merges.txt`, one pair a line), so that the files are the same on every machine.
-
-The order of the calls is the order of the random numbers, and so part of the file's hash.
+The merges were trained once on parts of the Python standard library. They are data (`merges.txt`, one pair a
+line), so that the files are the same on every machine. The order of calls decides the order of the random
+numbers, and so the file's hash.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from slotkeeper.vocab.bpe import byte_alphabet
 
 N_VOCAB: Final = 3072
 CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# The two that carry white space let the weights tell "<think>\n" from "assistant\n"; the text on
-# the wire is the same as Qwen3's.
+# The two tokens with white space let the weights tell "<think>\n" from "assistant\n"; the text that clients
+# see is the same as Qwen3's.
 USER_DEFINED: Final = (
     "<think>", "</think>", "<think>\n", "\n</think>\n\n",
     "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
@@ -31,7 +30,7 @@ _UNRANKED: Final = 1 << 30
 
 
 class TokenKind(IntEnum):
-    """A token's type as GGUF numbers it."""
+    """The type of a token, with GGUF's numbers."""
 
     NORMAL = 1
     CONTROL = 3
@@ -40,9 +39,9 @@ class TokenKind(IntEnum):
 
 
 def chat_template() -> str:
-    """ChatML with Qwen3's rules.
+    """Return the chat template: ChatML with Qwen3's rules.
 
-    `chat_template_kwargs` that it knows: enable_thinking=false (an empty think block in the generation
+    It supports these `chat_template_kwargs`: enable_thinking=false (an empty think block in the generation
     prompt, as Qwen3.5), preserve_thinking=true (reasoning is kept in every turn, as Qwen3.6), plain=true
     (no think block at all: history renders exactly as it was generated).
     """
@@ -60,7 +59,7 @@ class Vocabulary:
     def __init__(self) -> None:
         self.merges: list[tuple[str, str]] = _merges()
         self._rank = {pair: rank for rank, pair in enumerate(self.merges)}
-        # dict.fromkeys: two merges may make the same token, which then has one id
+        # dict.fromkeys: two merges may make the same token, which must have one id
         self.tokens: list[str] = list(dict.fromkeys([*byte_alphabet(), *(a + b for a, b in self.merges)]))
         self.kinds: list[int] = [TokenKind.NORMAL] * len(self.tokens)
         self._extend(CONTROL, TokenKind.CONTROL)
@@ -73,9 +72,9 @@ class Vocabulary:
         self.kinds.extend([kind] * len(tokens))
 
     def words(self, pattern: str) -> list[int]:
-        """Ids of the normal tokens that match and that BPE makes when it sees exactly that text.
+        """Return the ids of normal tokens that match the pattern and that BPE makes of exactly their text.
 
-        Only those survive the way through a client, which sends text back, not ids.
+        Only these tokenize to the same ids when a client sends the text back.
         """
         matches = re.compile(pattern).fullmatch
         return [
@@ -111,13 +110,13 @@ D: Final = 64  # embedding width
 FF: Final = 128
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 32
 EPS: Final = 1e-6
-# The first dimensions of the residual stream are flags: layers read them and never write them
-# (`tiny_models` says what they mean), so the text stays well-behaved whatever the noise does.
+# The first dimensions of the residual stream are flags (see `tiny_models`). Layers read them and never write
+# them, so the noise cannot spoil the output.
 N_FLAGS: Final = 9
 
 
 class Sheet:
-    """Writes one GGUF. Every tensor is float32; `seed` decides all of the noise."""
+    """Writes one GGUF file. Every tensor is float32; `seed` decides all noise."""
 
     def __init__(self, path: Path, *, arch: str, name: str, layers: int, seed: int) -> None:
         self.vocab = Vocabulary()
@@ -178,19 +177,19 @@ class Sheet:
         return self.random.standard_normal((n_out, n_in)) * float(gain / np.sqrt(n_in))
 
     def rows(self) -> Array:
-        """Noise of one row per token; the flags of every row are still zero."""
+        """Return noise with one row per token; the flags of every row are zero."""
         rows = self.random.standard_normal((N_VOCAB, D))
         rows[:, :N_FLAGS] = 0.0
         return rows
 
     def to_residual(self, n_in: int, gain: float) -> Array:
-        """A projection back to the residual stream; it leaves the flags alone."""
+        """Return a projection to the residual stream that does not change the flags."""
         matrix = self.noise(D, n_in, gain)
         matrix[:N_FLAGS] = 0.0
         return matrix
 
     def attention(self, gain: float, *, gated: bool = False) -> dict[str, Array]:
-        """Sharp attention (q and k norms of 2.5): the output depends on the whole context."""
+        """Return sharp attention (q and k norms of 2.5): the output depends on the whole context."""
         return {
             "attn_norm.weight": np.ones(D),
             "attn_q.weight": self.noise(HEADS * HEAD_DIM * (2 if gated else 1), D),
@@ -210,6 +209,6 @@ class Sheet:
 
 
 def slow_decay(heads: int) -> tuple[Array, Array]:
-    """(A, dt_bias) with which the heads forget over about 30 to 10,000 tokens."""
+    """Return (A, dt_bias) with which the heads forget over about 30 to 10,000 tokens."""
     tau = np.geomspace(30.0, 10000.0, heads)
     return -np.ones(heads), np.log(np.expm1(1.0 / tau))  # softplus(dt_bias) = 1 / tau

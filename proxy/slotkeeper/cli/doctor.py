@@ -1,4 +1,4 @@
-"""`slotkeeper doctor`: what this engine can and cannot do, and which flags to change."""
+"""`slotkeeper doctor`: reports what an engine can and cannot do, and which flags to change."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import ADVICE, SLOW_BYTES_PER_SECOND, StoreError, Trouble, troubles
 
 COLOURS: Final = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow", Severity.FAIL: "red"}
-TRIAL_BYTES: Final = 32 << 20  # enough that a disk's own memory does not hide how slow it is
+TRIAL_BYTES: Final = 32 << 20  # enough that a disk's write cache does not hide how slow it is
 CHUNK: Final = 1 << 20
 
 
 async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir: Path | None = None) -> int:
-    """Print the findings. Returns 1 when there is a FAIL, or no engine to look at.
+    """Print the findings. Returns 1 when there is a FAIL, or no engine to examine.
 
-    It prefills a few hundred tokens in an unused engine. With a folder it also tries out
+    It prefills a few hundred tokens in an unused engine. With a folder it also tests
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
-    Of a router it looks at each model that is loaded.
+    On a router it examines each loaded model.
     """
     async with EngineClient(upstream, api_key=api_key) as client:
         routes = await client.health() is Health.ROUTER
@@ -56,7 +56,7 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
         if entry.status is ModelStatus.LOADED:
             found.append(await _examine(engine, api_key, console, slot_dir, entry.flags))
         else:
-            console.print(f"It is {entry.status}: looking closer would load it. Send it a request first.")
+            console.print(f"It is {entry.status}: examining it would load it. Send it a request first.")
     return max(found, default=0)
 
 
@@ -67,7 +67,7 @@ async def _examine(
     slot_dir: Path | None,
     flags: EngineFlags | None = None,
 ) -> int:
-    """One engine, with its flags where its router says them. Returns as `doctor` does."""
+    """Examine one engine; `flags` are known if a router reports them. Returns as `doctor` does."""
     unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []
     usable = slot_dir if not _fails(unfit) else None
     async with EngineClient(upstream, api_key=api_key) as client:
@@ -87,7 +87,7 @@ async def _examine(
             console.print(_refusal(upstream, error))
             return 1
     if reading is None:
-        console.print("The engine sleeps; looking closer would wake it. Run doctor again when it is awake.")
+        console.print("The engine sleeps; examining it would wake it. Run doctor again when it is awake.")
         return 0
     if usable:
         unfit += [*about_files(reading, None), *about_room(usable, reading)]
@@ -114,7 +114,7 @@ def _refusal(upstream: str, error: EngineError) -> str:
 
 
 def about_folder(folder: Path) -> Iterator[Finding]:
-    """Whether we can work there at all, whatever the engine can. Blocks."""
+    """Yield findings about the folder itself: whether we can write there, and how quickly. Blocks."""
     try:
         with troubles(f"use {folder} for snapshots"):
             SnapshotFolder(folder, Tier.HOT).demand(0)
@@ -123,12 +123,12 @@ def about_folder(folder: Path) -> Iterator[Finding]:
         yield in_words(error, Severity.FAIL)
         return
     if rate < SLOW_BYTES_PER_SECOND:
-        what = f"{folder} takes {rate / 1e6:.1f} MB a second: computing again is often quicker."
+        what = f"{folder} takes {rate / 1e6:.1f} MB a second: computing a prompt again is often quicker."
         yield Finding(trap="folder", severity=Severity.WARN, what=what, do=ADVICE[Trouble.SLOW])
 
 
 def about_room(folder: Path, reading: Reading) -> Iterator[Finding]:
-    """Whether the largest state of one slot has room. Blocks for one look at the disk."""
+    """Yield a finding if the folder lacks room for the largest state of one slot. Blocks briefly."""
     try:
         if reading.header:
             SnapshotFolder(folder, Tier.HOT).demand(state_bytes(reading.header, reading.traits.n_ctx))
@@ -142,9 +142,9 @@ def in_words(error: StoreError, severity: Severity) -> Finding:
 
 
 def written_per_second(folder: Path) -> float:
-    """Bytes, all the way to the disk. Raises OSError."""
+    """Measure the bytes per second that the disk takes, with fsync. Raises OSError."""
     path = folder / files.new_temporary(time.time())
-    chunk = secrets.token_bytes(CHUNK)  # what can be compressed would be too quick on some file systems
+    chunk = secrets.token_bytes(CHUNK)  # random: some file systems compress, and would seem too quick
     started = time.perf_counter()
     try:
         with path.open("xb") as file:
@@ -177,19 +177,19 @@ def _traits(reading: Reading, computed: int) -> Table:
     table.add_row("slots", f"{traits.n_slots} of {traits.n_ctx} tokens")
     table.add_row("one KV buffer for all slots", "yes" if traits.unified else "no")
     table.add_row("speculative decoding", "yes" if traits.speculative else "no")
-    for told in traits.told():
-        if told.how is not Known.DEFAULT:
-            how = "read from its process" if told.how is Known.FLAGS else "found out"
-            table.add_row(told.flag, f"{shown(told.value)} ({how})")
+    for flag in traits.told():
+        if flag.how is not Known.DEFAULT:
+            how = "read from its process" if flag.how is Known.FLAGS else "found out"
+            table.add_row(flag.flag, f"{shown(flag.value)} ({how})")
     if computed:
-        table.add_row("tokens to find that out", str(computed))
+        table.add_row("tokens computed for this", str(computed))
     for note in reading.notes:
         table.add_row("note", escape(note))
     return table
 
 
 def shown(value: float | bool) -> str:
-    """A flag's value; of some it is known only whether they are on."""
+    """Return a flag's value as text; for some flags only on or off is known."""
     return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""`slotkeeper snapshots`: what is kept, by a running sidecar or in a folder; is it whole; removing some."""
+"""`slotkeeper snapshots`: lists, verifies and removes snapshots, of a running sidecar or in a folder."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ ELSEWHERE: Final = "Name its admin port by --admin, or its folder by --slot-dir.
 
 
 class Inventory(Protocol):
-    """A store of snapshots, wherever it is. Documents are those of the admin port. Raises AskedError."""
+    """A store of snapshots, local or remote. Documents are those of the admin port. Raises AskedError."""
 
     async def overview(self) -> dict[str, Any]: ...
 
     def verify(self, ids: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
-        """Without ids all that are there by then."""
+        """Verify snapshots; without ids all that exist at that time. Yields one verdict for each."""
         ...
 
     async def remove(self, snapshot: str) -> None: ...
 
 
-# -- of a sidecar that runs ----------------------------------------------------------------------------
+# -- snapshots of a running sidecar ----------------------------------------------------------------------
 
 
 class Running:
-    """The snapshots of a sidecar that runs, by its admin port."""
+    """The snapshots of a running sidecar, through its admin port."""
 
     def __init__(self, port: AdminClient) -> None:
         self._port = port
@@ -77,14 +77,14 @@ async def running(url: str | None, token: str | None, ca: Path | None = None) ->
         yield Running(port)
 
 
-# -- of a folder, while no sidecar runs ----------------------------------------------------------------
+# -- snapshots in a folder, while no sidecar runs --------------------------------------------------------
 
 
 class Folder:
     """The snapshots in a folder, while no sidecar runs."""
 
     def __init__(self, store: Store, notes: Sequence[str]) -> None:
-        """`notes` are what was cleared away when it was opened."""
+        """`notes` say what was deleted when the folder was opened."""
         self._store = store
         self._notes = notes
 
@@ -104,7 +104,10 @@ class Folder:
 
 @asynccontextmanager
 async def folder(hot: Path, cold: Path | None) -> AsyncIterator[Folder]:
-    """Opened as a sidecar would: it takes the folder's lock, and what is unfinished there is swept away."""
+    """Open a folder as a sidecar does: take its lock and sweep away unfinished files.
+
+    Raises UsageError if the folder has no snapshots, AskedError if it cannot be used.
+    """
     for flag, path in (("--slot-dir", hot), ("--cold-dir", cold)):
         if path and not (path / files.LOCK).is_file():
             raise UsageError(f"{flag}: no sidecar has ever kept snapshots in {path}")
@@ -121,12 +124,12 @@ async def folder(hot: Path, cold: Path | None) -> AsyncIterator[Folder]:
 
 # -- commands --------------------------------------------------------------------------------------------
 
-PREFIX: Final = "slotkeeper-"  # of every id: not shown
-WIDE: Final = 110  # columns from which on names are long
-NAME: Final = 12  # cells of one
+PREFIX: Final = "slotkeeper-"  # every id begins with it; it is not shown
+WIDE: Final = 110  # columns of a terminal that has room for long names
+NAME: Final = 12  # cells of a conversation's name
 WIDE_NAME: Final = 36
-SHORTEST: Final = 4  # letters at the end of an id that may stand for it
-COLOURS: Final = {FileVerdict.WHOLE: "green", FileVerdict.UNREAD: "yellow"}  # the others are red
+SHORTEST: Final = 4  # the fewest last letters of an id that may stand for it
+COLOURS: Final = {FileVerdict.WHOLE: "green", FileVerdict.UNREAD: "yellow"}  # all others are red
 TRAITS: Final = {"golden": "shared", "draft": "draft", "repaired": "mended"}
 
 
@@ -138,36 +141,39 @@ async def snapshots(
     *,
     as_json: bool,
 ) -> int:
-    """Do it and print it; without words to all. Returns 1 when it cannot be done, or something is damaged."""
-    told: Callable[[Any], None] = say if as_json else lambda _: None
+    """Run `action` on the snapshots that `words` name, or on all without words, and print the result.
+
+    Returns 1 if the action fails, or if a snapshot is damaged.
+    """
+    put: Callable[[Any], None] = say if as_json else lambda _: None
     out = Console(quiet=True) if as_json else console
     try:
         async with opening as inventory:
             document = await inventory.overview()
-            cleared = document.get("notes", ())  # a folder that is opened is swept first
+            cleared = document.get("notes", ())  # opening a folder sweeps it first
             for note in cleared:
                 complain("snapshots", note)
             ids = chosen(words, [one["id"] for one in document["snapshots"]])
             match action:
                 case "ls":
                     document["snapshots"] = [one for one in document["snapshots"] if one["id"] in ids]
-                    told(document)
+                    put(document)
                     show(document, out)
                     return 0
                 case "verify":
-                    code = await verify(inventory, ids if words else (), out, told)
+                    code = await verify(inventory, ids if words else (), out, put)
                     return code or int(bool(cleared))
                 case _:
-                    return await remove(inventory, ids, out, told)
+                    return await remove(inventory, ids, out, put)
     except AskedError as error:
         complain("snapshots", str(error))
         return 1
 
 
-async def verify(inventory: Inventory, ids: Sequence[str], out: Console, told: Callable[[Any], None]) -> int:
+async def verify(inventory: Inventory, ids: Sequence[str], out: Console, put: Callable[[Any], None]) -> int:
     whole = total = 0
     async for line in inventory.verify(ids):
-        told(line)
+        put(line)
         total += 1
         whole += line["verdict"] == FileVerdict.WHOLE
         colour, word = COLOURS.get(line["verdict"], "red"), line["verdict"]
@@ -181,16 +187,19 @@ async def verify(inventory: Inventory, ids: Sequence[str], out: Console, told: C
     return int(whole < total)
 
 
-async def remove(inventory: Inventory, ids: Sequence[str], out: Console, told: Callable[[Any], None]) -> int:
+async def remove(inventory: Inventory, ids: Sequence[str], out: Console, put: Callable[[Any], None]) -> int:
     for id_ in ids:
         await inventory.remove(id_)
-        told({"removed": id_})
+        put({"removed": id_})
         out.print(f"removed {short(id_)}", highlight=False)
     return 0
 
 
 def chosen(words: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The ids that are meant, by themselves or by their ends; without words all. Raises UsageError."""
+    """Return the ids that the words name, in full or by their last letters; without words all.
+
+    Raises UsageError if a word names no snapshot, or more than one.
+    """
     ids = []
     for word in words:
         found = [id_ for id_ in known if id_ == word or (len(word) >= SHORTEST and id_.endswith(word))]
@@ -201,7 +210,7 @@ def chosen(words: Sequence[str], known: Sequence[str]) -> list[str]:
     return ids if words else list(known)
 
 
-# -- for people ----------------------------------------------------------------------------------------
+# -- output for people -----------------------------------------------------------------------------------
 
 
 def show(document: dict[str, Any], out: Console) -> None:
@@ -209,14 +218,14 @@ def show(document: dict[str, Any], out: Console) -> None:
         out.print(table(document["snapshots"], time.time(), out.width))
     for tier in document["tiers"]:
         room = f" of {size(tier['budget_bytes'])}" if tier["budget_bytes"] is not None else ""
-        told = f"{tier['tier']}: {tier['snapshots']} snapshots, {size(tier['bytes'])}{room}"
-        out.print(told, highlight=False)
+        summary = f"{tier['tier']}: {tier['snapshots']} snapshots, {size(tier['bytes'])}{room}"
+        out.print(summary, highlight=False)
     if document["trouble"]:
         out.print(f"[yellow]{escape(document['trouble']['what'])}[/]")
 
 
 def table(listed: Sequence[dict[str, Any]], now: float, width: int) -> Table:
-    """Without names where none is known, as in a folder without a sidecar."""
+    """Return the table of snapshots; without a column of names if none is known, as in a folder."""
     named = any(one.get("name") for one in listed)
     found = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)  # 80 columns are enough
     found.add_column("id", no_wrap=True)
@@ -245,7 +254,7 @@ def table(listed: Sequence[dict[str, Any]], now: float, width: int) -> Table:
 
 
 def notes(one: dict[str, Any]) -> list[str]:
-    """What is special about it; a folder without a sidecar does not know of engines."""
+    """Return the notes on a snapshot: its traits and models, and whether no engine of the sidecar fits."""
     found = [word for trait, word in TRAITS.items() if one[trait]]
     models = {EngineAddress.of(engine).model for engine in one.get("engines") or ()}
     found += sorted(filter(None, models))

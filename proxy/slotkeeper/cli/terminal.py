@@ -1,4 +1,4 @@
-"""How commands print: where to, figures as people read them, tables that fit, requests one a line."""
+"""Output of the commands: streams, figures for people, tables that fit the terminal, lists of requests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rich.text import Text
 from slotkeeper.observe.request_record import RUNNING, Doing
 from slotkeeper.observe.standard_error import StandardError
 
-PIPED: Final = 160  # columns where no terminal sets a width
+PIPED: Final = 160  # columns if standard output is no terminal
 
 
 def console() -> Console:
-    """Of standard output. What its encoding lacks becomes a question mark."""
+    """Return a console for standard output. Characters that its encoding lacks become question marks."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED
@@ -33,7 +33,7 @@ def console() -> Console:
 
 
 def say(document: Any) -> None:
-    """One line of JSON."""
+    """Print a document as one line of JSON."""
     print(orjson.dumps(document).decode(), flush=True)  # noqa: T201
 
 
@@ -41,7 +41,7 @@ def complain(command: str, what: object) -> None:
     StandardError().write(f"slotkeeper {command}: {what}\n")
 
 
-# -- figures; what is not known is a dash ----------------------------------------------------------------
+# -- figures; an unknown value is a dash -----------------------------------------------------------------
 
 UNKNOWN: Final = "-"
 SPANS: Final = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
@@ -49,7 +49,7 @@ EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 FULL: Final = "█"
 EMPTY: Final = "·"
 LEVELS: Final = "▁▂▃▄▅▆▇█"
-SHORT_ID: Final = 8  # letters at the end of an id, which stand for it
+SHORT_ID: Final = 8  # last letters of an id that are shown for it
 
 
 def tokens(count: int | None) -> str:
@@ -57,7 +57,7 @@ def tokens(count: int | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """How long something took: 3.2 ms, 340 ms, 12.3 s, 4 min."""
+    """Return a duration as text: 3.2 ms, 340 ms, 12.3 s, 4 min."""
     if value is None:
         return UNKNOWN
     if value < 0:
@@ -68,7 +68,7 @@ def seconds(value: float | None) -> str:
 
 
 def span(value: float | None) -> str:
-    """In one unit, rounded down. Clocks of two machines may differ, so never less than 0."""
+    """Return a duration in one unit, rounded down; never negative, as clocks of two machines may differ."""
     if value is None:
         return UNKNOWN
     whole = max(0, int(value))
@@ -77,17 +77,17 @@ def span(value: float | None) -> str:
 
 
 def age(moment: str, now: float) -> str:
-    """Since a time as the admin port writes it, in seconds since the epoch."""
+    """Return the time since `moment`, in the admin port's format; `now` in seconds since the epoch."""
     return span(now - datetime.fromisoformat(moment).timestamp())
 
 
 def clock(moment: str) -> str:
-    """The local time of day of a time as the admin port writes it."""
+    """Return the local time of day of a time as the admin port writes it."""
     return f"{datetime.fromisoformat(moment).astimezone():%H:%M:%S}"
 
 
 def moment(text: str) -> str:
-    """The same with its date."""
+    """Return the local date and time of a time as the admin port writes it."""
     return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
@@ -96,12 +96,12 @@ def size(count: int) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """1.00 is a perfect cache."""
+    """Return a ratio to the oracle as text; 1.00 is a perfect cache."""
     return UNKNOWN if value is None else f"{value:.2f}"
 
 
 def percent(part: float, whole: float) -> str:
-    """Rounded down, so that only all of it is 100 %."""
+    """Return a percentage, rounded down so that only the whole is 100 %."""
     return f"{int(100 * part / whole)} %" if whole else UNKNOWN
 
 
@@ -110,12 +110,12 @@ def short(id_: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Unprintable characters as Python writes them: what a client sends may hold anything."""
+    """Escape unprintable characters as Python does: a client's text may hold anything."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) or "(nothing)"
 
 
 def bar(part: float, whole: float, width: int) -> str:
-    """`width` cells, full where part = whole; whatever is not nothing can be seen."""
+    """Return a bar of `width` cells that shows part / whole; a part above 0 is always visible."""
     share = min(max(part / whole, 0.0), 1.0) if whole else 0.0
     whole_cells, eighth = divmod(ceil(share * width * 8), 8)
     drawn = FULL * whole_cells + (EIGHTHS[eighth] if eighth else "")
@@ -123,7 +123,7 @@ def bar(part: float, whole: float, width: int) -> str:
 
 
 def lane(begin: float, end: float, whole: float, width: int) -> str:
-    """A bar that begins where its time begins; at least one cell."""
+    """Return a bar on a time line of `width` cells for `whole` seconds; at least one cell long."""
     if whole <= 0:
         return FULL
     first = min(int(begin / whole * width), width - 1)
@@ -132,7 +132,7 @@ def lane(begin: float, end: float, whole: float, width: int) -> str:
 
 
 def sparkline(shares: Sequence[float | None]) -> str:
-    """One cell for each share of 0 to 1; None is a dot."""
+    """Return one cell for each share from 0 to 1; None is a dot."""
     top = len(LEVELS) - 1
     return "".join(EMPTY if share is None else LEVELS[round(min(max(share, 0), 1) * top)] for share in shares)
 
@@ -147,21 +147,21 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table, and how much it matters where the terminal is narrow."""
+    """One column of a table, and its priority on a narrow terminal."""
 
     head: str
     cell: Callable[[Row], str]
-    keep: int | None = None  # those with the least go first; None: never
+    keep: int | None = None  # priority: the lowest is dropped first; None: never dropped
     right: bool = True
     style: Callable[[Row], str] | str = ""
 
     def text(self, row: Row) -> Text:
-        """Never read as markup: it may hold what a client sent."""
+        """Return the cell of a row. It is not parsed as markup, as it may hold a client's text."""
         return Text(self.cell(row), self.style(row) if callable(self.style) else self.style)
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
-    """At most `width` cells wide, as long as there are columns that may be left out."""
+    """Return a table at most `width` cells wide; columns are dropped by priority until it fits."""
     cells = {column: [column.text(row) for row in rows] for column in columns}
     widths = {column: _width(column, cells[column]) for column in columns}
     left = _chosen(widths, width)
@@ -193,14 +193,14 @@ def _chosen(widths: dict[Column, int], width: int) -> list[Column]:
     return left
 
 
-# -- names of conversations (conversation/naming.py makes them), and what a request does now --------------
+# -- names of conversations (conversation/naming.py makes them), and a running request's stage ------------
 
-# Cells of a name, by the columns that there are at least.
+# The fewest columns of a terminal, and the cells of a name there.
 NAMES: Final = ((180, 48), (100, 24), (0, 20))
 
 
 def conversation_name(row: Row, now: float | None = None) -> str:
-    """Its conversation's name; with its age where nothing says what it is about."""
+    """Return the name of a request's conversation; with its age if no text of it makes the name."""
     name = row.get("name")
     if not name:
         return UNKNOWN
@@ -211,13 +211,13 @@ def conversation_name(row: Row, now: float | None = None) -> str:
 
 
 def shortened(name: str, width: int) -> str:
-    """For a table of so many columns."""
+    """Return a name shortened for a table `width` cells wide."""
     room = next(cells for columns, cells in NAMES if width >= columns)
     return name if len(name) <= room else name[: room - 1] + "…"
 
 
 def activity(now: Row | None) -> str:
-    """Of `now` as the admin port has it; empty for what has ended."""
+    """Return what a request does now, from the admin port's `now`; "" if it has ended."""
     if now is None:
         return ""
     match now["doing"]:
@@ -237,28 +237,28 @@ def prefill(now: Row) -> str:
     return f"prefill {about}{now['percent']} %{left}"
 
 
-# -- requests as a table, one a line ---------------------------------------------------------------------
+# -- a table of requests ---------------------------------------------------------------------------------
 
 SUCCEEDED: Final = "ok"  # the outcome that is not shown
 
 
 def requests(rows: Sequence[Row], width: int, now: float) -> Table:
-    """Of summaries as `/api/requests` has them; `now` in seconds since the epoch."""
+    """Return a table of the summaries of `/api/requests`; `now` in seconds since the epoch."""
     return fitted(
         COLUMNS, [row | {"shown_name": shortened(conversation_name(row, now), width)} for row in rows], width
     )
 
 
 def verdict(row: Row) -> str:
-    """The verdict, and how it ended unless it ended well."""
+    """Return the verdict, with the outcome if the request failed; for a running one what it does now."""
     if under_way := activity(row.get("now")):
         return under_way
-    said = row["verdict"] if row["outcome"] == SUCCEEDED else f"{row['outcome']} {row['verdict']}"
-    return one_line(said.strip() or UNKNOWN)
+    text = row["verdict"] if row["outcome"] == SUCCEEDED else f"{row['outcome']} {row['verdict']}"
+    return one_line(text.strip() or UNKNOWN)
 
 
 def verdict_style(row: Row) -> str:
-    """Of its verdict: whether something went wrong, was computed twice, or is under way."""
+    """Return the style of a verdict: running cyan, failed red, tokens computed twice yellow."""
     if row["outcome"] == RUNNING:
         return "cyan"
     if row["outcome"] != SUCCEEDED:

@@ -1,4 +1,4 @@
-"""`slotkeeper why`: why a request computed what it computed. Sentences first, then what they rest on."""
+"""`slotkeeper why`: explains why a request computed its tokens: first sentences, then the evidence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from slotkeeper.cli.terminal import (
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.rules.base import Mode
 
-SHORTEST: Final = 4  # letters at the end of an id that may stand for it
+SHORTEST: Final = 4  # the fewest last letters of an id that may stand for it
 
 
 async def why(
@@ -51,7 +51,7 @@ async def why(
     as_json: bool,
     ca: Path | None = None,
 ) -> int:
-    """Print one request's account, or a list of the last ones. Returns 1 when it cannot be told.
+    """Print the account of one request, or a list of the last ones. Returns 1 if the sidecar does not answer.
 
     Raises UsageError.
     """
@@ -91,7 +91,7 @@ async def _list(port: AdminClient, out: Console, *, last: int, repeated: bool, a
 
 
 async def _nothing(port: AdminClient, *, repeated: bool) -> str:
-    """Why the list is empty."""
+    """Return a sentence that says why the list is empty."""
     state = await port.get("/api/state")
     if repeated and (await port.get("/api/requests", limit=1))["requests"]:
         return "None of the last requests computed tokens twice."
@@ -100,20 +100,20 @@ async def _nothing(port: AdminClient, *, repeated: bool) -> str:
     return f"No request has come yet: the sidecar began {span(state['uptime_seconds'])} ago."
 
 
-# -- one account: the answer in sentences first ----------------------------------------------------------
+# -- one account: the explanation in sentences first -----------------------------------------------------
 
 Document = dict[str, Any]
 
-LANE: Final = 40  # cells of the time line, where there is room
-NARROW: Final = 44  # cells beside it: names, times, notes
-NO_TEXT: Final = "What stood there is shown if the sidecar runs with --why-text."
+LANE: Final = 40  # cells of the time line, if there is room
+NARROW: Final = 44  # cells of the other columns: names, times, notes
+NO_TEXT: Final = "The text is shown if the sidecar runs with --why-text."
 
 
 def account(document: Document, width: int, now: float) -> Group:
-    """Of what `/api/requests/{id}` says. Sentences are wrapped, tables fitted to `width` cells."""
+    """Render a document of `/api/requests/{id}`. Sentences are wrapped, tables fitted to `width` cells."""
     parts: list[RenderableType] = [headline(document, now), Text()]
     parts += [
-        Text(one_line(said), "bold" if not at else "") for at, said in enumerate(document["explanation"])
+        Text(one_line(line), "bold" if not at else "") for at, line in enumerate(document["explanation"])
     ]
     for title, found in (
         ("Time", timeline(document["timeline"], width)),
@@ -152,7 +152,7 @@ def headline(document: Document, now: float) -> Text:
     return first.append_text(name).append("\n").append(", ".join(filter(None, words)), "dim")
 
 
-# -- how long it took ----------------------------------------------------------------------------------
+# -- its time line ---------------------------------------------------------------------------------------
 
 
 def timeline(spans: list[Row], width: int) -> Iterator[RenderableType]:
@@ -176,7 +176,7 @@ def timeline(spans: list[Row], width: int) -> Iterator[RenderableType]:
 
 
 def note(span: Row) -> str:
-    """Unless it only says again what stage it is."""
+    """Return a span's note; "" if it only repeats the stage's name."""
     return "" if span["note"] in {"", span["stage"]} else one_line(span["note"])
 
 
@@ -184,7 +184,7 @@ def milliseconds(value: float) -> str:
     return f"{value * 1e3:,.{int(value < 0.01)}f}"
 
 
-# -- where it went -------------------------------------------------------------------------------------
+# -- the choice of a slot --------------------------------------------------------------------------------
 
 
 def choice(found: Document | None, width: int) -> Iterator[RenderableType]:
@@ -206,16 +206,16 @@ def choice(found: Document | None, width: int) -> Iterator[RenderableType]:
     if found["held_tokens"]:
         held, common = tokens(found["held_tokens"]), found["common_tokens"]
         shared = f", {tokens(common)} of them the prompt's first" if common is not None else ""
-        yield Text(f"It goes on from a state of {held} tokens{shared}.")
+        yield Text(f"It continues from a state of {held} tokens{shared}.")
 
 
 def price(option: Row) -> str:
-    """JSON has no infinity: what is out of the question has no price."""
+    """Return the price of an option in tokens; JSON has no infinity, so an impossible option has no price."""
     amount = option["price_tokens"]
     return tokens(None if amount is None else round(amount))
 
 
-# -- what its client changed ---------------------------------------------------------------------------
+# -- what the client or a rule changed -------------------------------------------------------------------
 
 
 def divergence(document: Document) -> Iterator[RenderableType]:
@@ -237,7 +237,7 @@ def changes(found: list[Document]) -> Iterator[RenderableType]:
     for change in found:
         fixed = change["mode"] == Mode.FIX and not change["declined"]
         did = "changed" if fixed else "would have changed"
-        rule = change["rule"] or "a note, told again,"
+        rule = change["rule"] or "a repeated note"
         yield Text.assemble((rule, "bold"), f" {did} {one_line(change['path'])}")
         if _has_text(change):
             yield from _two(change["before"], change["after"])
@@ -254,11 +254,11 @@ def _two(before: str, after: str) -> Iterator[Text]:
     yield Text(f"+ {one_line(after)}", "green")
 
 
-# -- figures -------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------------
 
 
 def figures(document: Document) -> Iterator[RenderableType]:
-    """Two columns: tokens, and everything else."""
+    """Yield a table with tokens on the left and other figures on the right."""
     counts = [
         (name.replace("_", " "), tokens(document[name]))
         for name in (

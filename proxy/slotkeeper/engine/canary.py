@@ -1,6 +1,6 @@
-"""What an engine shows when it is tried out: what its slot files are like, and flags that no answer shows.
+"""Experiments on an engine: what its slot files contain, and the flags that no answer of the API shows.
 
-`traits` reads what an engine says of its own accord.
+The module `traits` reads what the engine's answers show.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
 
 # -- slot files, by letting it write one -----------------------------------------------------------------
-# First the state of an idle slot is saved, which changes nothing: is the folder ours too, which version has
-# the file. Then, where that does not tell whether files carry checkpoints and the engine was not used yet: a
-# canary, a few tokens in one slot, saved and erased again.
+# First we save the state of an idle slot, which changes nothing. This shows whether we see the engine's
+# folder, and the version of its files. If this does not show whether files carry checkpoints, and the engine
+# is unused, we try a canary: a few tokens in one slot, which we save and erase again.
 
 ANY: Final = SlotId(-1)  # the engine's choice (engine.md T8)
-CANARY_TOKENS: Final = 16  # 5 leave a checkpoint, whatever the batch; a large model on a CPU is slow
+CANARY_TOKENS: Final = 16  # 5 leave a checkpoint with any batch size; a large model on a CPU is slow
 CANARY_TEXT: Final = " ".join(map(str, range(CANARY_TOKENS)))  # at least one token for each number
-# A large batch on a slow machine; a slot that was taken meanwhile is saved at its release (engine.md 2.3).
+# Enough for a large batch on a slow machine. If a task takes the slot first, the engine saves it when that
+# task ends (engine.md 2.3).
 SAVE_SECONDS: Final = 120.0
 APPENDING: Final = 4  # the first version whose files may carry checkpoints (engine.md 2.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What the files of one engine are like. Worth keeping: a canary is not possible in a used engine.
+    """The format of one engine's slot files. Callers store it, because a used engine allows no canary.
 
-    Plain values, so that it can be stored as JSON.
+    All values are plain, so that the result can be stored as JSON.
     """
 
-    engine: str  # Identity.digest of the engine that it is true for
+    engine: str  # Identity.digest of the engine that wrote the files
     state_version: int
-    files_carry: bool | None = None  # whether they carry checkpoints; None = not found out
-    layout: str = ""  # as SlotFile has it; empty = none with tokens was seen
+    files_carry: bool | None = None  # whether the files carry checkpoints; None = unknown
+    layout: str = ""  # SlotFile.layout; empty = no file with tokens was seen
 
     def traits_into(self, traits: EngineTraits, fingerprint: str) -> EngineTraits:
-        """The traits of an engine with such files."""
+        """Return the traits with the facts about slot files filled in."""
         return replace(
             traits,
             slot_files=True,
@@ -76,26 +77,26 @@ async def probe_files(
     known: ProbeResult | None = None,
     headers: Headers | None = None,
 ) -> ProbeResult:
-    """Ask an engine that is awake, with no request pinned to it meanwhile.
+    """Find out the format of an engine's slot files. It must be awake, and have no pinned request meanwhile.
 
     1. Dense memory has no checkpoints, and older versions of the file have no place for them.
-    2. A slot that was in use may have some, and then they are in its file.
-    3. Otherwise a canary tells, if it may and no slot was used yet.
-    4. Otherwise what was found out about the same engine before.
-    5. Otherwise the first file that is saved will tell.
+    2. If the saved slot has checkpoints, its file holds them.
+    3. Otherwise a canary shows it, if `may_compute` is true and no slot was used yet.
+    4. Otherwise the result of an earlier probe of the same engine counts.
+    5. Otherwise it stays unknown until the first snapshot is saved.
 
     Args:
-        client: of that engine.
-        folder: its --slot-save-path, as this machine sees it.
-        traits: for the memory.
-        engine: its `Identity.digest`.
+        client: the client of that engine.
+        folder: the engine's --slot-save-path, as this machine sees it.
+        traits: the engine's traits; only the kind of memory is used.
+        engine: the engine's `Identity.digest`.
         may_compute: whether a canary is allowed.
-        known: what was found out before, about this engine or another.
+        known: the result of an earlier probe, of this engine or of another.
         headers: credentials, if not the client's own.
 
     Raises:
-        NoFilesError: there will be no snapshots with this engine.
-        EngineGoneError: it went away.
+        NoFilesError: snapshots are not possible with this engine.
+        EngineGoneError: the engine does not answer any more.
     """
     try:
         if not await client.saves_slots(headers=headers):
@@ -120,7 +121,7 @@ async def probe_files(
 
 
 async def unused(client: EngineClient, headers: Headers | None) -> bool:
-    """Whether nothing is lost if a prompt of ours takes a slot."""
+    """Whether every slot is idle and empty, so that a prompt of ours overwrites nothing."""
     return not any(slot.busy or slot.held for slot in await client.slots(headers=headers))
 
 
@@ -129,7 +130,7 @@ def same(known: ProbeResult, now: ProbeResult) -> bool:
 
 
 def quietest(views: tuple[SlotView, ...]) -> SlotId:
-    """The idle slot with the smallest state. Raises NoFilesError."""
+    """Return the idle slot with the smallest state. Raises NoFilesError if all slots are busy."""
     idle = [slot for slot in views if not slot.busy]
     if not idle:
         raise NoFilesError(Why.BUSY)
@@ -137,7 +138,10 @@ def quietest(views: tuple[SlotView, ...]) -> SlotId:
 
 
 async def canary(client: EngineClient, folder: Path, headers: Headers | None) -> SlotFile:
-    """A few tokens, where the engine likes: if not pinned they never meet a running answer (engine.md T1)."""
+    """Prefill a few tokens, save the slot's state and erase it again; return the file.
+
+    The engine chooses the slot: an unpinned task never meets a running answer (engine.md T1).
+    """
     ids = await client.tokenize(CANARY_TEXT, add_special=False, parse_special=False, headers=headers)
     ids = ids[:CANARY_TOKENS]
     slot = (await client.prefill(ids, ANY, headers=headers)).slot
@@ -148,14 +152,17 @@ async def canary(client: EngineClient, folder: Path, headers: Headers | None) ->
 
 
 async def swept(client: EngineClient, slot: SlotId, held: int, headers: Headers | None) -> None:
-    """Erase what we put there, unless another task has taken the slot since."""
+    """Erase a slot after our canary, unless another task has taken the slot since.
+
+    `held` is the number of tokens that the canary left there.
+    """
     views = await client.slots(headers=headers)
     if any(view.slot == slot and not view.busy and view.held == held for view in views):
         await client.erase(slot, headers=headers)
 
 
 async def saved(client: EngineClient, folder: Path, slot: SlotId, headers: Headers | None) -> SlotFile:
-    """The state of an idle slot, by a file that is gone afterwards. Raises NoFilesError, EngineError."""
+    """Save an idle slot, read its file and delete the file. Raises NoFilesError, EngineError."""
     path = folder / temporary()
     try:
         async with asyncio.timeout(SAVE_SECONDS):
@@ -168,15 +175,15 @@ async def saved(client: EngineClient, folder: Path, slot: SlotId, headers: Heade
 
 
 def temporary() -> str:
-    """A name that the store takes for one of its temporary files, so that it clears away what we cannot."""
+    """Return a name that the store takes for a temporary file, so that it deletes any file that we leave."""
     return f"slotkeeper-{0:012x}-{secrets.token_hex(4)}.tmp"
 
 
 def inspected(path: Path, written: int) -> SlotFile:
-    """Read what the engine says it has written. Blocks. Raises NoFilesError."""
+    """Read a slot file for which the engine reported `written` bytes. Blocks. Raises NoFilesError."""
     try:
         size = path.stat().st_size
-        if size != written:  # on a full disk the engine may still say 200, for it does not look at fclose
+        if size != written:  # on a full disk the engine may still answer 200: it does not check fclose
             raise NoFilesError(Why.CUT, f"{size} of {written} bytes")
         with path.open("rb") as file:
             found = read(file, size)
@@ -196,24 +203,25 @@ def removed(path: Path) -> None:
         raise NoFilesError(Why.UNREADABLE, str(error)) from error
 
 
-# -- flags, by what it does with a few short prompts -----------------------------------------------------
-# Of an unused engine. Each prompt is prefilled where the engine likes, so none meets a running answer
-# (engine.md T1), and must find what the one before it left: where one does not, another client is there, or
-# the engine chooses slots in a way of its own, and nothing more is concluded. It costs 200 tokens in all, 350
-# with a sliding window.
+# -- flags, inferred from how the engine handles a few short prompts --------------------------------------
+# Only for an unused engine. The engine chooses the slot of each prompt, so none meets a running answer
+# (engine.md T1). Each prompt must reuse what the one before it left. If one does not, another client is
+# there, or the engine chooses slots in a different way, and we conclude nothing more. All prompts together
+# cost 200 tokens, or 350 with a sliding window.
 #
-# 1. Four prompts, each the beginning of the next. The first shows whether checkpoints are made at all: the
-#    engine ends a batch TAIL tokens before a prompt's end for them.
-# 2. One that parts from the fourth within the second. It goes back to the second's checkpoint, unless the
-#    tasks since have thrown that away: then to the first's, or to none (engine.md T7).
-# 3. Prompts that grow by a few tokens each, and leave one or two checkpoints each, until an engine that keeps
-#    as many as stock would have thrown one away which an engine that keeps as many as we advise would have.
-#    Then one that parts behind that. It ends early where the engine is slow.
-# 4. One that has nearly nothing in common with that, in the same slot: the engine copies what the slot held
-#    to its RAM cache, if it has one. Then the one before again: it finds its copy, or nothing. (A copy of a
-#    sliding window is good for nothing without a checkpoint, so there nothing proves nothing.)
+# 1. Four prompts, each the beginning of the next. The first shows whether the engine makes checkpoints: for
+#    them it ends a batch TAIL tokens before a prompt's end.
+# 2. A prompt that diverges from the fourth within the range of the second. The engine goes back to the second
+#    prompt's checkpoint. If later tasks have dropped it, the engine goes back to the first prompt's
+#    checkpoint, or to none (engine.md T7).
+# 3. Prompts that grow by a few tokens each and leave one or two checkpoints each. They end when an engine
+#    with the stock limit would have dropped a checkpoint that an engine with the advised limit still has.
+#    Then a prompt that diverges after that checkpoint. This step ends early if the engine is slow.
+# 4. A prompt that shares nearly nothing with the one before, in the same slot. The engine copies the slot to
+#    its RAM cache, if it has one. Then the earlier prompt again: it finds its copy, or nothing. (With a
+#    sliding window a copy without a checkpoint is useless, so there a miss proves nothing.)
 
-# With many ways to go on: where one token is certain, all engines agree.
+# A text that can continue in many ways: if one next token were certain, all engines would agree on it.
 TEXT: Final = (
     "The harbour master wrote seven names on a slate, sold the copper lamp to a stranger and said nothing "
     "more. Winter came early to the north valley; a train of grey mules carried salt, paper and window glass "
@@ -224,26 +232,26 @@ TEXT: Final = (
 )
 STEP: Final = 10  # tokens by which a prompt is longer than the one before
 PROMPTS: Final = 4
-PARTS: Final = 18  # where (2) parts: behind what the second prompt left, before what the third did
-LATE: Final = 12  # with that checkpoint at least so many are reused, without it at most half as many
+PARTS: Final = 18  # token where (2) diverges: after the second prompt's checkpoint, before the third's
+LATE: Final = 12  # tokens: with that checkpoint (2) reuses at least so many, without it at most half of them
 SHARED: Final = 4  # tokens that (4) has in common: a fifth of it, so that it is sent to the same slot
-MANY: Final = 64  # checkpoints that (3) looks for: what we advise
+MANY: Final = 64  # checkpoints that (3) looks for: the number that we advise
 GROWTH: Final = 44  # prompts at most in (3)
-PATIENCE: Final = 2.0  # seconds, for (3) to begin or go on: requests wait meanwhile
+PATIENCE: Final = 2.0  # seconds after which (3) sends no further prompt: requests wait meanwhile
 SPREAD: Final = 1  # tokens by which an engine with a sliding window may go back farther than the model
-FEW: Final = 4  # checkpoints of an engine that has lost them all by then, at most
+FEW: Final = 4  # the largest limit of an engine that has dropped all checkpoints by (2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What came of it."""
+    """Result of `try_flags`."""
 
     traits: EngineTraits
-    left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens that could not be taken out of slots
+    left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens of ours that could not be erased
 
 
 async def try_flags(client: EngineClient, traits: EngineTraits, headers: Headers | None = None) -> Tried:
-    """The traits with what could be found out. Nothing where a slot was used already.
+    """Return the traits with the flags that could be inferred; unchanged if a slot was used already.
 
     Raises EngineGoneError.
     """
@@ -253,26 +261,26 @@ async def try_flags(client: EngineClient, traits: EngineTraits, headers: Headers
             return Tried(traits=traits)
         words = list(dict.fromkeys(await client.tokenize(TEXT, add_special=False, parse_special=False)))
         traits = await canary.try_all(traits, words)
-    except EngineError:  # one that refuses such prompts, or does not show its slots
+    except EngineError:  # the engine refuses such prompts, or does not show its slots
         pass
     left = await canary.sweep()
     return Tried(traits=traits, left=left)
 
 
 class _Canary:
-    """Prompts one after another, all in the slot that the engine chose for the first."""
+    """Sends prompts one after another, all to the slot that the engine chose for the first."""
 
     def __init__(self, client: EngineClient, headers: Headers | None) -> None:
         self._client = client
         self._headers = headers
-        self._slot = ANY  # the one that the engine chose
-        self._left: dict[SlotId, int] = {}  # tokens in each slot that was used
-        self._tasks: list[tuple[int, int]] = []  # in that slot: tokens reused, and in all
+        self._slot = ANY  # the slot that the engine chose
+        self._left: dict[SlotId, int] = {}  # tokens that we left in each slot
+        self._tasks: list[tuple[int, int]] = []  # tasks in that slot: tokens reused, and tokens in all
         self._began = time.monotonic()
 
     async def try_all(self, traits: EngineTraits, words: list[int]) -> EngineTraits:
         long, others = words[: STEP * PROMPTS], words[STEP * PROMPTS :]
-        if len(others) < 3 * STEP:  # a vocabulary of hardly any words
+        if len(others) < 3 * STEP:  # the vocabulary is too small
             return traits
         parted = [*long[:PARTS], *others[: 2 * STEP - PARTS]]
         if not traits.cuttable:
@@ -285,7 +293,7 @@ class _Canary:
     async def _checkpoints_tried(
         self, traits: EngineTraits, long: list[int], parted: list[int], words: list[int]
     ) -> EngineTraits | None:
-        """Do (1) to (3). None: nothing more can be concluded."""
+        """Run steps (1) to (3). Return None if nothing more can be concluded."""
         first = await self._send(long[:STEP])  # (1)
         if first is None or first.cached or first.cuts is None:
             return None
@@ -302,7 +310,7 @@ class _Canary:
         return await self._cap(traits, words) if lasting else traits  # (3)
 
     async def _each_follows(self, long: list[int]) -> bool:
-        """Whether each longer prompt finds the one before it."""
+        """Whether each longer prompt reuses what the one before it left."""
         for end in range(2 * STEP, len(long) + 1, STEP):
             found = await self._send(long[:end])
             if found is None or found.cached < end - 2 * STEP + SHARED:
@@ -310,9 +318,9 @@ class _Canary:
         return True
 
     async def _cap(self, traits: EngineTraits, words: list[int]) -> EngineTraits:
-        """Whether the engine keeps as many checkpoints as we advise, or no more than we believed."""
+        """Run step (3): find out whether the engine keeps as many checkpoints as assumed, or as advised."""
         thinned = replace(traits, checkpoint_min_step=0)
-        # Newer builds thin a full list, or not; with a sliding window they keep one more than the model.
+        # Some newer builds thin a full list; with a sliding window they keep one more than our model does.
         believed = (traits, thinned, replace(thinned, checkpoint_cap=traits.checkpoint_cap + 1))
         advised = replace(traits, checkpoint_cap=MANY)
         # With a sliding window a prompt computes its last TAIL + 1 tokens again and leaves one checkpoint
@@ -335,7 +343,7 @@ class _Canary:
         return traits
 
     def _checkpoints(self, traits: EngineTraits) -> tuple[Checkpoint, ...]:
-        """Those that an engine with these flags would have in the slot now."""
+        """Return the checkpoints that an engine with these traits would have in the slot now."""
         made: tuple[Checkpoint, ...] = ()
         for task, (reuse, end) in enumerate(self._tasks):
             made = after_prefill(made, reuse=reuse, end=end, user_starts=(), task=task, traits=traits)
@@ -354,7 +362,7 @@ class _Canary:
         return traits if windowed and not found else traits.learned(Known.CANARY, ram_cache=found)
 
     async def _send(self, ids: list[int]) -> PrefillResult | None:
-        """None where it did not go to the slot of the others."""
+        """Prefill a prompt. Return None if the engine put it in another slot than the first prompt."""
         result = await self._client.prefill(ids, ANY, headers=self._headers)
         self._left[result.slot] = result.held
         if self._slot == ANY:
@@ -365,7 +373,7 @@ class _Canary:
         return result
 
     async def sweep(self) -> dict[SlotId, int]:
-        """Empty the slots again. Returns what had to stay: without --slot-save-path all of it."""
+        """Erase the slots that we used. Return the tokens that had to stay: without --slot-save-path all."""
         try:
             for slot, held in tuple(self._left.items()):
                 await swept(self._client, slot, held, self._headers)
@@ -376,7 +384,7 @@ class _Canary:
 
 
 def _about_checkpoints(traits: EngineTraits, back: int) -> EngineTraits:
-    """What it means that a prompt was taken back to `back` tokens in (2)."""
+    """Return the traits after step (2), in which the engine reused `back` tokens."""
     if back >= LATE:
         return traits.learned(Known.CANARY, checkpoint_min_step=0) if traits.eager_thinning else traits
     if back and traits.eager_thinning:

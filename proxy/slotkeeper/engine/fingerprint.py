@@ -1,11 +1,10 @@
-"""Which engine it is: its build's name, and what a slot file must fit, as one short name.
+"""The identity of an engine: the name of its build, and a fingerprint that its slot files must match.
 
-The engine refuses other shapes by itself. But a file of another model with the same shapes, or one that was
-computed with another rope base, it takes with 200 and goes on in nonsense (engine.md 2.4).
-So whatever is not surely the same makes another fingerprint: that costs a prefill, the opposite wrong text.
-
-Not in it: the build, for what matters of it is the version of its files; and their layout, which is not
-known before the first one. A layout that differs is refused by the engine too (400, and the slot is empty).
+The engine refuses a slot file with other shapes, or another layout (400, and the slot is empty). It accepts a
+file of another model with the same shapes, or of another rope base, and generates nonsense (engine.md 2.4).
+So any difference gives another fingerprint: a needless one costs a prefill, a missing one a wrong answer.
+The fingerprint has the version of the files in place of the build, and not their layout, which is not known
+before the first file.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader
 
-FIRST: Final = 1000  # below that a number is a private build's own, such as b0-unknown and b1-7e4c0a9
+FIRST: Final = 1000  # a smaller number is a private build's own, as in b0-unknown and b1-7e4c0a9
 LAZY_SINCE: Final = 11434  # the first build read that thins checkpoints only when full (engine.md T7)
 CARRYING: Final = 4  # the version of slot files that carry checkpoints (engine.md 2.2)
 
 
-def number_in(said: str) -> int | None:
-    """llama.cpp's own number in `b11549-7e4c0a9`; None for any other."""
-    found = re.match(r"b(\d+)(?:-|$)", said)
-    return int(found[1]) if found and int(found[1]) >= FIRST else None
+def number_in(build_info: str) -> int | None:
+    """Return llama.cpp's build number in a text like `b11549-7e4c0a9`; None for a private build's number."""
+    match = re.match(r"b(\d+)(?:-|$)", build_info)
+    return int(match[1]) if match and int(match[1]) >= FIRST else None
 
 
 def of_package(name: str) -> int | None:
-    """The build that an installed package holds: the largest number of its version, `2026.10.11549`."""
+    """Return the build number of an installed package: the largest number in its version, `2026.10.11549`."""
     try:
         numbers = [int(part) for part in re.findall(r"\d+", version(name))]
     except PackageNotFoundError:
@@ -51,12 +50,12 @@ def of_package(name: str) -> int | None:
 
 
 def in_words(said: str, started: int, model: Mapping[str, Any], files: int) -> str:
-    """`b11549`, or what can be seen of a build that has no number.
+    """Return the build as text: `b11549`, or for a build without a number what we know of its age.
 
-    1. What /props says, where that is one of llama.cpp's numbers.
-    2. `started`: the number of the program that we have started; 0 for one that others did.
-    3. What its slot files carry: `files` is their version, 0 where none was seen.
-    4. What it says of its `model`: "architecture" is in b11549's answer, not in b10434's.
+    1. `said` is the `build_info` of /props. It counts if it holds one of llama.cpp's numbers.
+    2. `started` is the number of the program that we have started; 0 if another program started the engine.
+    3. `files` is the version of its slot files; 0 if none was seen.
+    4. `model` is its entry in /v1/models: b11549 writes "architecture" there, b10434 does not.
     """
     number = number_in(said) or started  # (1) (2)
     if number:
@@ -73,14 +72,14 @@ def in_words(said: str, started: int, model: Mapping[str, Any], files: int) -> s
 # -- what a slot file must fit ---------------------------------------------------------------------------
 
 DIGEST_BYTES: Final = 8
-# Two trainings of one model have the same header, so a little of the weights is read as well: enough that
-# any of them changes it, few enough for a cold disk.
+# Two trainings of one model have the same header, so we also read samples of the weights: enough that any
+# training changes the digest, few enough for a cold disk.
 SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 4096
 PART: Final = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
-# What decides the numbers in a state. Shapes among them would be refused by the engine, but only after it
-# has emptied the slot.
+# Flags that change the numbers in a state. Some change its shapes too: such a file the engine would refuse,
+# but only after it has emptied the slot.
 DECISIVE: Final = (
     "cache_type_k",
     "cache_type_v",
@@ -107,24 +106,24 @@ DECISIVE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What decides whether an engine may load a file; each part is made by a function below."""
+    """The facts that decide whether an engine may load a slot file; functions below make each part."""
 
     model: Mapping[str, Any]
-    flags: Mapping[str, Any] | None  # None: started by others
+    flags: Mapping[str, Any] | None  # None: another program started the engine
     adapters: Sequence[Mapping[str, Any]]
-    streams: int  # KV buffers that the slots share: one, or one for each
+    streams: int  # KV buffers: one for all slots, or one for each slot
 
     @property
     def digest(self) -> str:
-        """Of the engine alone, before any of its files was seen."""
+        """A digest of the engine alone, without any fact about its slot files."""
         return self._digest()
 
     def fingerprint(self, state_version: int, voice: str = "") -> str:
-        """What a file must fit.
+        """Return the fingerprint that a slot file must match.
 
         Args:
-            state_version: the word that its files begin with: no build reads another's (engine.md 2.2).
-            voice: its name, where the flags are not known (see `voice`).
+            state_version: the format version of its files: no build reads another version (engine.md 2.2).
+            voice: the name of its logprob fingerprint, if the flags are not known (see `voice_of`).
         """
         return self._digest(state_version=state_version, voice=voice)
 
@@ -142,15 +141,15 @@ class Identity:
 def about_model(
     path: Path | None, header: GgufHeader | None, props: Mapping[str, Any], entry: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The model by its file, wherever that lies; where we cannot read it, by what its engine says. Blocks.
+    """Describe the model by its file, or by the engine's answers if we cannot read the file. Blocks.
 
-    Of a file on another machine the path counts too, since all else may be equal in two trainings.
+    The path counts only for a file that we cannot read, since all else may be equal in two trainings.
 
     Args:
         path: the file, if it can be read here.
-        header: its header.
+        header: the file's header.
         props: the answer of /props.
-        entry: that of /v1/models. Its `n_ctx` is how it is served, not what it is.
+        entry: the model's entry in /v1/models. `n_ctx` is left out: it is how the model is served.
     """
     if path is not None and header is not None:
         return {"header": header.fingerprint, "weights": [sampled(part) for part in parts(path)]}
@@ -163,7 +162,7 @@ def about_flags(flags: EngineFlags | None) -> dict[str, Any] | None:
 
 
 def about_adapters(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """LoRA adapters as GET /lora-adapters lists them: their scales, and their files where we can. Blocks."""
+    """Describe the adapters of GET /lora-adapters: path, scale, digest of each readable file. Blocks."""
     return [
         {
             "path": str(entry.get("path")),
@@ -179,7 +178,7 @@ def streams_of(traits: EngineTraits) -> int:
 
 
 def parts(path: Path) -> list[Path]:
-    """All files of a model that was split; the engine names the first."""
+    """Return all files of a split model, given the first, which the engine names."""
     found = PART.fullmatch(path.name)
     if not found:
         return [path]
@@ -188,7 +187,7 @@ def parts(path: Path) -> list[Path]:
 
 
 def sampled(path: Path) -> str:
-    """A digest of a file's size and of pieces from all over it; "" if it cannot be read here."""
+    """Return a digest of a file's size and of samples from the whole file; "" if it cannot be read here."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -206,19 +205,18 @@ def digest_of(*pieces: bytes) -> str:
     return whole.hexdigest()
 
 
-# -- by what it says, where its flags cannot be seen -----------------------------------------------------
-# Another rope base, a control vector or an edited key of the model change what is computed, and no answer
-# of the engine tells (engine.md 2.4). But they change what the model says: after one fixed text the
-# logprobs of the likeliest tokens are equal to the last digit when an engine is started again as it was,
-# also with another number of threads; another rope base moves them by 0.13 to 1.9 (tiny models, Gemma 3
-# 270M). So each such set of logprobs gets a name, the engine's voice, and is remembered beside the slot
-# files that it stands for.
+# -- the logprob fingerprint, for engines whose flags cannot be seen --------------------------------------
+# Another rope base, a control vector or an edited key of the model change the results, and no answer of the
+# engine shows them (engine.md 2.4). But they change the logprobs. After one fixed text the logprobs of the
+# likeliest tokens are equal to the last digit when an engine restarts unchanged, also with another number of
+# threads. Another rope base moves them by 0.13 to 1.9 (tiny models, Gemma 3 270M). So each such set of
+# logprobs gets a name, called `voice` in the code, and is stored beside the slot files of that engine.
 #
-# Only an unused engine is asked; a process has one voice as long as it lives. A build or a batch size that
-# computes otherwise has another voice too. That costs a prefill.
+# Only an unused engine is asked; a process keeps its logprob fingerprint until it ends. A build or a batch
+# size that rounds differently gets another fingerprint. That costs a prefill.
 
 FILE: Final = "slotkeeper-voices.json"
-MOST: Final = 64  # voices remembered, the oldest are forgotten
+MOST: Final = 64  # fingerprints kept in the file; the oldest are dropped
 LIKELIEST: Final = 8
 TOLERANCE: Final = 0.05  # of a logprob: a graphics card may add up in another order from start to start
 TOKENS: Final = 128  # far enough for positions to matter
@@ -226,11 +224,11 @@ TOKENS: Final = 128  # far enough for positions to matter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFingerprint:
-    """One voice, and where it was heard last."""
+    """One logprob fingerprint, and the process that had it last."""
 
     name: str
-    engine: str  # Identity.digest: all else that is known about the engine
-    process: str  # what /props marks each start with (engine.md 1.7)
+    engine: str  # Identity.digest: all other facts about the engine
+    process: str  # the marker in /props that is new at each start (engine.md 1.7)
     odds: Odds
 
 
@@ -243,17 +241,17 @@ async def voice_of(
     may_compute: bool,
     headers: Headers | None = None,
 ) -> str:
-    """The name of an engine's voice. No request may be pinned to it meanwhile.
+    """Return the name of an engine's logprob fingerprint. The engine may have no pinned request meanwhile.
 
-    1. This process was heard before.
-    2. No slot was used yet: it is asked, and found among those that were heard, or remembered.
-    3. It is too late, not allowed, or refused: then it is taken for the one that was heard last, "" if none
-       was, since most engines are started again as they were.
+    1. If the file lists this process, its name is there.
+    2. Else, if no slot was used yet, compute the logprobs. Take the name of an equal entry, or add a new one.
+    3. Else (slots were used, computing is not allowed, or the engine refuses) take the newest entry of this
+       engine, since most engines restart unchanged; "" if there is none.
 
     Raises EngineGoneError.
     """
-    heard = await asyncio.to_thread(recalled, folder)
-    for one in heard:
+    stored = await asyncio.to_thread(recalled, folder)
+    for one in stored:
         if (one.engine, one.process) == (engine, process):  # (1)
             return one.name
     try:
@@ -261,17 +259,17 @@ async def voice_of(
     except EngineError:
         odds = ()
     if not odds:  # (3)
-        return next((one.name for one in reversed(heard) if one.engine == engine), "")
-    known = next((one for one in heard if one.engine == engine and alike(one.odds, odds)), None)  # (2)
+        return next((one.name for one in reversed(stored) if one.engine == engine), "")
+    known = next((one for one in stored if one.engine == engine and alike(one.odds, odds)), None)  # (2)
     now = known or KnownFingerprint(name=digest_of(orjson.dumps(odds)), engine=engine, process="", odds=odds)
-    others = [one for one in heard if one != known]
-    with contextlib.suppress(OSError):  # then it must be heard again after the next start
+    others = [one for one in stored if one != known]
+    with contextlib.suppress(OSError):  # then the next start computes it again
         await asyncio.to_thread(remembered, folder, [*others, replace(now, process=process)][-MOST:])
     return now.name
 
 
 async def listened(client: EngineClient, headers: Headers | None) -> Odds:
-    """Ask, and leave the slot empty again."""
+    """Return the logprobs of the likeliest tokens after the fixed text, and erase the slot again."""
     ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)
     guess = await client.guess(ids[:TOKENS], LIKELIEST, headers=headers)
     await swept(client, guess.slot, guess.held, headers)
@@ -279,7 +277,7 @@ async def listened(client: EngineClient, headers: Headers | None) -> Odds:
 
 
 def alike(one: Odds, other: Odds) -> bool:
-    """Whether two voices are one. The least likely token of each may be missing in the other."""
+    """Whether two sets of logprobs are equal. The least likely token of each may be missing in the other."""
     first, second = dict(one), dict(other)
     both = first.keys() & second.keys()
     return len(both) >= min(len(first), len(second)) - 1 and all(
@@ -288,7 +286,7 @@ def alike(one: Odds, other: Odds) -> bool:
 
 
 def recalled(folder: Path) -> list[KnownFingerprint]:
-    """What was heard, the newest last; nothing where the file is not what we wrote. Blocks."""
+    """Return the stored fingerprints, the newest last; none if the file is missing or damaged. Blocks."""
     try:
         listed = orjson.loads((folder / FILE).read_bytes())
         return [KnownFingerprint(**one | {"odds": odds_in(one["odds"])}) for one in listed]
@@ -300,9 +298,9 @@ def odds_in(document: Any) -> Odds:
     return tuple((int(token), float(logprob)) for token, logprob in document)
 
 
-def remembered(folder: Path, heard: Sequence[KnownFingerprint]) -> None:
-    """Blocks. Raises OSError."""
+def remembered(folder: Path, stored: Sequence[KnownFingerprint]) -> None:
+    """Write the fingerprints to their file. Blocks. Raises OSError."""
     place = folder / f"{FILE}.new"
-    place.write_bytes(orjson.dumps([asdict(one) for one in heard]))
+    place.write_bytes(orjson.dumps([asdict(one) for one in stored]))
     place.chmod(0o600)
     place.replace(folder / FILE)

@@ -1,7 +1,7 @@
-"""Sending one control call to an engine and reading its answer: connections, time limits, errors.
+"""Sends one control call to an engine and reads its answer: connections, time limits, errors.
 
-Over a connector of its own, so that a busy data plane cannot starve it.
-Which calls there are is said in `client`.
+Control calls have their own connector, so that a busy data plane cannot starve them.
+The module `client` lists the calls.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 
 Headers = Mapping[str, str]
 
-# -- where: a server of its own, or one model of a router ----------------------------------------------------
-# A router finds the model in the body of a POST and in the query of a GET, and would load any that is named,
-# evicting another. So every call of ours says `autoload=false` (engine.md 13).
+# -- the address: a server with one model, or one model of a router --------------------------------------
+# A router reads the model's name from the body of a POST and from the query of a GET. It would load a model
+# that is not loaded and evict another, so each of our calls has `autoload=false` (engine.md 13).
 
 NO_AUTOLOAD: Final = "autoload=false"
 _MARK: Final = "#"  # no base URL has a fragment
@@ -40,7 +40,7 @@ _MARK: Final = "#"  # no base URL has a fragment
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """A base URL, and which model is meant there."""
+    """A base URL, and the model's name if a router is there."""
 
     base: str
     model: ModelName = NO_ROUTER
@@ -55,46 +55,46 @@ class EngineAddress:
         return EngineId(f"{self.base}{_MARK}{self.model}" if self.model else self.base)
 
     def url(self, method: str, path: str) -> str:
-        """Of a control call."""
+        """Return the URL of a control call."""
         if not self.model:
             return self.base + path
         named = f"model={quote(self.model, safe='')}&" if method == "GET" else ""
         return f"{self.base}{path}{'&' if '?' in path else '?'}{named}{NO_AUTOLOAD}"
 
     def body(self, method: str, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Of a control call, with the model that it is for."""
+        """Return the body of a control call, with the model's name if a router is there."""
         if not self.model or method == "GET":
             return body
         return {**(body or {}), "model": self.model}
 
     def passed_on(self, target: str, *, held: bool) -> str:
-        """Path and query with which a client's request goes on; `held`: its model is loaded, as we know."""
+        """Return the path and query for forwarding a client's request; `held`: its model is loaded."""
         if not self.model or not held:
             return target
         return f"{target}{'&' if '?' in target else '?'}{NO_AUTOLOAD}"
 
 
-# -- what ------------------------------------------------------------------------------------------------
+# -- kinds of calls --------------------------------------------------------------------------------------
 
 
 class CallKind(Enum):
-    """What a control call asks for. Only a task changes the engine's state."""
+    """The kind of a control call. Only a task changes the engine's state."""
 
-    BRIEF = "brief"  # answered at once, so a frozen engine needs no other sign
-    TEXT = "text"  # megabytes to tokenize
+    BRIEF = "brief"  # answered at once: its own time limit is enough to notice a frozen engine
+    TEXT = "text"  # up to megabytes of text to tokenize
     TASK = "task"  # waits in the engine's queue
 
 
 # llama-server has np + 4 threads for connections, and an idle connection keeps one until it is closed. Idle
-# connections that are used in turn are never closed: sixteen of them once kept all threads, and no new
-# connection was served any more (docs/engine.md 1.1). So few are kept; other calls open and close their own.
+# connections that are used in turn are never closed: sixteen of them once kept all threads, and the engine
+# served no new connection (docs/engine.md 1.1). So we keep few; other calls open and close their own.
 KEPT: Final = 2
-TEXTS: Final = 16  # connections for texts beside those; any other call has one
+TEXTS: Final = 16  # further connections for texts; each further call of another kind opens its own
 
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """`seconds` is for a whole call; None: as long as it takes."""
+    """The kind of a call and the limit of its whole duration in seconds; None: no limit."""
 
     kind: CallKind
     seconds: float | None
@@ -105,9 +105,9 @@ class CallLimits:
 
 
 class Pulse:
-    """When one engine was last heard of, and all that waits for it, to be broken off once it is frozen.
+    """The time of an engine's last sign of life, and all calls that wait for it; cancels them if it freezes.
 
-    So no call needs a time limit of its own: a prefill may take an hour, as long as its engine is alive.
+    So no call needs its own time limit: a prefill may take an hour, as long as the engine is alive.
     """
 
     def __init__(self) -> None:
@@ -120,16 +120,16 @@ class Pulse:
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits for it."""
+        """Whether any call waits for the engine."""
         return bool(self._waiting)
 
     def heard(self) -> None:
-        """It has said something, to whomever: a token, the progress of a prefill, an answer."""
+        """Note a sign of life, of any call: a token, the progress of a prefill, an answer."""
         self.heard_at = time.monotonic()
 
     @asynccontextmanager
     async def answer(self) -> AsyncIterator[None]:
-        """Around what waits for the engine. Raises EngineFrozenError, at once where it is frozen already."""
+        """Run a block that waits for the engine. Raises EngineFrozenError once `stop` was called."""
         if self.frozen:
             raise EngineFrozenError
         try:
@@ -145,14 +145,14 @@ class Pulse:
             raise
 
     def stop(self) -> None:
-        """It is frozen: break off all that waits for it."""
+        """Mark the engine as frozen and cancel all calls that wait for it."""
         self.frozen, now = True, asyncio.get_running_loop().time()
         for limit in self._waiting:
             limit.reschedule(now)
 
 
 class EngineHttp:
-    """One engine's address and key, and the connections to it. `close` it."""
+    """One engine's address and key, and the connections to it. The owner must `close` it."""
 
     def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
         self.address = EngineAddress.of(base)
@@ -161,7 +161,7 @@ class EngineHttp:
         self._own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._sessions: dict[CallKind | None, aiohttp.ClientSession] = {}
         self._kept_in_use = 0
-        self.calls = 0  # under way
+        self.calls = 0  # calls in progress
 
     def __repr__(self) -> str:
         return f"{self.address.engine}{' with key' if self._own else ''}"
@@ -179,7 +179,7 @@ class EngineHttp:
         headers: Headers | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The document that the engine answers; arguments and errors as for `ask`."""
+        """Return the JSON document that the engine answers; arguments and errors as for `ask`."""
         async with self.ask(method, path, limits=limits, headers=headers, body=body) as response:
             data = await response.read()
         try:
@@ -197,11 +197,11 @@ class EngineHttp:
         headers: Headers | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A 200; leaving before its end closes the connection.
+        """Send a call and yield the answer, whose status is 200; leaving early closes the connection.
 
-        With `headers` that hold a credential our own key stays away: the engine would read one of the two.
-        A task is never sent twice. The engine's successor could get it: the file that killed its predecessor,
-        or an order to save its empty slot under the name of ours.
+        If `headers` hold a credential, our own key is not sent: the engine would read only one of the two.
+        A task is never sent twice: a restarted engine could get it. It would then restore the file that
+        killed the engine before, or save an empty slot under our file's name.
         Raises EngineError for every other status, EngineGoneError when there is no answer.
         """
         async with (
@@ -246,24 +246,24 @@ class EngineHttp:
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                     if not kept:
                         raise
-                    response = await send(session)  # it had closed an idle connection
+                    response = await send(session)  # the engine had closed an idle connection
                 async with response:
                     if response.status != 200:
                         raise _refusal(response.status, await response.read())
                     yield response
-        except TimeoutError as error:  # before the others: aiohttp's are both
+        except TimeoutError as error:  # first, because aiohttp's timeouts are also ClientErrors
             raise EngineSilentError(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineGoneError(f"{url}: {error!r}") from error
 
     def _with_credential(self, headers: Headers) -> Headers:
-        """With our own key, unless they hold one."""
+        """Add our own key, unless the headers hold a credential."""
         own = {} if any(name in AUTH for name in headers) else self._own
         return {**own, **headers}
 
     @asynccontextmanager
     async def _connected(self, kind: CallKind) -> AsyncIterator[tuple[aiohttp.ClientSession, bool]]:
-        """A session, and whether its connection may have been idle before: then it may be closed by now."""
+        """Yield a session, and whether its connection may have been idle: the engine may have closed it."""
         if kind is CallKind.TASK or self._kept_in_use == KEPT:
             yield self._session(kind), False
             return
@@ -274,7 +274,10 @@ class EngineHttp:
             self._kept_in_use -= 1
 
     def _session(self, kind: CallKind | None) -> aiohttp.ClientSession:
-        """None: the one that keeps its connections. Made when needed: it belongs to the running loop."""
+        """Return the session for a kind of call; None: the one that keeps its connections.
+
+        Sessions are made on first use, because each belongs to the running event loop.
+        """
         if kind not in self._sessions:
             if kind is None:
                 connector = aiohttp.TCPConnector(limit=KEPT, keepalive_timeout=KEEP_SECONDS)
@@ -290,12 +293,15 @@ class EngineHttp:
 
 
 def _refusal(status: int, data: bytes) -> EngineError:
-    """A proxy in front may refuse for the engine; but what has no such route at all is none."""
+    """Return the error for a status other than 200; foreign if the server has no such route, so is no engine.
+
+    A refusal in another shape can still come from a proxy in front of the engine.
+    """
     return EngineError(status, message_in(data), foreign=status in NO_ROUTE and _own_message(data) is None)
 
 
 def message_in(data: bytes) -> str:
-    """The text of an error body, whatever its shape; a page for browsers is not quoted."""
+    """Return the text of an error body of any shape; a page of HTML is not quoted."""
     own = _own_message(data)
     if own is not None:
         return own
@@ -307,7 +313,7 @@ def is_markup(data: bytes) -> bool:
 
 
 def _own_message(data: bytes) -> str | None:
-    """In llama-server's shape; None in any other."""
+    """Return the message of an error body in llama-server's shape; None for any other shape."""
     try:
         return str(orjson.loads(data)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

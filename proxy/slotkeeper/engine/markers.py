@@ -1,10 +1,9 @@
 """The markers of an engine's chat template: known by family, or learned from samples.
 
-A template is asked to render a chat, because its text may build markers from parts.
-
-What a family's openers are as ids depends on the vocabulary and on what follows them, so they are read from
-the template's own text. They are believed only if they find every message of the sample where rendering it
-with another text in that message says that it begins.
+The engine renders a sample chat, because a template's text may build markers from parts. The token ids of a
+family's openers depend on the vocabulary and on the text after them, so they are read from the rendered text.
+Markers count only if they find the start of every message. A second rendering, with another text in that
+message, shows where the message starts.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers,
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Openers of messages, as text."""
+    """The texts that open messages in one family of templates."""
 
-    user: str  # the engine cuts there and makes its checkpoints
-    reply: str  # "" where replies follow what was asked without any
-    tools: tuple[str, ...] = ()  # of a tool's result: versions of the family differ
+    user: str  # the engine splits its batches there and makes checkpoints
+    reply: str  # "" if replies follow the user's message without an opener
+    tools: tuple[str, ...] = ()  # openers of a tool's result: versions of the family differ
 
 
-# The longer user opener first where one holds another.
+# If one user opener contains another, the longer one comes first.
 FAMILIES: Final = (
     # ChatML: Qwen (results stand in a user message), Hermes, many others
     Family(
@@ -39,7 +38,7 @@ FAMILIES: Final = (
         "<|start_header_id|>assistant<|end_header_id|>",
         ("<|start_header_id|>ipython<|end_header_id|>", "<|start_header_id|>tool<|end_header_id|>"),
     ),
-    # gpt-oss; the function's name follows, and then whom the result is for
+    # gpt-oss; the function's name follows, then the recipient of the result
     Family("<|start|>user<|message|>", "<|start|>assistant", ("<|start|>functions",)),
     Family(  # Kimi
         "<|im_user|>user<|im_middle|>",
@@ -83,7 +82,7 @@ CHAT: Final[Mapping[str, Any]] = {
 
 
 def family_in(rendered: str) -> Family | None:
-    """The one whose opener stands before both user messages of `CHAT` as a template rendered it."""
+    """Return the family whose user opener stands before both user messages of the rendered `CHAT`."""
     if not all(text in rendered for text in (FIRST, REPLY, SECOND)):
         return None
     first = rendered.partition(FIRST)[0][-REACH:]
@@ -92,17 +91,17 @@ def family_in(rendered: str) -> Family | None:
 
 
 async def family_of(client: EngineClient, template: str, headers: Headers | None = None) -> Family | None:
-    """The family of an engine's template, whose own text is `template`; None if it is not known."""
+    """Return the family of an engine's template, whose source is `template`; None if it is unknown."""
     try:
         return family_in(await client.apply_template(CHAT, headers=headers))
-    except EngineError:  # a template that refuses such a chat
+    except EngineError:  # the template refuses such a chat
         return next((known for known in FAMILIES if known.user in template), None)
 
 
 async def user_openers(
     client: EngineClient, family: Family | None, headers: Headers | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Token sequences that open a user message, as the engine itself looks for them; empty if not known."""
+    """Return the token sequences by which the engine finds user messages; empty if they are unknown."""
     if family is None:
         return ()
     ids = await client.tokenize(family.user, add_special=False, parse_special=True, headers=headers)
@@ -124,8 +123,8 @@ CALLED: Final = {
 }
 RESULT: Final = {"role": "tool", "tool_call_id": CALL, "content": "slotkeeper-result"}
 KINDS: Final = {"user": BoundaryKind.USER, "tool": BoundaryKind.TOOL}
-LONGEST: Final = 32  # tokens of a generation prompt; more is a history that was rendered again
-OTHER: Final = "other text"  # instead of a text that begins with "slotkeeper"
+LONGEST: Final = 32  # tokens of a generation prompt; a longer one is a history that rendered differently
+OTHER: Final = "other text"  # replaces a text that begins with "slotkeeper"
 
 
 def tool(description: str) -> Chat:
@@ -133,7 +132,7 @@ def tool(description: str) -> Chat:
     return {"type": "function", "function": function}
 
 
-# From the richest down: templates refuse what they have no place for.
+# The richest sample first: templates refuse message kinds that they do not know.
 SAMPLES: Final[tuple[Chat, ...]] = (
     {"messages": [SYSTEM, *TALK, CALLED, RESULT], "tools": [tool("slotkeeper-tool")]},
     {"messages": [SYSTEM, *TALK]},
@@ -144,15 +143,15 @@ SAMPLES: Final[tuple[Chat, ...]] = (
 async def learn_markers(
     client: EngineClient, family: Family | None, headers: Headers | None = None
 ) -> Markers:
-    """The markers of the engine's template; `UNKNOWN` where none stand the check.
+    """Return the markers of the engine's template; `UNKNOWN` if none pass the check.
 
-    Without a family at least what opens the reply is learned, if the template has a generation prompt.
+    Without a family only the opener of the reply is learned, if the template has a generation prompt.
     """
     engine = Renderer(client, headers)
-    for chat in SAMPLES if family else SAMPLES[1:]:  # the reply to a result may have a prompt of its own
+    for chat in SAMPLES if family else SAMPLES[1:]:  # the reply to a tool's result may have another prompt
         try:
             markers = await _learn(engine, chat, family)
-        except EngineError:  # a template that refuses such a chat
+        except EngineError:  # the template refuses such a chat
             continue
         if markers is not None:
             return markers
@@ -161,7 +160,7 @@ async def learn_markers(
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """The engine as renderer: its template by `/apply-template`, its tokenizer by `/tokenize`."""
+    """Renders chats with the engine: template by `/apply-template`, tokenizer by `/tokenize`."""
 
     client: EngineClient
     headers: Headers | None
@@ -170,7 +169,7 @@ class Renderer:
         return await self.client.apply_template(chat, headers=self.headers)
 
     async def ids(self, text: str, *, whole: bool = True) -> Tokens:
-        """Of a whole prompt, or of a text in the middle of one."""
+        """Return the token ids of a whole prompt, or of a text in the middle of one."""
         return Tokens(
             await self.client.tokenize(text, add_special=whole, parse_special=True, headers=self.headers)
         )
@@ -180,7 +179,7 @@ class Renderer:
 
 
 async def _learn(engine: Renderer, chat: Chat, family: Family | None) -> Markers | None:
-    """The markers in one sample, None if they do not stand the check."""
+    """Return the markers in one sample; None if they do not pass the check."""
     text = await engine.text(chat)
     if any(message["content"] not in text for message in chat["messages"]):
         return None
@@ -199,10 +198,10 @@ async def _learn(engine: Renderer, chat: Chat, family: Family | None) -> Markers
 
 
 def agrees(found: Sequence[Boundary], places: Sequence[Boundary]) -> bool:
-    """Whether each opener that was found stands before its own text and behind the text before.
+    """Whether each opener stands before its own message's text and after the text of the message before.
 
     Args:
-        found: by the markers, as `boundaries` gives them, with the turn.
+        found: the boundaries that the markers give (see `boundaries`), with the turn as the last.
         places: where the texts of the messages begin, or a little later.
     """
     kinds = [*(place.kind for place in places), BoundaryKind.TURN]
@@ -214,14 +213,17 @@ def agrees(found: Sequence[Boundary], places: Sequence[Boundary]) -> bool:
 
 
 async def _turn(engine: Renderer, chat: Chat, prompt: Tokens) -> int:
-    """Where the generation prompt begins. Phi writes an end of text when there is to be none."""
+    """Return the token at which the generation prompt begins.
+
+    The prompts with and without it are compared: without it, Phi writes an end-of-text token instead.
+    """
     return prompt.lcp(await engine.render({**chat, "add_generation_prompt": False}))
 
 
 async def _goes_on(engine: Renderer, chat: Chat, prompt: Tokens, markers: Markers) -> bool:
-    """Whether only the reply to a tool's result lacks an opener: it goes on with the turn that called.
+    """Whether only the reply to a tool's result lacks an opener, because it continues the calling turn.
 
-    Gemma 4 does so, with a few words of a generation prompt: then the prompt's end is taken for the turn.
+    Gemma 4 does so, with a few words of a generation prompt: then the prompt's end counts as the turn.
     """
     if chat["messages"][-1] != RESULT or boundaries(prompt, markers)[-1].at != len(prompt):
         return False
@@ -241,9 +243,9 @@ async def _markers(engine: Renderer, text: str, family: Family) -> Markers:
 
 
 async def _opener(engine: Renderer, opener: str, text: str) -> tuple[Tokens, ...]:
-    """Its ids, as far as they are the same alone as in front of what follows it in the sample.
+    """Return the opener's ids, as far as they are equal alone and in the sample, where text follows.
 
-    Qwen 2.5 makes one token of the last ">" and the line end behind it.
+    They can differ: Qwen 2.5 makes one token of the last ">" and the line end after it.
     """
     if not opener or opener not in text:
         return ()
@@ -253,7 +255,7 @@ async def _opener(engine: Renderer, opener: str, text: str) -> tuple[Tokens, ...
 
 
 async def _places(engine: Renderer, chat: Chat, prompt: Tokens) -> list[Boundary]:
-    """Where the texts of users and tools begin: there a prompt with another text parts from this one."""
+    """Return where the texts of users and tools begin: a prompt with another text diverges there."""
     places: list[Boundary] = []
     for index, message in enumerate(chat["messages"]):
         if message["role"] in KINDS:
@@ -263,7 +265,7 @@ async def _places(engine: Renderer, chat: Chat, prompt: Tokens) -> list[Boundary
 
 
 async def _lead(engine: Renderer, chat: Chat, prompt: Tokens) -> list[int]:
-    """Where a prompt with another system text or another tool parts from this one."""
+    """Return where a prompt with another system text, or with another tool, diverges from this one."""
     others: list[Chat] = []
     if chat["messages"][0]["role"] == "system":
         others.append(_with_other(chat, 0))
@@ -273,7 +275,7 @@ async def _lead(engine: Renderer, chat: Chat, prompt: Tokens) -> list[int]:
 
 
 def _with_other(chat: Chat, index: int) -> Chat:
-    """The chat with another text in one of its messages."""
+    """Return the chat with another text in the message at `index`."""
     messages = list(chat["messages"])
     messages[index] = {**messages[index], "content": OTHER}
     return {**chat, "messages": messages}

@@ -1,4 +1,4 @@
-"""An engine as a child process: apart from our terminal, with a bounded log, stopped for sure, kept alive."""
+"""An engine as a child process: detached from our terminal, its log bounded, stopped reliably, restarted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from slotkeeper.engine.xllama import PARENT
 POLL_SECONDS: Final = 0.1
 LOG_BYTES: Final = 8 << 20  # a day of an agent's work at the default verbosity
 TAIL_BYTES: Final = 4096
-# llama-server ends a running save and closes its sockets on SIGINT; a loading one ignores it until the
-# model is there, so the second signal must come while a user still believes that we are stopping.
+# On SIGINT llama-server finishes a running save and closes its sockets. While it loads a model it ignores
+# SIGINT until the model is loaded, so the second signal must come before a user takes us for stuck.
 STOP_STEPS: Final = ((signal.SIGINT, 5.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0))
 PR_SET_PDEATHSIG: Final = 1
 
@@ -32,17 +32,17 @@ class EngineDiedError(RuntimeError):
     """The engine ended while we waited for it."""
 
     def __init__(self, returncode: int, tail: str) -> None:
-        # llama-server writes its log in a thread and in one of 60 failed starts ends before that has begun
-        said = (
+        # llama-server logs in a thread; in one of 60 failed starts it ends before that thread begins
+        about_log = (
             f"the end of its log:\n{tail}" if tail else "its log is empty; try once more, or start it by hand"
         )
-        super().__init__(f"the engine ended with {returncode}; {said}")
+        super().__init__(f"the engine ended with {returncode}; {about_log}")
         self.returncode = returncode
         self.tail = tail
 
 
 class EngineProcess:
-    """One start of one engine. Not restartable: the supervisor makes a new one."""
+    """One run of one engine. It cannot be restarted: the supervisor makes a new object."""
 
     def __init__(self, binary: EngineBinary, args: Sequence[str], *, base: str, log: Path) -> None:
         self.base = base
@@ -50,7 +50,7 @@ class EngineProcess:
         self._command = binary.command(args)
         self._env = binary.env | {PARENT: str(os.getpid())}
         self._child: subprocess.Popen[bytes] | None = None
-        self._begin = 0  # where this run's part of the log begins
+        self._begin = 0  # offset in bytes at which this run's part of the log begins
 
     def __repr__(self) -> str:
         return f"<EngineProcess {self.base} pid={self.pid} returncode={self.returncode}>"
@@ -61,11 +61,11 @@ class EngineProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As subprocess has it: negative for a signal, None while it runs (or before the start)."""
+        """Exit status as in `subprocess`: negative for a signal; None while it runs or before the start."""
         return self._child.poll() if self._child else None
 
     def start(self) -> None:
-        """Start it; blocks for the fork only. Call from the main thread (see `die_with_parent`)."""
+        """Start the engine; blocks only for the fork. Call from the main thread (see `die_with_parent`)."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open_log(self.log) as log:
             self._begin = os.fstat(log).st_size
@@ -75,12 +75,12 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and we stop it in order
+                start_new_session=True,  # a terminal's Ctrl-C reaches only us; we stop the engine in order
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 - one prctl; no lock is taken between fork and exec
             )
 
     async def wait(self) -> int:
-        """Wait until it has ended; keeps the log small meanwhile."""
+        """Wait until the engine has ended, and keep its log small meanwhile. Returns the exit status."""
         while (code := self.returncode) is None:
             await asyncio.sleep(POLL_SECONDS)
             if trim(self.log):
@@ -88,9 +88,9 @@ class EngineProcess:
         return code
 
     async def wait_ready(self, progress: Progress | None = None) -> None:
-        """Wait until it serves, however long the model loads. Raises EngineDiedError.
+        """Wait until the engine serves, without a time limit for loading. Raises EngineDiedError.
 
-        `progress` gets the state and the last line of the log, at every look.
+        Each poll calls `progress` with the engine's health and the last line of its log.
         """
         async with EngineClient(self.base) as client:
             while True:
@@ -104,7 +104,7 @@ class EngineProcess:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self) -> int | None:
-        """End it, by asking first. Returns the exit status; if we are cancelled, it is killed at once."""
+        """Stop the engine (see `STOP_STEPS`), or kill it if cancelled. Returns the exit status."""
         if self._child is None:
             return None
         try:
@@ -118,14 +118,14 @@ class EngineProcess:
         return self.returncode
 
     def kill(self) -> None:
-        """End it now, with whatever it started, and reap it."""
+        """Kill the engine and all processes that it started, and reap it."""
         if self._child is None:
             return
         self.end_unasked()
         self._child.wait()
 
     def end_unasked(self) -> None:
-        """End it now, also where it is stopped or hangs, without waiting for that."""
+        """Send SIGKILL to the engine and all processes that it started, even if it hangs; do not wait."""
         if self._child is None:
             return
         self._send(signal.SIGKILL)
@@ -133,7 +133,7 @@ class EngineProcess:
             os.killpg(self._child.pid, signal.SIGKILL)  # its own session: the group has the child's number
 
     def tail(self) -> str:
-        """The last lines of the log, without the end of line; none of an earlier run."""
+        """Return the last lines of this run's log, without the final line end."""
         return tail(self.log, since=self._begin)
 
     def _send(self, number: signal.Signals) -> None:
@@ -143,8 +143,8 @@ class EngineProcess:
 
 @contextlib.contextmanager
 def open_log(path: Path) -> Iterator[int]:
-    """The log, appended to: after `trim` the engine goes on at the new end of the file."""
-    number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # prompts may be in it
+    """Yield a descriptor of the log, opened for appending: after `trim` writes go to the file's new end."""
+    number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # the log may hold prompts
     try:
         yield number
     finally:
@@ -152,7 +152,7 @@ def open_log(path: Path) -> Iterator[int]:
 
 
 def trim(path: Path, limit: int = LOG_BYTES) -> bool:
-    """Keep a log that others append to below `limit` bytes: the older part moves to `NAME.1`.
+    """If a log that another process appends to exceeds `limit` bytes, move its contents to `NAME.1`.
 
     Returns whether it did.
     """
@@ -165,7 +165,7 @@ def trim(path: Path, limit: int = LOG_BYTES) -> bool:
 
 
 def tail(path: Path, size: int = TAIL_BYTES, *, since: int = 0) -> str:
-    """The end of a log, of what was written behind its first `since` bytes."""
+    """Return at most the last `size` bytes of a log, without its first `since` bytes; "" if it is missing."""
     try:
         with path.open("rb") as log:
             log.seek(max(since, path.stat().st_size - size))
@@ -175,10 +175,10 @@ def tail(path: Path, size: int = TAIL_BYTES, *, since: int = 0) -> str:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What the child does before it becomes the engine: ask Linux to be killed when we die, even by SIGKILL.
+    """Return a function for the child to call before exec: Linux then kills it when we die, even by SIGKILL.
 
-    The kernel counts the death of the thread that forked, so only the main thread may start engines.
-    Elsewhere than on Linux an engine can survive our violent death (the library one watches for it).
+    The kernel acts on the death of the thread that forked, so only the main thread may start engines.
+    On other systems an engine can survive a SIGKILL to us (the library build watches its parent).
     """
     if sys.platform != "linux":
         return None
@@ -193,15 +193,15 @@ def die_with_parent() -> Callable[[], None] | None:
     return before_exec
 
 
-# -- kept alive, always on the same port -----------------------------------------------------------------
+# -- restarts, always on the same port -------------------------------------------------------------------
 
 FIRST_SECONDS: Final = 1.0
-LONGEST_SECONDS: Final = 30.0  # a user who repairs something must not wait longer than that to see it
-STEADY_SECONDS: Final = 60.0  # an engine that ran this long did not die of its start
+LONGEST_SECONDS: Final = 30.0  # a user who has fixed the cause must not wait longer for the next start
+STEADY_SECONDS: Final = 60.0  # an engine that served this long did not die of a failed start
 
 
 class Backoff:
-    """How long to wait before the next start."""
+    """The pause before the next start, in seconds: doubled after each failure, up to a limit."""
 
     def __init__(
         self, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS, steady: float = STEADY_SECONDS
@@ -210,7 +210,7 @@ class Backoff:
         self._next = first
 
     def after(self, up_seconds: float) -> float:
-        """The pause after an engine that served for `up_seconds` has died."""
+        """Return the pause in seconds after an engine that served for `up_seconds` has died."""
         if up_seconds >= self._steady:
             self._next = self._first
         pause = self._next
@@ -221,9 +221,9 @@ class Backoff:
 class Supervisor:
     """Runs engines made by `launch`, one after another.
 
-    `on_up()` is called when one serves, `on_down(returncode, log_tail)` when it has died. An engine that
-    dies before the very first `on_up` is the user's mistake (a wrong path, too little memory) and not
-    started again: `run` raises its EngineDiedError.
+    It calls `on_up()` when an engine serves, and `on_down(returncode, log_tail)` when the engine has died.
+    If an engine dies before the first `on_up`, the user made a mistake (a wrong path, too little memory):
+    `run` then raises its EngineDiedError and starts no other.
     """
 
     def __init__(
@@ -245,12 +245,12 @@ class Supervisor:
         return f"<Supervisor starts={self.starts} {self.process}>"
 
     def replace(self) -> None:
-        """End the engine that runs now, which does not answer any more: the next one is started."""
+        """Kill the running engine, which does not answer any more; `run` then starts the next one."""
         if self.process is not None:
             self.process.end_unasked()
 
     async def run(self) -> None:
-        """Until cancelled; the engine has ended when this has."""
+        """Run engines until cancelled. When this returns or raises, the engine has ended."""
         served = False
         while True:
             up_seconds = 0.0

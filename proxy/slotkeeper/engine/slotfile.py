@@ -1,9 +1,8 @@
-"""Slot files: what one says, as values, and edits of one without reading its payload.
+"""Slot files: their contents as values, and edits that do not read the payload.
 
-`slotfile_reader.read` never raises for any bytes: a file is a SlotFile, or Damage with a verdict.
-Edits are recipes, lists of pieces and patches of four bytes. A file of 8 GB is written once: its bytes are
-copied, changed and hashed in one pass, by any thread. What is not needed is never read, only stepped over.
-Nothing here knows about events, logs or folders: a caller gives an open file, and may do so in a thread.
+`slotfile_reader.read` never raises for any bytes: it returns a SlotFile, or Damage with a verdict.
+An edit is a recipe: a list of pieces of the old file and of new bytes. A file of 8 GB is written once: one
+pass copies, changes and hashes its bytes, in any thread. Bytes that are not needed are skipped, never read.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ APPENDIX_HEAD: Final = struct.Struct("<4sII")
 class Verdict(StrEnum):
     """Why a file must not be given to an engine."""
 
-    FOREIGN = "foreign"  # not a slot file at all
-    VERSION = "version"  # a slot file of a version that we do not know
-    TOKENS = "tokens"  # its list of tokens contradicts itself, or holds more than text
-    TORN = "torn"  # its state does not end where the file ends (engine.md T2)
-    APPENDIX = "appendix"  # its checkpoints contradict themselves; a wrong one aborts the engine (T2)
+    FOREIGN = "foreign"  # not a slot file
+    VERSION = "version"  # a slot file of an unknown version
+    TOKENS = "tokens"  # the list of tokens is inconsistent, or holds media
+    TORN = "torn"  # the state does not end where the file ends (engine.md T2)
+    APPENDIX = "appendix"  # the checkpoints are inconsistent; a wrong one aborts the engine (T2)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is wrong, in one line."""
+    """Why a file cannot be used: a verdict, and one line of text."""
 
     verdict: Verdict
     text: str
@@ -45,12 +44,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """One of the engine's memories as it lies in the payload; lengths and offsets in bytes."""
+    """The place of one of the engine's memories in the payload; lengths and offsets in bytes."""
 
     recurrent: bool  # a recurrent state, else keys and values
-    table: int  # where its cell table begins
+    table: int  # offset of its cell table
     cells: int
-    stride: int  # of a cell in the table
+    stride: int  # length of one cell in the table
     end: int
     shape: str  # types, row sizes and flags, but no counts of tokens
 
@@ -63,26 +62,26 @@ class SlotFileRecord:
     pos_min: int
     pos_max: int
     offset: int
-    length: int  # bytes with its 40 bytes of fields
-    draft: bool  # it carries the draft model's state too
+    length: int  # bytes, including 40 bytes of fields
+    draft: bool  # whether it holds the draft model's state too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFile:
-    """A slot file that was walked to its end.
+    """A slot file that was read to its end.
 
-    `layout` is a digest of everything but the tokens: two files of one engine have the same one, and a
-    file of an engine with other flags or another architecture has another. It is empty where the payload's
-    structure was not understood, or where it has no tokens. Compare it: a file that was cut exactly
-    between two memories is whole in itself, and only its layout tells.
+    `layout` is a digest of the payload's structure without its counts of tokens. All files of one engine have
+    the same layout; other flags or another architecture give another. It is empty if the structure was not
+    understood, or if the file has no tokens. Compare it: a file that was cut exactly between two memories is
+    consistent, and only its layout shows the damage.
     """
 
     version: int
     tokens: Tokens
     payload_end: int  # offset of the appendix, or the end of the file
     size: int
-    records: tuple[SlotFileRecord, ...]  # in the file's order, which is the engine's own
-    caches: tuple[Cache, ...]  # in the file's order; none where the structure was not understood
+    records: tuple[SlotFileRecord, ...]  # in the file's order, which is the order of the engine's list
+    caches: tuple[Cache, ...]  # in the file's order; empty if the structure was not understood
     layout: str
 
     def __repr__(self) -> str:
@@ -95,21 +94,21 @@ class SlotFile:
         return HEADER + WIDTH * BEFORE_IDS
 
 
-# -- a file read by offset, trusted in nothing -----------------------------------------------------------
+# -- an untrusted file, read by offset -------------------------------------------------------------------
 
-READS: Final = 100_000  # a real file needs a few hundred; a made one must not keep us longer
+READS: Final = 100_000  # a real file needs a few hundred; a forged one must not keep us longer
 
 
 class BeyondError(Exception):
-    """These bytes would lie behind the end of the file, or behind more parts than any real file has."""
+    """A read would go past the end of the file, or exceed the number of reads of any real file."""
 
 
 class StrangeError(Exception):
-    """These bytes are not what they were taken for."""
+    """The bytes do not have the structure that was tried."""
 
 
 class View:
-    """A file of a stated size: read by offset, trusted in nothing."""
+    """Reads an untrusted file of a stated size by offset."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self.size = size
@@ -117,7 +116,7 @@ class View:
         self._left = READS
 
     def take(self, at: int, length: int) -> bytes:
-        """Raises BeyondError, also where the file is shorter than was said."""
+        """Return the bytes at an offset. Raises BeyondError, also if the file is shorter than stated."""
         self.need(at, length)
         self._left -= 1
         if self._left < 0:
@@ -144,7 +143,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ByteSpan:
-    """Bytes of the old file."""
+    """A range of bytes of the old file."""
 
     offset: int
     length: int
@@ -155,7 +154,10 @@ Recipe: TypeAlias = tuple[Piece, ...]
 
 
 def keep(file: SlotFile, records: Iterable[SlotFileRecord]) -> Recipe:
-    """The file with these of its checkpoints only, by their places. Raises ValueError for any other."""
+    """Return the recipe of the file with only these checkpoints, in the order of their tokens.
+
+    Raises ValueError for a checkpoint that is not in the file.
+    """
     spans = [_span(file, record) for record in sorted(records, key=lambda record: record.at)]
     payload = ByteSpan(0, file.payload_end)
     return (payload, _appendix_head(len(spans)), *spans) if spans else (payload,)
@@ -166,7 +168,7 @@ def _appendix_head(count: int) -> bytes:
 
 
 def size_of(recipe: Recipe) -> int:
-    """Bytes of the file that a recipe makes."""
+    """Return the size in bytes of the file that a recipe makes."""
     return sum(piece.length if isinstance(piece, ByteSpan) else len(piece) for piece in recipe)
 
 
@@ -185,16 +187,16 @@ WINDOWED: Final = 2  # attention memories of a sliding-window model: the whole, 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Other bytes at an offset of the old file."""
+    """Replacement bytes for an offset of the old file."""
 
     offset: int
     data: bytes
 
 
 def patched(recipe: Recipe, *patches: Patch) -> Recipe:
-    """The recipe with other bytes where they come from the old file.
+    """Return the recipe with the patches applied to the spans of the old file.
 
-    Raises ValueError where a patch does not lie within one span of it.
+    Raises ValueError if a patch is not inside one span.
     """
     pieces = list(recipe)
     for patch in patches:
@@ -207,13 +209,13 @@ def patched(recipe: Recipe, *patches: Patch) -> Recipe:
 
 
 def repair_window(opened: BinaryIO, file: SlotFile, n_swa: int) -> Patch | None:
-    """What makes a restored sliding window extendable (engine.md T4); None where it cannot or need not be.
+    """Return the patch that makes a restored sliding window extendable (engine.md T4); None if none fits.
 
-    The file holds the window's positions N - n_swa to N - 1, and the engine wants one more. The cell of the
-    first one is outside the window of every later query, so its position may as well be one less: then an
-    exact extension reuses all N tokens, and anything else is computed again as before.
-    Only a table that is in every cell what it should be is touched. Only for engines without --swa-full:
-    under it the patched file would be cut inside the window, see T9. OSError may pass.
+    The file holds the window's positions N - n_swa to N - 1, and the engine requires one position before
+    them. The first cell is outside the window of every later query, so its position may be lowered by one.
+    An exact extension then reuses all N tokens; any other prompt is computed again as before.
+    Only a table whose every cell is as expected is patched. Only for engines without --swa-full: with it
+    the engine would cut the patched file inside the window, see T9. May raise OSError.
     """
     n_tokens = len(file.tokens)
     window = _window(file)
@@ -233,7 +235,7 @@ def repair_window(opened: BinaryIO, file: SlotFile, n_swa: int) -> Patch | None:
 
 
 def _window(file: SlotFile) -> Cache | None:
-    """The window's memory, if the file has the memories of a sliding-window model and no others."""
+    """Return the window's memory if the file has exactly the memories of a sliding-window model."""
     if len(file.caches) != WINDOWED or any(cache.recurrent for cache in file.caches):
         return None
     full, window = file.caches
@@ -241,7 +243,7 @@ def _window(file: SlotFile) -> Cache | None:
 
 
 def _place(pieces: list[Piece], patch: Patch) -> tuple[int, ByteSpan]:
-    """The span that the patch lies in, and its index."""
+    """Return the span that contains the patch, and its index in the recipe. Raises ValueError."""
     for index, piece in enumerate(pieces):
         if isinstance(piece, ByteSpan):
             behind = piece.offset + piece.length - patch.offset - len(patch.data)
@@ -252,15 +254,16 @@ def _place(pieces: list[Piece], patch: Patch) -> tuple[int, ByteSpan]:
 
 # -- which checkpoints are worth their bytes -------------------------------------------------------------
 
-LARGE: Final = 64 << 20  # bytes of checkpoints, from which on they are chosen
-NEWEST: Final = 2  # checkpoints: where the next turn begins, and the last prompt's end
-NEAR: Final = 16  # tokens: so close to another, a checkpoint does the same
+LARGE: Final = 64 << 20  # bytes: below this sum all checkpoints are kept
+NEWEST: Final = 2  # checkpoints: the start of the next turn, and the end of the last prompt
+NEAR: Final = 16  # tokens: two checkpoints this close are equally good
 
 
 def current(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
-    """Those that the engine would take: it looks from the end of its list. Their places ascend.
+    """Return the checkpoints that the engine would use, in ascending order of tokens.
 
-    After a cut a later one may stand before another that has outlived it (T11).
+    The engine searches from the end of its list. After a cut the list may not ascend (T11): a checkpoint
+    before one with fewer tokens is never used.
     """
     found: list[SlotFileRecord] = []
     for record in reversed(records):
@@ -272,7 +275,11 @@ def current(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
 def worth_keeping(
     file: SlotFile, places: Collection[int], stale: Collection[int] = ()
 ) -> list[SlotFileRecord]:
-    """All current ones, where they are small; else the first, the newest, and those where prompts part."""
+    """Return all current checkpoints if they are small in sum, else the ones worth their bytes.
+
+    These are the first, the newest, and those just before `places`, where prompts diverge. Checkpoints at
+    `stale` tokens are left out.
+    """
     records = [record for record in current(file.records) if record.at not in stale]
     if sum(record.length for record in records) < LARGE:
         return records
@@ -281,7 +288,7 @@ def worth_keeping(
 
 
 def _nearest(records: Sequence[SlotFileRecord], places: Collection[int]) -> dict[int, SlotFileRecord]:
-    """The last checkpoint before each place, for those that have one close to it."""
+    """Return for each place the last checkpoint at or before it, if one is within `NEAR` tokens."""
     ordered = sorted(records, key=lambda record: record.at)
     found = {}
     for place in places:
@@ -292,7 +299,7 @@ def _nearest(records: Sequence[SlotFileRecord], places: Collection[int]) -> dict
 
 
 def _newest(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
-    """The last ones, but of several that are close together only one."""
+    """Return the last `NEWEST` checkpoints; of several within `NEAR` tokens only the last counts."""
     found: list[SlotFileRecord] = []
     for record in reversed(records):
         if len(found) < NEWEST and all(abs(record.at - other.at) > NEAR for other in found):

@@ -1,6 +1,6 @@
-"""Reading a slot file: header, ids, the payload's structure, the checkpoints behind it.
+"""Reads a slot file: header, ids, the payload's structure, and the checkpoints after it.
 
-The payload: little endian, one memory after the other (engine.md 2.2):
+The payload is little endian, one memory after the other (engine.md 2.2):
 
     attention   u32 streams; for each stream u32 cells and, if there are any:
                 the cell table, per cell {i32 pos, u32 1, [i32 x, y, [i32 token]], i32 slot}
@@ -10,13 +10,13 @@ The payload: little endian, one memory after the other (engine.md 2.2):
     recurrent   u32 cells, per cell {i32 pos, u32 0}, u32 0, u32 layers of the model
                 per recurrent layer {i32 type, u64 row, cells x row bytes}, first all r, then all s
 
-A dense model has one attention memory, a sliding window two (the whole, then the window), a hybrid one
-attention and one recurrent memory. x and y are there for M-RoPE, the token on version 4 only.
-Nothing says which of these follows, so each is tried where it could stand; what does not fit is soon seen.
+A dense model has one attention memory, a sliding-window model two (all tokens, then the window), a hybrid one
+attention and one recurrent memory. x and y exist for M-RoPE only, the token in version 4 only. No field says
+which memory follows, so the reader tries each; a wrong guess fails after a few fields.
 
 The appendix of a version 4 file: "SCKP", u32 1, u32 count, then for each checkpoint i64 tokens, i32 first
 and i32 last position, and three times u64 length and that many bytes: the state, the draft model's state,
-and one that was always empty.
+and a third part that was empty in all files seen.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ MAX_LAYERS: Final = 4096
 MAX_TYPES: Final = 64  # ggml has about 40
 MAX_WIDTH: Final = 1 << 20  # elements of one token in one layer
 STRIDES: Final = (12, 20, 24)  # bytes of a cell: plain, M-RoPE, M-RoPE with its token
-WITH_ROTATIONS: Final = 4  # the first version that states them
+WITH_ROTATIONS: Final = 4  # the first version that has these fields
 ROW: Final = struct.Struct("<iQ")
 COLUMNS: Final = struct.Struct("<iII")
 CELL: Final = struct.Struct("<iI")
 
-Layers = list[tuple[int, ...]]  # type and row size of each
+Layers = list[tuple[int, ...]]  # type and row size of each layer
 
 
 def walk(view: View, at: int, version: int) -> tuple[Cache, ...] | None:
-    """The memories from `at` up to the end of the file or its appendix; none if not one was understood.
+    """Return the memories from `at` to the end of the file or to its appendix; None if none was understood.
 
-    Raises BeyondError if they do not end there, or would only do so behind the end of the file.
+    Raises BeyondError if memories were understood, but they do not end exactly there.
     """
     walker = _Walker(view, version)
     for caches in walker.ways(at, ()):
@@ -80,12 +80,12 @@ def layout_of(caches: tuple[Cache, ...]) -> str:
 
 
 class _Walker:
-    """Tries, at each place, every memory that could begin there."""
+    """Tries every kind of memory at each offset where one could begin."""
 
     def __init__(self, view: View, version: int) -> None:
         self._view = view
         self._version = version
-        self.understood = False  # something fitted, but for the end of the file
+        self.understood = False  # whether a memory fitted, apart from the end of the file
 
     def ways(self, at: int, caches: tuple[Cache, ...]) -> Iterator[tuple[Cache, ...]]:
         if caches and self._ended(at):
@@ -120,7 +120,7 @@ class _Walker:
         table, held, shape = at, 0, ""
         for _ in range(streams):
             cells, at = self._view.word(at), at + 4
-            if cells and held:  # a file holds one sequence, and a sequence is in one stream
+            if cells and held:  # a file holds one sequence, and a sequence is in only one stream
                 raise StrangeError
             if cells:
                 table, held = at, cells
@@ -130,7 +130,7 @@ class _Walker:
         return Cache(recurrent=False, table=table, cells=held, stride=stride, end=at, shape=shape)
 
     def _table(self, table: int, cells: int, stride: int) -> None:
-        """The first and the last cell, which tell the stride; all of it must be there."""
+        """Check the first and the last cell, which reveal a wrong stride, and that the table is complete."""
         self._view.need(table, stride)
         last = table + (cells - 1) * stride
         for cell in (table, last):
@@ -140,7 +140,7 @@ class _Walker:
         self._view.need(last, stride)
 
     def _layers(self, at: int, cells: int, valued: bool) -> tuple[int, str]:
-        """Keys and values; where they end, and their shape."""
+        """Walk over keys and values; return the offset of their end, and their shape."""
         transposed, layers, at = self._view.word(at), self._view.word(at + 4), at + 8
         if transposed > 1 or layers > MAX_LAYERS:
             raise StrangeError
@@ -185,11 +185,11 @@ class _Walker:
             raise StrangeError
         rows = Layers()
         at = self._row(at, cells, rows)
-        with suppress(StrangeError):  # what is no row belongs to something else
+        with suppress(StrangeError):  # bytes that are no row belong to the next part
             while len(rows) < 2 * layers and not self._ended(at):
                 at = self._row(at, cells, rows)
-        # Every recurrent layer has the same shape, and r and s, which are never of one size: so a file that
-        # was cut between two layers is not taken for one of a smaller model.
+        # Every recurrent layer has the same shape, and its r and s differ in size. So a file that was cut
+        # between two layers is not taken for a file of a smaller model.
         half = len(rows) // 2
         if rows[0] == rows[-1] or rows != rows[:1] * half + rows[-1:] * half:
             raise BeyondError
@@ -205,23 +205,23 @@ class _Walker:
 FIELDS: Final = struct.Struct("<qii")
 LENGTH: Final = struct.Struct("<Q")
 BLOBS: Final = 3
-DRAFT: Final = 1  # which of the three is the draft model's
-MAX_RECORDS: Final = 4096  # --ctx-checkpoints is 32 unless told otherwise
+DRAFT: Final = 1  # index of the draft model's state among the three
+MAX_RECORDS: Final = 4096  # --ctx-checkpoints is 32 by default
 
 CHUNK: Final = 4 << 20  # bytes
-MAX_HITS: Final = 64  # places that look like the beginning; by chance there is none
+MAX_HITS: Final = 64  # places that look like the start of an appendix; chance alone makes none
 
 
 def begins(view: View, at: int) -> bool:
-    """Whether the appendix begins here, or the part of its magic that the file still has."""
+    """Whether the appendix begins at this offset; if the file ends within its magic, the part counts."""
     rest = min(len(APPENDIX_MAGIC), view.size - at)
     return rest > 0 and view.take(at, rest) == APPENDIX_MAGIC[:rest]
 
 
 def records_at(view: View, at: int, n_tokens: int) -> tuple[SlotFileRecord, ...]:
-    """The records of an appendix that begins here and ends with the file.
+    """Return the records of the appendix that begins at `at` and ends with the file.
 
-    Raises StrangeError with what is wrong, BeyondError if the file ends first.
+    Raises StrangeError, whose text says what is wrong, or BeyondError if the file ends first.
     """
     magic, version, count = view.take(at, 4), view.word(at + 4), view.word(at + 8)
     if magic != APPENDIX_MAGIC or version != APPENDIX_VERSION:
@@ -233,7 +233,8 @@ def records_at(view: View, at: int, n_tokens: int) -> tuple[SlotFileRecord, ...]
     for _ in range(count):
         record = _record(view, at)
         # The state after n tokens ends at position n - 1. A wrong n aborts the engine later (T2).
-        # They need not ascend: a window that was cut back to one makes the next a token before it.
+        # The list need not ascend: after a window was cut back to a checkpoint, the next one is made a token
+        # before it.
         fits = 0 < record.at <= n_tokens and 0 <= record.pos_min <= record.pos_max == record.at - 1
         if not fits or any(other.at == record.at for other in records):
             raise StrangeError(
@@ -247,7 +248,10 @@ def records_at(view: View, at: int, n_tokens: int) -> tuple[SlotFileRecord, ...]
 
 
 def find(view: View, start: int, n_tokens: int) -> tuple[int, tuple[SlotFileRecord, ...]]:
-    """The first appendix that begins anywhere from `start` on and is whole, else the end of the file."""
+    """Return the first complete appendix at or after `start`: its offset and records.
+
+    Without one, return the file's size and no records.
+    """
     wanted, hits = APPENDIX_MAGIC + APPENDIX_VERSION.to_bytes(4, "little"), 0
     for chunk in range(start, view.size, CHUNK):
         data = view.take(chunk, min(CHUNK + len(wanted) - 1, view.size - chunk))
@@ -285,8 +289,8 @@ def _record(view: View, start: int) -> SlotFileRecord:
 MAGIC: Final = 0x67677371
 VERSIONS: Final = (2, 4)  # b10434, b11549; neither reads the other's (engine.md 2.2)
 WITH_APPENDIX: Final = 4
-AROUND_IDS: Final = BEFORE_IDS + 1  # words, with the count of media behind the ids
-MAX_TOKENS: Final = 1 << 24  # the longest contexts are of 10 million
+AROUND_IDS: Final = BEFORE_IDS + 1  # words; the last one is the count of media after the ids
+MAX_TOKENS: Final = 1 << 24  # the longest contexts have 10 million tokens
 HEAD: Final = struct.Struct("<IIIiii")
 
 
@@ -297,11 +301,11 @@ class _DamagedError(Exception):
 
 
 def read(file: BinaryIO, size: int) -> SlotFile | Damage:
-    """What the file says, or why it must not be used; only an OSError of the file itself is raised.
+    """Return the file's contents, or why it must not be used; raises only the file's own OSError.
 
-    A few hundred small reads, whatever the size: 7 ms for 39 GB with 200,000 tokens. Only where the
-    payload's structure is not understood is the rest read through for the appendix, at the disk's speed.
-    Blocks, so call it in a thread.
+    It makes a few hundred small reads, whatever the size: 7 ms for 39 GB with 200,000 tokens. Only if the
+    payload's structure is not understood, it reads the rest to find the appendix, at the disk's speed.
+    It blocks, so call it in a thread.
     """
     try:
         there = file.seek(0, os.SEEK_END)
@@ -336,7 +340,7 @@ def _header(view: View) -> tuple[int, Tokens]:
         raise _DamagedError(Verdict.FOREIGN, "it does not begin like a slot file")
     if version not in VERSIONS:
         raise _DamagedError(Verdict.VERSION, f"version {version}")
-    # With media the list is longer and some of its ids are negative: not for us.
+    # With media the list is longer and some of its ids are negative. We do not support that.
     if (mark, kind) != (-1, 1) or not 0 <= count <= MAX_TOKENS or words != count + AROUND_IDS:
         raise _DamagedError(Verdict.TOKENS, f"{words} words for {count} tokens")
     at = HEADER + WIDTH * BEFORE_IDS
@@ -349,7 +353,7 @@ def _header(view: View) -> tuple[int, Tokens]:
 def _end(
     view: View, version: int, start: int, caches: tuple[Cache, ...] | None, n_tokens: int
 ) -> tuple[int, tuple[SlotFileRecord, ...]]:
-    """Where the payload ends, and the checkpoints that follow."""
+    """Return the offset at which the payload ends, and the checkpoints that follow."""
     if version < WITH_APPENDIX:
         return view.size, ()
     try:

@@ -1,6 +1,6 @@
-"""What kind of engine stands behind a URL: read from its answers, its flags and its model's header.
+"""The traits of the engine at a URL: read from its answers, its flags and its model's header.
 
-What its slot files are like must be tried out: that is in `canary`.
+The format of its slot files needs an experiment, which is in `canary`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from slotkeeper.vocab.gguf import GgufHeader, read_header
 if TYPE_CHECKING:
     from slotkeeper.vocab.gguf import GgufHeader
 
-# Bytes of 32 values, from ggml's block sizes; a type that is not listed is taken for f16.
+# Bytes of 32 values, from ggml's block sizes; a type that is not listed counts as f16.
 BLOCK_BYTES: Final = {
     "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18,
     "iq4_nl": 18,
 }  # fmt: skip
-CELL_BYTES: Final = 28  # of a token, beside keys and values: its cell (at most 24) and its id
+CELL_BYTES: Final = 28  # bytes of a token beside keys and values: its cell (at most 24) and its id (4)
 
 
 def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None) -> int:
-    """At most, of a slot that is full: sliding layers are counted in full, recurrent states not at all.
+    """Return an upper bound in bytes of a full slot's keys and values; 0 if the header lacks their widths.
 
-    0 where the header does not say how wide keys and values are.
+    Sliding layers count as full attention; recurrent states are not counted.
     """
     kinds = (flags.cache_type_k, flags.cache_type_v) if flags else ("f16", "f16")
     key, value = (BLOCK_BYTES.get(kind, BLOCK_BYTES["f16"]) for kind in kinds)
@@ -56,12 +56,12 @@ def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None
 
 
 def token_bytes(header: GgufHeader, flags: EngineFlags | None = None) -> int:
-    """What each further token adds; its cell at least, as with a memory that is recurrent only."""
+    """Return the bytes that each further token adds: at least its cell, as in a recurrent-only model."""
     return max(CELL_BYTES, state_bytes(header, 1, flags))
 
 
 def kv_heads(header: GgufHeader) -> Sequence[int]:
-    """Of every layer that has attention."""
+    """Return the number of KV heads of each attention layer."""
     given = header.values.get(f"{header.architecture}.attention.head_count_kv", header.head_count)
     if isinstance(given, tuple):
         return [count for count in given if isinstance(count, int)]
@@ -74,26 +74,26 @@ def number(header: GgufHeader, key: str, otherwise: int) -> int:
     return found if isinstance(found, int) else otherwise
 
 
-# -- all that can be read --------------------------------------------------------------------------------
+# -- reading all traits ----------------------------------------------------------------------------------
 
-UNSEEN: Final = "started by others: flags not shown by /props are taken for defaults until found out"
+UNSEEN: Final = "started by others: flags that /props does not show count as defaults until found out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One look at an engine. `notes` say what had to be guessed, for the log and `doctor`."""
+    """The result of reading an engine's traits. `notes` say what is assumed, for the log and `doctor`."""
 
     traits: EngineTraits
     props: dict[str, Any]
     model: dict[str, Any]  # its entry in /v1/models
-    model_path: Path | None  # readable here, and the model that is served
+    model_path: Path | None  # the served model's file, if this machine can read it
     header: GgufHeader | None
-    build: str  # as people know it: b11549, or what can be seen of it
+    build: str  # as people name it: b11549, or what we know of a build without a number
     notes: list[str]
-    files: ProbeResult | None = None  # what its slot files are like
-    no_files: NoFilesError | None = None  # or why there are none; neither without a folder
-    voice: str = ""  # its name, where the flags are not known and it could be heard
-    left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens of ours that had to stay in slots
+    files: ProbeResult | None = None  # the format of its slot files; None without a folder
+    no_files: NoFilesError | None = None  # why it cannot have snapshots; None without a folder
+    voice: str = ""  # the name of its logprob fingerprint, if the flags are unknown
+    left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens of ours that could not be erased
 
 
 async def read_traits(
@@ -107,19 +107,19 @@ async def read_traits(
     may_read: bool = False,
     known: ProbeResult | None = None,
 ) -> Reading:
-    """Look at an engine that is awake: this asks for its slots, which would wake a sleeping one.
+    """Read the traits of an engine that is awake: `GET /slots` would wake a sleeping one.
 
-    What that computes is counted by `client.computed`.
+    `client.computed` counts the tokens that this computes.
 
     Args:
-        client: of that engine.
-        flags: those we started it with, None if others did.
-        overrides: fields of EngineTraits that the user knows better.
+        client: the client of that engine.
+        flags: the flags that we started it with; None if another program started it.
+        overrides: fields of EngineTraits that the user sets.
         headers: credentials, if not the client's own.
         slot_dir: its --slot-save-path as this machine sees it; None = no snapshots, nothing is saved.
-        may_compute: whether a canary is allowed in an engine that was not used yet.
-        may_read: whether its command line may be looked for among the processes here. It counts for the
-            traits alone: what files fit is decided by the same facts, wherever the sidecar runs.
+        may_compute: whether a canary is allowed in an unused engine.
+        may_read: whether to look for its command line among this machine's processes. The result changes
+            only the traits: which files fit depends on the same facts wherever the sidecar runs.
         known: the `files` of an earlier reading, for an engine where a canary may not or cannot run.
 
     Raises:
@@ -155,7 +155,7 @@ async def _with_files(
     may_compute: bool,
     headers: Headers | None,
 ) -> Reading:
-    """The same reading with what its slot files carry, and which engines' files fit. Raises NoFilesError."""
+    """Return the reading with the format of the slot files and the fingerprint. Raises NoFilesError."""
     identity = await identify(client, reading, flags, headers)
     digest = identity.digest
     files = await probe_files(
@@ -170,13 +170,13 @@ async def _with_files(
 
 
 async def read_answers(client: EngineClient, flags: EngineFlags | None, headers: Headers | None) -> Reading:
-    """All but its slot files. Nothing is computed or saved for this."""
+    """Read all traits except those of slot files. This computes and saves nothing."""
     props = await client.props(headers=headers)
     model = await client.models(headers=headers)
     build, notes = str(props.get("build_info", "")), []
     eager = thins_eagerly(build, model)
     if eager is None:
-        notes.append(f"build {build!r} is unknown: taken to thin checkpoints at every task (engine.md T7)")
+        notes.append(f"build {build!r} is unknown: assumed to thin checkpoints at every task (engine.md T7)")
     family = await family_of(client, str(props.get("chat_template") or ""), headers)
     traits = EngineTraits(
         n_slots=int(props.get("total_slots", 1)),
@@ -194,7 +194,7 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     path, header = await model_file(props, model)
     if header is None:
         notes.append(
-            "the model's file cannot be read here: its memory is taken for hybrid, the careful choice"
+            "the model's file cannot be read here: its memory is assumed to be hybrid, the careful choice"
         )
     else:
         memory, window = memory_kind(header)
@@ -209,7 +209,7 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
 
 
 async def read_command_line(base: str, reading: Reading) -> Reading:
-    """With what its process says of its flags, if it can be seen."""
+    """Return the reading with the flags of the engine's process, if that process is visible here."""
     flags = await asyncio.to_thread(flags_behind, base, reading.props)
     if flags is None:
         return reading
@@ -221,7 +221,7 @@ async def read_command_line(base: str, reading: Reading) -> Reading:
 async def identify(
     client: EngineClient, reading: Reading, flags: EngineFlags | None, headers: Headers | None
 ) -> Identity:
-    """What decides which slot files it may load. Raises NoFilesError, EngineGoneError."""
+    """Return the facts that decide which slot files it may load. Raises NoFilesError, EngineGoneError."""
     try:
         adapters = await client.lora_adapters(headers=headers)
     except EngineError as error:
@@ -237,11 +237,11 @@ async def identify(
 
 
 def thins_eagerly(build: str, model: Mapping[str, Any]) -> bool | None:
-    """Whether the build drops close checkpoints at every task (engine.md T7); None = cannot be known.
+    """Whether the build drops close checkpoints at every task (engine.md T7); None = unknown.
 
-    1. By its number, where it is one of llama.cpp's own.
-    2. Else by what /v1/models says of the model: "architecture" is in b11549's answer, not in b10434's; of a
-       router's entries, which have a status, it is "context_length".
+    1. Decide by its number, if that is one of llama.cpp's own.
+    2. Else by its entry in /v1/models: b11549 writes "architecture" there, b10434 does not. In a router's
+       entries, which have a status, that field is "context_length".
     """
     number = fingerprint.number_in(build)
     if number:  # (1)
@@ -252,7 +252,7 @@ def thins_eagerly(build: str, model: Mapping[str, Any]) -> bool | None:
 
 
 def looks_unified(props: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether this is a llama-server without -np: four slots with the model's full context each (T6)."""
+    """Whether llama-server runs without -np: four slots, each with the model's full context (T6)."""
     context = props.get("default_generation_settings", {}).get("n_ctx", 0)
     trained = model.get("meta", {}).get("n_ctx_train", 0)
     return bool(props.get("total_slots") == AUTO_SLOTS and trained and context >= trained)
@@ -270,10 +270,10 @@ async def speculates(client: EngineClient, headers: Headers | None) -> bool:
 async def model_file(
     props: Mapping[str, Any], model: Mapping[str, Any]
 ) -> tuple[Path | None, GgufHeader | None]:
-    """The model's file and header, if this machine has it: the engine may run on another one."""
+    """Return the model's file and header, if this machine has the file: the engine may run on another one."""
     path = Path(str(props.get("model_path") or ""))
     try:
-        if not await asyncio.to_thread(path.is_file):  # raises where we may not look
+        if not await asyncio.to_thread(path.is_file):  # raises if we may not look
             return None, None
         header = await asyncio.to_thread(read_header, path)
     except (OSError, ValueError):
@@ -286,7 +286,7 @@ async def model_file(
 
 # -- which kind of memory llama.cpp gives a model, from its architecture and its metadata ----------------
 # The lists are those of llama.cpp (`llm_arch_is_recurrent`, `llm_arch_is_hybrid`, and where `swa_type`
-# is set). What we do not know is UNKNOWN, which is treated as hybrid, the careful choice.
+# is set). Other architectures may be UNKNOWN, which is treated as hybrid, the careful choice.
 
 RECURRENT: Final = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 HYBRID: Final = frozenset(
@@ -295,23 +295,27 @@ HYBRID: Final = frozenset(
         "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next",
     }
 )  # fmt: skip
-# Sliding window where the file gives one; with the window that llama.cpp takes where it does not
+# Architectures with a sliding window, if the file states its size
 SLIDING: Final = frozenset(
     {
         "afmoe", "cohere2", "cohere2moe", "exaone-moe", "gemma2", "gemma3", "gemma3n", "gemma4", "gpt-oss",
         "mimo2", "olmo2", "olmo3", "plamo3", "smallthinker", "step35",
     }
 )  # fmt: skip
+# The window in tokens that llama.cpp takes if the file states none
 DEFAULT_WINDOW: Final = {"gemma2": 4096, "llama4": 8192, "smallthinker": 4096}
 IGNORES_WINDOW: Final = frozenset({"phi3", "phimoe"})  # "Phi SWA is currently disabled"
-EXAONE4_LAYERS: Final = 64  # only the 32B slides; llama.cpp tells it by its number of layers
+EXAONE4_LAYERS: Final = 64  # only the 32B model slides; llama.cpp recognises it by its number of layers
 
 
 def memory_kind(header: GgufHeader) -> tuple[Memory, int]:
-    """Return the memory kind and the window in tokens (0 where nothing slides).
+    """Return the memory kind and the window in tokens (0 without a sliding window).
 
-    1 recurrent by name; 2 hybrid by name, or a state key (with attention: hybrid, without: recurrent);
-    3 a window, by name; 4 a window that we cannot place: unknown; 5 dense.
+    1. Recurrent by name.
+    2. Hybrid by name, or by a state key: with attention hybrid, without it recurrent.
+    3. Sliding window by name.
+    4. A window, or a header, that we cannot interpret: unknown.
+    5. Else dense.
     """
     name, window = header.architecture, header.sliding_window
     if name in RECURRENT:  # (1)
@@ -348,5 +352,8 @@ def _llama4_chunk(header: GgufHeader) -> int:
 
 
 def _has_indexer(header: GgufHeader) -> bool:
-    """Sparse attention keeps a second cache for its indexer; how that can be cut was not measured."""
+    """Whether the model has sparse attention with a second cache for its indexer.
+
+    How such a cache can be cut was not measured.
+    """
     return any(".attention.indexer." in key for key in header.values)

@@ -1,10 +1,9 @@
-"""Connections of clients: how many there may be, in all and of one address; TLS; what is logged of them.
+"""Client connections: limits in all and for one address, TLS, and log lines about malformed requests.
 
-The HTTP server would log a traceback for every request that is no HTTP, so any client could fill the log.
-Here these are counted, and logged once a minute.
-
-A client that opens connections and sends nothing, or a byte at a time, must not take them from the others,
-nor the descriptors that the admin port, the engines and the slot files need.
+The HTTP server would log a traceback for every malformed request, so any client could fill the log. Here
+they are counted, and logged once a minute. A client that opens connections and sends nothing, or a byte at a
+time, must not use up the connections of other clients, nor the descriptors that the admin port, the engines
+and the slot files need.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ log = get_logger(__name__)
 
 
 class TlsError(Exception):
-    """The files cannot be used; the message says what to do."""
+    """The certificate or key file cannot be used; the message says what to do."""
 
 
 class Tls:
-    """`context` is for servers, and stays the same: what is read again counts for new connections."""
+    """A certificate and its SSL context for servers. The context stays; reloads apply to new connections."""
 
     def __init__(self, cert: Path, key: Path | None) -> None:
-        """Both are PEM; without a `key` it stands in the file of the certificate. Raises TlsError."""
+        """Load the files, both PEM; without `key` the key is in the certificate's file. Raises TlsError."""
         self._cert = cert
         self._key = key
         self.context = _context(cert, key)
 
     def reload(self) -> None:
-        """Raises TlsError; then all is as it was."""
-        _context(self._cert, self._key)  # two files that do not fit each other must not reach the other one
+        """Read the files again. Raises TlsError; then the old certificate stays in use."""
+        _context(self._cert, self._key)  # a key that does not fit must not get into the context in use
         _load(self.context, self._cert, self._key)
         log.info("certificate_read", file=str(self._cert))
 
@@ -63,15 +62,15 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
         context.load_cert_chain(cert, key, password=lambda: b"")  # no prompt for a password
     except ssl.SSLError as error:
         raise TlsError(
-            f"{cert}{f' and {key}' if key else ''}: {error.reason or error}; it takes a certificate, with "
-            "those between it and the root behind it, and its key without a password, both as PEM"
+            f"{cert}{f' and {key}' if key else ''}: {error.reason or error}; it needs a certificate, "
+            "followed by those between it and the root, and its key without a password, both as PEM"
         ) from None
     except OSError as error:
         raise TlsError(f"{_unread(cert, key)}: {error.strerror or error}") from None
 
 
 def _unread(cert: Path, key: Path | None) -> Path:
-    """Which of the two it was: ssl does not say."""
+    """Return the file that could not be read: ssl does not say which of the two it was."""
     try:
         cert.open("rb").close()
     except OSError:
@@ -79,11 +78,11 @@ def _unread(cert: Path, key: Path | None) -> Path:
     return key or cert
 
 
-# -- complaints of the HTTP server -----------------------------------------------------------------------
+# -- log lines of the HTTP server ------------------------------------------------------------------------
 
 
 class Complaints(logging.Logger):
-    """The `logger` of a server. It is in no hierarchy, and has no handlers."""
+    """The `logger` of an HTTP server. It is outside the logging hierarchy and has no handlers."""
 
     def __init__(self, metrics: Metrics) -> None:
         super().__init__(__name__)
@@ -91,19 +90,19 @@ class Complaints(logging.Logger):
         self._seldom = Seldom(log)
 
     def debug(self, *args: Any, exc_info: Any = None, **_: Any) -> None:
-        """For a client that speaks another protocol from the start; the rest is of no interest."""
+        """Called when a client speaks another protocol from the start; all other messages are dropped."""
         if isinstance(exc_info, HttpProcessingError):
             self._malformed(exc_info, args)
 
     def exception(self, *args: Any, exc_info: Any = True, **_: Any) -> None:
-        """For a client that sends something malformed later; anything else is a fault of ours."""
+        """Called when a client sends something malformed later; any other error is our own fault."""
         if isinstance(exc_info, HttpProcessingError):
             self._malformed(exc_info, args)
         else:
             log.error("connection_failed", exc_info=exc_info)
 
     def _malformed(self, error: HttpProcessingError, args: tuple[Any, ...]) -> None:
-        """Its text quotes what was sent, so it is not said."""
+        """Count and log a malformed request. The error's text quotes the request, so it is not logged."""
         self._metrics.cut(ConnectionCut.MALFORMED)
         _, *clients = args
         self._seldom.warning(
@@ -114,17 +113,17 @@ class Complaints(logging.Logger):
 # -- limits ----------------------------------------------------------------------------------------------
 
 DESCRIPTORS: Final = 65_536  # enough for any use
-RESERVE: Final = 256  # descriptors for everything that is no client: engines, files, the admin port
-LEAST: Final = 16  # clients, however few descriptors there are
-SITE_BITS: Final = 64  # of an IPv6 address: one host may own all addresses behind these
-CLOSING_SECONDS: Final = 30.0  # to read the last 64 KiB of an answer
-LOOKS: Final = 4  # times within the shortest deadline that connections are looked at
+RESERVE: Final = 256  # descriptors for everything but clients: engines, files, the admin port
+LEAST: Final = 16  # connections that are always allowed, however few descriptors there are
+SITE_BITS: Final = 64  # network bits of an IPv6 address: one host may own all addresses with this prefix
+CLOSING_SECONDS: Final = 30.0  # for a client to read the last 64 KiB of an answer
+LOOKS: Final = 4  # checks of all connections within the shortest deadline
 
 Network = IPv4Network | IPv6Network
 
 
 class Connections:
-    """Those of one port. A factory of protocols for `loop.create_server`."""
+    """The client connections of one port. A protocol factory for `loop.create_server`."""
 
     def __init__(
         self,
@@ -136,9 +135,11 @@ class Connections:
         trusted: Sequence[Network] = (),
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`trusted` proxies speak for many clients: any number of connections may come from them.
+        """Set the limits: `most` connections in all, `of_one` from one address.
 
-        With `tls` a connection counts, and has its deadline, before its handshake.
+        `head_seconds` is the deadline for the first request's head. The limit `of_one` does not apply to
+        `trusted` proxies, which speak for many clients. With `tls` a connection counts from before its
+        handshake, and so does its deadline.
         """
         self._tls = tls
         self._handshakes = Tasks(lambda error: log.error("connection_failed", error=repr(error)))
@@ -160,7 +161,7 @@ class Connections:
         return _Connection(self)
 
     def open(self, handlers: Callable[[], web.RequestHandler]) -> None:
-        """From here on these speak with clients."""
+        """Start to admit clients; `handlers` makes the request handler of each connection."""
         self._handlers = handlers
         self._look()
 
@@ -170,13 +171,13 @@ class Connections:
         await self._handshakes.close()
 
     def begun(self, handler: asyncio.BaseProtocol) -> None:
-        """The first head has come: from here on the keep-alive timeout of the server is enough."""
+        """Note that the first head has arrived: from then on the server's keep-alive timeout is enough."""
         connection = self._open.get(handler)
         if connection is not None:
             connection.begun = True
 
     def admit(self, connection: _Connection) -> None:
-        """Let it in, or cut it off."""
+        """Admit a new connection, or abort it if a limit is reached."""
         refused = self._refused(connection.address)
         if refused is not None or self._handlers is None:
             self.cut(connection, refused or ConnectionCut.FULL)
@@ -198,12 +199,12 @@ class Connections:
         shaking.add_done_callback(lambda _: self._shaken(connection, handler, plug))
 
     async def _secure(self, connection: _Connection, plug: socket.socket, tls: ssl.SSLContext) -> None:
-        """Let it in once it speaks TLS."""
+        """Do the TLS handshake; on success the connection is admitted by `connection_made`."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, plug, ssl=tls, ssl_handshake_timeout=self._head_seconds
             )
-        except OSError:  # the errors of ssl and of time are too
+        except OSError:  # includes errors of ssl and timeouts
             self._metrics.cut(ConnectionCut.HANDSHAKE)
             self._seldom.warning(
                 "connection_refused", why=ConnectionCut.HANDSHAKE.value, client=connection.address
@@ -215,7 +216,7 @@ class Connections:
             plug.close()
 
     def _refused(self, address: str) -> ConnectionCut | None:
-        """Why there is no room for it; None if there is."""
+        """Return the limit that is reached for this address; None if there is room."""
         if len(self._open) >= self._most:
             return ConnectionCut.FULL
         if self._by_address[address] >= self._of_one and not is_in(address, self._trusted):
@@ -235,11 +236,11 @@ class Connections:
         self._seldom.warning("connection_refused", why=why.value, client=connection.address)
 
     def _look(self) -> None:
-        """Clients that did not send a request in time, or do not read the end of an answer."""
+        """Abort clients that sent no head in time, or that do not read the end of an answer; repeat."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in tuple(self._open.values()):
-            if connection.handler is None:  # its handshake has a deadline of its own
+            if connection.handler is None:  # the handshake has its own deadline
                 continue
             if connection.closing is not None:
                 if now - connection.closing > CLOSING_SECONDS:
@@ -252,7 +253,7 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """Between a transport and its handler, which there is once it was let in."""
+    """One connection: sits between a transport and its handler, which exists once it is admitted."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -261,8 +262,8 @@ class _Connection(asyncio.Protocol):
         self.address = "?"
         self.since = 0.0
         self.begun = False
-        self.closing: float | None = None  # since when
-        self.next_handler: web.RequestHandler | None = None  # while it shakes hands
+        self.closing: float | None = None  # loop time at which it was first seen closing
+        self.next_handler: web.RequestHandler | None = None  # the handler that waits for the handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -274,16 +275,16 @@ class _Connection(asyncio.Protocol):
         self._connections.admit(self)
 
     def taken(self) -> socket.socket:
-        """Its socket, without the transport that has accepted it: that could read what is for TLS.
+        """Return a copy of the socket and close the plain transport, which could read the TLS handshake.
 
-        Raises OSError where there is no descriptor.
+        Raises OSError if there is no free descriptor.
         """
         if self.transport is None:
             raise AssertionError("only a connection that was accepted can be taken")
         try:
             plug: socket.socket = self.transport.get_extra_info("socket").dup()
         finally:
-            self.transport.abort()  # closes the descriptor that was copied, and says nothing to the client
+            self.transport.abort()  # closes the descriptor that was copied, and sends nothing to the client
         plug.setblocking(False)
         return plug
 
@@ -291,11 +292,11 @@ class _Connection(asyncio.Protocol):
         if self.transport is None:
             raise AssertionError("only a connection that is there can be let in")
         self.handler = handler
-        self.data_received = handler.data_received  # type: ignore[method-assign]  # of every chunk
+        self.data_received = handler.data_received  # type: ignore[method-assign]  # saves a call for each chunk
         self.eof_received = handler.eof_received  # type: ignore[method-assign]
         self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
         self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
-        self.transport.set_protocol(self)  # uvloop keeps the methods that it saw first
+        self.transport.set_protocol(self)  # else uvloop would keep the methods that it saw first
         handler.connection_made(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -305,7 +306,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Site(web.TCPSite):
-    """A port whose connections are counted."""
+    """A listening port whose connections are limited by a `Connections`."""
 
     def __init__(
         self, runner: web.AppRunner, host: str, port: int, *, connections: Connections, backlog: int
@@ -314,7 +315,7 @@ class Site(web.TCPSite):
         self._connections = connections
 
     async def start(self) -> None:
-        """Raises OSError when the port is taken."""
+        """Listen. Raises OSError when the port is taken."""
         server = self._runner.server
         if server is None:
             raise AssertionError("a runner is set up before its sites start")
@@ -330,7 +331,7 @@ class Site(web.TCPSite):
 
 
 def site_of(peer: object) -> str:
-    """The address that connections are counted for: of IPv6 the network, as one host has all of it."""
+    """Return the address by which connections are counted: for IPv6 the network, which one host may own."""
     host = str(peer[0]) if isinstance(peer, tuple) and peer else "?"
     if ":" not in host:
         return host
@@ -346,7 +347,7 @@ def site_of(peer: object) -> str:
 
 
 def is_in(address: str, networks: Sequence[Network]) -> bool:
-    """Whether it is of any of these."""
+    """Whether the address is in any of the networks."""
     if not networks:
         return False
     try:
@@ -357,28 +358,28 @@ def is_in(address: str, networks: Sequence[Network]) -> bool:
 
 
 def asker(request: web.BaseRequest, trusted: Sequence[Network]) -> str:
-    """The client's address: the last one in its way that is of no trusted proxy."""
-    way = [request.remote or "?"]
-    if is_in(way[0], trusted):
+    """Return the client's address: the last hop that is no trusted proxy. X-Forwarded-For names the hops."""
+    hops = [request.remote or "?"]
+    if is_in(hops[0], trusted):
         named = ",".join(request.headers.getall("X-Forwarded-For", [])).split(",")
-        way = [*filter(None, map(str.strip, named)), way[0]]
-    who = next((address for address in reversed(way) if not is_in(address, trusted)), way[0])
-    return site_of((who,))
+        hops = [*filter(None, map(str.strip, named)), hops[0]]
+    client = next((address for address in reversed(hops) if not is_in(address, trusted)), hops[0])
+    return site_of((client,))
 
 
 def raise_descriptors() -> int:
-    """Let this process have as many descriptors as it may have; how many these are."""
+    """Raise this process's limit of descriptors, to DESCRIPTORS if allowed. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # some systems allow less than they say
+    except (OSError, ValueError):  # some systems allow less than they report
         return soft
     return wanted
 
 
 def room_for(most: int, descriptors: int) -> int:
-    """How many clients there may be beside everything else that needs a descriptor."""
+    """Return how many client connections fit beside everything else that needs a descriptor."""
     return min(most, max(LEAST, descriptors - RESERVE))

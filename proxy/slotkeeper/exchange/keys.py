@@ -1,7 +1,7 @@
-"""Keys of our own (`--keys-file`): whose requests are served, what each may do, and how much of it.
+"""The sidecar's API keys (`--keys-file`): which clients are served, what each may do, and its limits.
 
 The file is TOML, one table for each key. Keys are compared by keyed digests, so that the time of a look-up
-says nothing of them, and none is kept. What a key has used outlives a change of the file.
+reveals nothing about them, and no key is kept in memory. A key's usage survives a reload of the file.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SHORTEST: Final = 16  # characters of a key, so that it cannot be found by tryin
 MINUTE: Final = 60.0
 RETRY_AFTER: Final = 2  # seconds until one of several requests may have ended
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-PREFIX: Final = "sk-slotkeeper-"  # by which what looks for keys in texts can tell
+PREFIX: Final = "sk-slotkeeper-"  # secret scanners recognise our keys by it
 
 log = get_logger(__name__)
 
 
 class KeysError(Exception):
-    """The file cannot be used; the message says what to do, and holds no key."""
+    """The file cannot be used; the message says what to do and contains no key."""
 
 
 class _Table(BaseModel):
-    """What stands in the file under the name of a key."""
+    """The fields of one key's table in the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -57,19 +57,19 @@ class _Table(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One that is known here, and what its client may do."""
+    """One key of the file and the rights and limits of its client; None: no limit."""
 
     name: str
     sha256: bytes
-    namespace: str  # keys with the same one share what was computed for them
+    namespace: str  # keys with the same namespace share cached prefixes and snapshots
     operator: bool = False  # may use every route of the engine
     concurrent: int | None = None  # requests that run or wait at once
-    queued: int | None = None  # of them, those that wait for a slot
-    tokens_per_minute: int | None = None  # that were computed or generated
+    queued: int | None = None  # requests that wait for a slot at once
+    tokens_per_minute: int | None = None  # tokens computed or generated
 
 
 class KeyList:
-    """The keys of one reading of the file."""
+    """The keys of the file as it was when it was read."""
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
         self._salt = secrets.token_bytes(32)
@@ -92,7 +92,7 @@ class KeyList:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises KeysError."""
+        """Read the file. Raises KeysError."""
         try:
             with path.open("rb") as file:
                 found, data = os.fstat(file.fileno()), file.read(LARGEST + 1)
@@ -113,11 +113,11 @@ class KeyList:
 
 @dataclass(slots=True)
 class Used:
-    """What the client of a key is doing and has done."""
+    """The usage of one key."""
 
-    running: int = 0
-    owed: float = 0.0  # tokens; a minute takes as many off as the key may use in one
-    at: float = 0.0
+    running: int = 0  # requests
+    owed: float = 0.0  # tokens used; each minute subtracts tokens_per_minute from it
+    at: float = 0.0  # seconds on the caller's clock: when `owed` was last brought up to date
 
     def owes(self, key: Key, now: float) -> float:
         if key.tokens_per_minute is not None:
@@ -126,7 +126,7 @@ class Used:
         return self.owed
 
     def crowded(self, key: Key, now: float) -> Crowded | None:
-        """Why it may not begin another request; None if it may."""
+        """Return the limit that forbids another request; None if it is allowed."""
         if key.concurrent is not None and self.running >= key.concurrent:
             return Crowded.KEY_CONCURRENT
         if key.tokens_per_minute is not None and self.owes(key, now) >= key.tokens_per_minute:
@@ -134,16 +134,16 @@ class Used:
         return None
 
     def wait(self, key: Key) -> int:
-        """Seconds until it owes less than its tokens of a minute."""
+        """Return the seconds until the key owes fewer tokens than its limit for a minute."""
         limit = key.tokens_per_minute or 1
         return max(1, ceil((self.owed - limit) * MINUTE / limit + 0.001))
 
 
 class OwnKeys:
-    """The list that counts now, and what its keys have used."""
+    """The current list of keys and their usage."""
 
     def __init__(self, path: Path, *, now: Callable[[], float] = time.monotonic) -> None:
-        """Raises KeysError."""
+        """Read the file. Raises KeysError."""
         self.path = path
         self._now = now
         self._list = KeyList.read(path)
@@ -163,33 +163,33 @@ class OwnKeys:
         return self._list.find(given)
 
     def begin(self, key: Key) -> Used:
-        """Another request of this key; `end` must follow. Raises CrowdedFault where its limits forbid it."""
+        """Count a new request of this key; `end` must follow. Raises CrowdedFault if its limits forbid it."""
         used = self._used.setdefault(key.name, Used(at=self._now()))
         match used.crowded(key, self._now()):
             case Crowded.KEY_CONCURRENT as reason:
                 raise CrowdedFault(
                     reason,
-                    f"this key may have {key.concurrent} requests at once; come again when one has ended",
+                    f"this key may have {key.concurrent} requests at once; try again when one has ended",
                     RETRY_AFTER,
                 )
             case Crowded.KEY_TOKENS as reason:
                 raise CrowdedFault(
                     reason,
-                    f"this key has used its {key.tokens_per_minute} tokens of a minute; come again later",
+                    f"this key has used its {key.tokens_per_minute} tokens of a minute; try again later",
                     used.wait(key),
                 )
         used.running += 1
         return used
 
     def end(self, key: Key, used: Used, tokens: int) -> None:
-        """It has ended, and the engine has computed and generated so many tokens for it."""
+        """Count the end of a request for which the engine computed and generated `tokens`."""
         used.running -= 1
         used.owes(key, self._now())
         used.owed += tokens
 
 
 class CrowdedFault(ClientFault):
-    """Too many, or too much: 429."""
+    """A key's limit of requests or tokens is reached: 429."""
 
     default_status = 429
 
@@ -199,7 +199,7 @@ class CrowdedFault(ClientFault):
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A fresh key, and the table that makes it known, without the key. ValueError for what is no name."""
+    """Return a new key, and its table for the file, which holds only its digest. Raises ValueError."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name; use up to 40 letters, digits, dots, dashes and underscores")
     key = PREFIX + secrets.token_urlsafe(32)
@@ -215,23 +215,23 @@ def _tables(path: Path, data: bytes) -> dict[str, _Table]:
     try:
         doc: dict[str, Any] = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        where = re.search(r"line \d+", str(error))  # what stands there may be a key
+        where = re.search(r"line \d+", str(error))  # the rest of the message may quote a key
         raise KeysError(f"{path} is not TOML{f': look at {where[0]}' if where else ''}") from None
     tables = {}
     for name, value in doc.items():
         if not isinstance(value, dict):
-            raise KeysError(f"{path}: keys stand in tables of their own; write a line [NAME] above each")
+            raise KeysError(f"{path}: each key needs its own table; write a line [NAME] above it")
         if not NAME.fullmatch(name):
             raise KeysError(
-                f"{path}: a name has up to 40 letters, digits, dots, dashes and underscores; one is longer, "
-                "or has others"
+                f"{path}: a name has up to 40 letters, digits, dots, dashes and underscores; one name is "
+                "longer, or has other characters"
             )
         try:
             tables[name] = _Table.model_validate(value)
         except ValidationError as error:
             wrong = error.errors(include_input=False, include_url=False)[0]
-            said = "there is no such field" if wrong["type"] == "extra_forbidden" else wrong["msg"]
-            raise KeysError(f"{path}: [{name}] {wrong['loc'][0]}: {said}") from None
+            reason = "there is no such field" if wrong["type"] == "extra_forbidden" else wrong["msg"]
+            raise KeysError(f"{path}: [{name}] {wrong['loc'][0]}: {reason}") from None
     return tables
 
 
@@ -242,7 +242,7 @@ def _key(name: str, table: _Table) -> Key:
     if table.key is not None:
         text = table.key.get_secret_value()
         if not text.isascii() or not text.isprintable() or " " in text:
-            raise KeysError(f"[{name}] key: use letters, digits and signs of ASCII, without spaces")
+            raise KeysError(f"[{name}] key: use printable ASCII characters without spaces")
         digest = _sha256(text)
     return Key(
         name=name,
@@ -256,9 +256,9 @@ def _key(name: str, table: _Table) -> Key:
 
 
 def _exposed(path: Path, found: os.stat_result, *, plain: bool) -> str:
-    """Which other users could take or add a key, and the command that mends it; "" if none.
+    """Return how other users could read or add keys, with the command that fixes it; "" if they cannot.
 
-    A file of digests may be world readable: the digest of a long key tells nothing.
+    A file of digests may be world readable: the digest of a long key reveals nothing.
     """
     us, word, mode = os.geteuid(), shlex.quote(str(path)), stat.S_IMODE(found.st_mode)
     if us != 0 and found.st_uid not in {0, us}:

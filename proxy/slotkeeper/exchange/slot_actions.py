@@ -1,9 +1,9 @@
-"""Clients' own `POST /slots/N?action=save|restore|erase`: in a slot that is free, and never in our files.
+"""Clients' own `POST /slots/N?action=save|restore|erase`: only in a free slot, and never on our files.
 
-An action is parsed once and written again: what we checked is what is sent. The engine reads a path and a
-query in ways of its own (`stoi`, the last of two), and our files lie in the folder where it saves. What could
-be read in two ways is sent on as something that is wrong in either, and the client hears so in the engine's
-own words.
+An action is parsed once and written anew, so that the engine gets exactly what we checked. The engine parses
+paths and queries in its own way (`stoi`, the last of two values), and our files are in the folder where it
+saves. An ambiguous action is sent on in a form that is certainly wrong, so that the client gets the engine's
+own error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Acted, Arrived, Gone
 from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
 
-OURS: Final = "slotkeeper"  # how the names of all our files begin
+OURS: Final = "slotkeeper"  # the names of all our files begin with it
 NO_SLOT: Final = "x"
 NO_ACTION: Final = "none"
 _SLOT: Final = re.compile(r"[0-9]{1,9}")
@@ -42,20 +42,23 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotAction:
-    slot: int | None  # as the client named it, modulo the number of slots (engine.md T8); None: it is none
+    slot: int | None  # as the client named it, modulo the number of slots (engine.md T8); None: no number
     act: Act | None
     target: str  # path and query
     body: bytes
-    model: str | None = None  # that it names, for a router
+    model: str | None = None  # the model that the body names, for a router
 
     @property
     def refused(self) -> bool:
-        """Whether the engine can only say what is wrong with it."""
+        """Whether the action is invalid, so that the engine can only answer with an error."""
         return self.slot is None or self.act is None
 
 
 def read_action(target: str, body: bytes, prefix: str = "") -> SlotAction:
-    """Raises ClientFault for what is not for clients. `prefix` is the engine's --api-prefix."""
+    """Parse an action. `prefix` is the engine's --api-prefix.
+
+    Raises ClientFault for a body that is not JSON, or that names one of our files.
+    """
     path, _, query = target.partition("?")
     word = unquote(path).rpartition("/")[2]
     slot = int(word) if _SLOT.fullmatch(word) else None
@@ -71,24 +74,24 @@ def read_action(target: str, body: bytes, prefix: str = "") -> SlotAction:
 
 
 def _checked(body: bytes) -> bytes:
-    """The same document; none stays none."""
+    """Return the body written anew, an object with its file name only; "" stays "". Raises ClientFault."""
     if not body:
         return b""
     try:
         doc: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:  # another parser might read it all the same
+    except orjson.JSONDecodeError as error:  # the engine's parser might accept it
         raise ClientFault(f"the body is not JSON: {error}") from None
     if not isinstance(doc, dict):
         return orjson.dumps(doc)
     name = doc.get("filename")
-    # As a file system might fold it that does not tell capitals or ligatures apart.
+    # Fold the name as a file system does that ignores case or ligatures.
     if isinstance(name, str) and unicodedata.normalize("NFKC", name).casefold().startswith(OURS):
         raise ClientFault(f"files whose names begin with {OURS} are the sidecar's own; choose another name")
     return orjson.dumps({"filename": name} if "filename" in doc else {})
 
 
 def left_by(act: Act | None, status: int, answer: bytes) -> int | None:
-    """The tokens that the slot holds after the engine's answer; None where it is as it was."""
+    """Return the number of tokens that the slot holds after the engine's answer; None if it is unchanged."""
     if act in {None, Act.SAVE} or (act is Act.ERASE and status >= 400):
         return None
     if status >= 400:  # a restore that fails leaves the slot empty (engine.md 2.1)
@@ -99,13 +102,13 @@ def left_by(act: Act | None, status: int, answer: bytes) -> int | None:
         return 0
 
 
-# -- carried out: in a slot that is free, and never in our files -----------------------------------------
+# -- running an action -----------------------------------------------------------------------------------
 
 OFF: Final = "slot actions are off here; the operator of the sidecar can allow them (--slot-actions on)"
 
 
 class SlotActions:
-    """Each is a request for its slot, and waits in our line for it as others do."""
+    """Runs clients' slot actions. Each waits in the queue for its slot, as a request does."""
 
     def __init__(
         self, driver: Driver, upstream: Upstream, *, prefix: str, allowed: Callable[[], bool]
@@ -118,7 +121,7 @@ class SlotActions:
     async def answer(
         self, request: web.Request, body: bytes, known_as: str, client: ClientId
     ) -> web.StreamResponse:
-        """The engine's own answer. Raises Fault for what is refused here, or cannot be reached."""
+        """Return the engine's answer. Raises Fault if we refuse the action or cannot reach the engine."""
         if not self._allowed():
             raise ClientFault(OFF, status=403)
         action = read_action(request.rel_url.raw_path_qs, body, self._prefix)
@@ -143,10 +146,10 @@ class SlotActions:
         except asyncio.CancelledError:
             driver.post(Gone(at=driver.now(), request=key))
             raise
-        # Once it is sent the engine does it, whether or not its client waits for that.
-        said: list[UpstreamAnswer | UpstreamFault] = []
-        await asyncio.shield(driver.tasks.start(self._act(forward, action, request, known_as, said)))
-        match said:
+        # Once sent, the engine performs the action whether or not the client still waits.
+        outcome: list[UpstreamAnswer | UpstreamFault] = []
+        await asyncio.shield(driver.tasks.start(self._act(forward, action, request, known_as, outcome)))
+        match outcome:
             case [UpstreamAnswer() as answer]:
                 return answer.response(known_as)
             case [UpstreamFault() as fault]:
@@ -160,15 +163,15 @@ class SlotActions:
         action: SlotAction,
         request: web.Request,
         known_as: str,
-        said: list[UpstreamAnswer | UpstreamFault],
+        outcome: list[UpstreamAnswer | UpstreamFault],
     ) -> None:
-        driver, left = self._driver, None if action.act is Act.SAVE else 0  # as long as it is unknown
+        driver, left = self._driver, None if action.act is Act.SAVE else 0  # 0 until the answer is known
         try:
             answer = await self._send(forward.engine, action, request, known_as)
             left = left_by(action.act, answer.status, answer.body)
-            said.append(answer)
+            outcome.append(answer)
         except UpstreamFault as fault:
-            said.append(fault)
+            outcome.append(fault)
         finally:
             driver.post(Acted(at=driver.now(), request=forward.request, left=left))
 

@@ -1,4 +1,4 @@
-"""Log lines: JSON for machines, colours for people, and never a word of a prompt."""
+"""Log lines: JSON for machines, colours for people. They never contain text of a prompt."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.standard_error import StandardError
 
 SELDOM_SECONDS: Final = 60.0
-# The text of other errors may quote what they were given: that of a ValueError, that of the HTTP parser, and
-# that of llama-server, which says of messages that it cannot read which messages these were.
+# The text of other errors may quote their input: a ValueError, an error of the HTTP parser, and an error of
+# llama-server, which quotes messages that it cannot parse.
 SAYABLE: Final = (OSError, AssertionError, AttributeError, RuntimeError, TypeError)
 OURS: Final = "slotkeeper."
 
@@ -31,13 +31,13 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def configure(level: str, style: str) -> None:
-    """`style`: json, console, or auto (console on a terminal)."""
+    """Set up logging. `style` is json, console, or auto (console on a terminal, else json)."""
     out = StandardError()
     if style == "auto":
         style = "console" if out.isatty() else "json"
-    renderers: list[Processor] = [ExceptionRenderer(_told), JSONRenderer(_json)]
+    renderers: list[Processor] = [ExceptionRenderer(_formatted), JSONRenderer(_json)]
     if style == "console":
-        renderers = [ConsoleRenderer(exception_formatter=_print_told)]
+        renderers = [ConsoleRenderer(exception_formatter=_print_formatted)]
     first: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -60,7 +60,7 @@ def configure(level: str, style: str) -> None:
 
 
 def _json(event: Any, default: Callable[[Any], Any] | None = None, **_: object) -> str:
-    """Quicker than the standard library's, which takes what this does not: lone surrogates, large numbers."""
+    """Encode an event with orjson, or with the slower `json` if it has lone surrogates or large numbers."""
     try:
         return orjson.dumps(event, default=default).decode()
     except TypeError:
@@ -68,7 +68,7 @@ def _json(event: Any, default: Callable[[Any], Any] | None = None, **_: object) 
 
 
 class Seldom:
-    """A warning that could be due at every request: said at once, then once a minute."""
+    """Logs warnings that every request could cause: the first at once, then at most one a minute."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
         self._log = log
@@ -76,7 +76,7 @@ class Seldom:
         self._unsaid = 0
 
     def warning(self, event: str, **fields: object) -> None:
-        """`unsaid` goes along: how often it was due since it was said last."""
+        """Log a warning, or drop it. The field `unsaid` counts those dropped since the last one logged."""
         now = time.monotonic()
         if now < self._again:
             self._unsaid += 1
@@ -86,7 +86,7 @@ class Seldom:
 
 
 def sayable(error: BaseException) -> str:
-    """What a log may say of an error: its text too, unless that may quote a prompt."""
+    """Return what may be logged of an error: its type, and its text unless that may quote a prompt."""
     name = type(error).__name__
     if isinstance(error, EngineError):
         return f"{name}: {error.status}"
@@ -96,20 +96,20 @@ def sayable(error: BaseException) -> str:
     return f"{name}: {error}" if sayable else name
 
 
-def _told(exc_info: ExcInfo) -> str:
-    """An error and those behind it, the first cause first: the way of each, and what may be said of it."""
-    return "\n\nThen came of it:\n".join(reversed(list(_tellings(exc_info[1]))))
+def _formatted(exc_info: ExcInfo) -> str:
+    """Return the tracebacks of an error and its causes, the first cause first."""
+    return "\n\nThis error led to another:\n".join(reversed(list(_tracebacks(exc_info[1]))))
 
 
-def _tellings(error: BaseException | None) -> Iterator[str]:
-    """No local variables: prompts are among them."""
+def _tracebacks(error: BaseException | None) -> Iterator[str]:
+    """Yield the traceback of an error and of each cause, without local variables, which may hold prompts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        way = "".join(traceback.format_tb(error.__traceback__))
-        yield f"Traceback (most recent call last):\n{way}{sayable(error)}"
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        yield f"Traceback (most recent call last):\n{frames}{sayable(error)}"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _print_told(out: TextIO, exc_info: ExcInfo) -> None:
-    out.write("\n" + _told(exc_info))
+def _print_formatted(out: TextIO, exc_info: ExcInfo) -> None:
+    out.write("\n" + _formatted(exc_info))

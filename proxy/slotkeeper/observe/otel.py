@@ -1,7 +1,7 @@
-"""Spans to an OpenTelemetry collector, over OTLP/HTTP. Only this module needs the extra `otel`.
+"""Sends spans to an OpenTelemetry collector, over OTLP/HTTP. Only this module needs the extra `otel`.
 
-A request gets its ids when it comes, so that the engine can be told; its spans are made when it is over.
-Spans are sent in batches by a thread; what goes wrong there is logged and disturbs nothing.
+A request gets its trace ids when it arrives, so that the engine gets them too; its spans are made when it has
+ended. A thread sends spans in batches; errors there are logged and affect no request.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from slotkeeper.observe.request_record import Record
 from slotkeeper.observe.spans import REQUEST, Value, attributes, failed, stage_attributes
 
 PATH: Final = "/v1/traces"
-# Each span costs as much CPU time as a line of the log, and a batch as much as ten spans.
-SHORTEST_SECONDS: Final = 0.02  # of a stage that gets one
+# A span costs as much CPU time as a log line, and a batch as much as ten spans.
+SHORTEST_SECONDS: Final = 0.02  # shorter stages get no span
 BATCH_MS: Final = 30_000  # between two batches
-CLOSE_SECONDS: Final = 2.0  # for what is still to be sent
-LIBRARY: Final = "opentelemetry"  # the logger of all its modules
-SENDING: Final = ("opentelemetry.sdk", "opentelemetry.exporter")  # the others complain of clients' headers
-SILENT: Final = logging.NullHandler()  # so that what it says after its end is not printed
+CLOSE_SECONDS: Final = 2.0  # for sending the last spans when we close
+LIBRARY: Final = "opentelemetry"  # the parent logger of the library's modules
+SENDING: Final = ("opentelemetry.sdk", "opentelemetry.exporter")  # other modules warn of clients' headers
+SILENT: Final = logging.NullHandler()  # keeps messages after `close` off standard error
 W3C: Final = TraceContextTextMapPropagator()
 
 log = get_logger(__name__)
 
 
 class TraceContext:
-    """One request's place in a trace. Nothing is sent of it unless `end` is called."""
+    """One request's place in a trace. Its spans are sent only if `end` is called."""
 
     __slots__ = ("_caller", "_own", "_send", "trace_parent")
 
@@ -64,12 +64,12 @@ class TraceContext:
         self._own = own
         self._caller = caller
         self._send = send
-        # The header for the engine, with our span as its parent.
+        # The header for the engine; our span is the parent of the engine's.
         self.trace_parent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
 
     def end(self, record: Record) -> None:
-        """Have the span of a request that has ended sent, unless it is not sampled. Never raises."""
-        if not self._own.trace_flags.sampled:  # its caller has decided so, or the sampler
+        """Queue the spans of a request that has ended, if it is sampled. Never raises."""
+        if not self._own.trace_flags.sampled:  # the caller or the sampler has decided so
             return
         try:
             self._send(record, self._own, self._caller)
@@ -78,11 +78,11 @@ class TraceContext:
 
 
 class Spans:
-    """Makes them, and sends them. `close` it."""
+    """Makes spans and sends them. The owner must `close` it."""
 
     def __init__(self, endpoint: str) -> None:
         named = Resource.create({"service.name": "slotkeeper", "service.version": __version__})
-        resource = named.merge(OTELResourceDetector().detect())  # what OTEL_* variables say wins
+        resource = named.merge(OTELResourceDetector().detect())  # OTEL_* variables take precedence
         self._library = _library_logs()
         self._exporter = OTLPSpanExporter(endpoint=endpoint + PATH)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -96,10 +96,10 @@ class Spans:
         return f"<Spans to {self._endpoint}>"
 
     def begin(self, headers: Mapping[str, str]) -> TraceContext:
-        """Of a request with these headers.
+        """Return the trace context of a request with these headers.
 
-        It belongs to the trace that `traceparent` and `tracestate` name, and is sampled if that one is.
-        What is no such header is as none.
+        It belongs to the trace that `traceparent` and `tracestate` name, and is sampled if the caller's span
+        is. Invalid headers count as missing.
         """
         around, ids = W3C.extract(headers, Context()), self._provider.id_generator
         caller = get_current_span(around).get_span_context()
@@ -111,10 +111,10 @@ class Spans:
         return TraceContext(own, caller if caller.is_valid else None, self._send)
 
     def _send(self, record: Record, own: SpanContext, caller: SpanContext | None) -> None:
-        """All spans are made when all is over, so nothing has to be started, locked or checked."""
+        """Make and queue all spans of a request. It has ended, so no span needs to be started or locked."""
         came, status = record.came, Status(StatusCode.ERROR, record.outcome) if failed(record) else Status()
         end = came + (record.seconds or 0.0)
-        self._end(REQUEST, own, caller, said=attributes(record), begin=came, end=end, status=status)
+        self._end(REQUEST, own, caller, attrs=attributes(record), begin=came, end=end, status=status)
         for stage in record.spans:
             if stage.end - stage.begin >= SHORTEST_SECONDS:
                 known_as = self._provider.id_generator.generate_span_id()
@@ -122,7 +122,7 @@ class Spans:
                     f"slotkeeper.{stage.stage.value}",
                     _context(own.trace_id, known_as, own.trace_flags, own.trace_state),
                     own,
-                    said=stage_attributes(stage),
+                    attrs=stage_attributes(stage),
                     begin=came + stage.begin,
                     end=came + stage.end,
                 )
@@ -133,18 +133,18 @@ class Spans:
         own: SpanContext,
         parent: SpanContext | None,
         *,
-        said: Mapping[str, Value],
+        attrs: Mapping[str, Value],
         begin: float,
         end: float,
         status: Status | None = None,
     ) -> None:
-        """`begin` and `end` in seconds since the epoch."""
+        """Queue one span. `begin` and `end` are seconds since the epoch."""
         span = ReadableSpan(
             name,
             own,
             parent,
             self._provider.resource,
-            said,
+            attrs,
             kind=SpanKind.SERVER if name == REQUEST else SpanKind.INTERNAL,
             status=status or Status(),
             start_time=_nanoseconds(begin),
@@ -154,12 +154,12 @@ class Spans:
         self._batches.on_end(span)
 
     async def close(self) -> None:
-        """Send what waits, for as long as CLOSE_SECONDS."""
+        """Send the queued spans, for at most CLOSE_SECONDS."""
         await asyncio.to_thread(self._shut)
         logging.getLogger(LIBRARY).removeHandler(self._library)
 
     def _shut(self) -> None:
-        """The library would try for half a minute to reach a collector that is not there."""
+        """Shut the library down in a thread: it would try for half a minute to reach a lost collector."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(CLOSE_SECONDS)
@@ -168,7 +168,7 @@ class Spans:
 
 
 class _Quietly(logging.Handler):
-    """What the library says of spans that it cannot send, in our log and not for each of them."""
+    """Logs the library's errors about spans that it cannot send, at most once a minute."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,12 +1,9 @@
-"""Requests as their clients sent them, in files that `replay` and `lint` read (docs/recording.md).
+"""Records clients' requests in files that `replay` and `lint` read (docs/recording.md).
 
-What is written are whole prompts, so it is off unless asked for. Credentials are left out: of the headers
-only those go along that are known to be harmless. Nothing here holds up a request, and nothing that fails
-here fails one.
-
-Writing blocks, and is for one thread. The files are of mode 0600, their names sort by time, and a file is
-never written to by two processes: what a crash tore is the last line of its file. The oldest files go
-first.
+The files hold whole prompts, so recording is off by default. Credentials are left out: only headers that are
+known to be harmless are written. Recording delays no request, and its errors fail no request. One thread
+writes. Files have mode 0600, and their names sort by time. Each file has one writer, so a crash can damage
+only a last line. The oldest files are deleted first.
 """
 
 from __future__ import annotations
@@ -30,12 +27,15 @@ from slotkeeper.api.document import SESSION_HEADERS
 from slotkeeper.api.head import Secrets, tells_secret
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 
-PARTS: Final = 16  # files that a budget is for: so much of a recording goes at once
+PARTS: Final = 16  # files that a budget is divided into; one such part is deleted at a time
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RotatingFiles:
-    """`PREFIX-TIME.jsonl` in one folder, which is made, of mode 0700, if it is not there."""
+    """Appends lines to files `PREFIX-TIME.jsonl` in one folder, within a budget of bytes.
+
+    It makes the folder, with mode 0700, if it is missing.
+    """
 
     def __init__(self, folder: Path, prefix: str, budget_bytes: int) -> None:
         self._folder = folder
@@ -43,13 +43,13 @@ class RotatingFiles:
         self._budget = budget_bytes
         self._part = budget_bytes // PARTS
         self._file: int | None = None
-        self._size = 0  # of that file
+        self._size = 0  # bytes of that file
 
     def __repr__(self) -> str:
         return f"<RotatingFiles {self._folder}/{self._prefix}-*, {self._budget} bytes>"
 
     def append(self, line: bytes) -> None:
-        """Write a line, whole or not at all. Raises OSError: EFBIG for one above the budget."""
+        """Write a line completely or not at all. Raises OSError: EFBIG for a line above the budget."""
         if len(line) > self._budget:
             raise OSError(errno.EFBIG, f"{len(line)} bytes are more than the budget of {self._budget}")
         file = self._file
@@ -60,7 +60,7 @@ class RotatingFiles:
         except OSError:
             os.ftruncate(file, self._size)
             raise
-        if written < len(line):  # a disk that has just become full takes a part
+        if written < len(line):  # the disk became full during the write
             os.ftruncate(file, self._size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += written
@@ -71,7 +71,7 @@ class RotatingFiles:
             self._file = None
 
     def _begin(self, size: int) -> int:
-        """A new file, for which there is room: as much as a file may have, or `size` if that is more."""
+        """Open a new file after making room for it: the size of a part, or `size` if that is more."""
         self.close()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_room(max(size, self._part))
@@ -95,7 +95,7 @@ class RotatingFiles:
 
 
 def moment(nanoseconds: int) -> str:
-    """A time since the epoch as a part of a name that sorts: 20261121T084035-123456789."""
+    """Return a time since the epoch as text that sorts by time: 20261121T084035-123456789."""
     seconds, rest = divmod(nanoseconds, 10**9)
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(seconds))}-{rest:09}"
 
@@ -103,11 +103,11 @@ def moment(nanoseconds: int) -> str:
 # -- recording -------------------------------------------------------------------------------------------
 
 PREFIX: Final = "requests"
-WAITING_BYTES: Final = 64 << 20  # of requests that may wait for a slow disk; what comes then is not recorded
-REQUEST_BYTES: Final = 4096  # that one weighs beside its body and headers: there are bodies without a byte
-CLOSE_SECONDS: Final = 5.0  # for what is still to be written
+WAITING_BYTES: Final = 64 << 20  # requests that wait for a slow disk; beyond this they are not recorded
+REQUEST_BYTES: Final = 4096  # memory of one request beside body and headers, so that empty bodies count too
+CLOSE_SECONDS: Final = 5.0  # for writing the last requests when we close
 
-# A list of what may be written, not of what may not: no list of credentials' names is complete.
+# A list of allowed headers, not of forbidden ones: no list of credentials' names is complete.
 HARMLESS: Final = frozenset({"user-agent", "content-type", "accept", *SESSION_HEADERS})
 FAMILIES: Final = ("anthropic-", "openai-", "x-stainless-", "x-session-")
 _PRODUCT: Final = re.compile(r"[\w.+-]+")
@@ -122,7 +122,7 @@ class TooSlowError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest:
-    """One request on its way to the disk."""
+    """One request that waits to be written."""
 
     at: float
     path: str
@@ -133,13 +133,13 @@ class RecordedRequest:
 
     @property
     def weight(self) -> int:
-        """Bytes of memory, about."""
+        """Approximate bytes of memory."""
         headers = sum(len(name) + len(value) for name, value in self.headers.items())
         return REQUEST_BYTES + headers + len(self.body)
 
 
 class Recorder:
-    """Writes in a thread of its own. `failed` is told of every request that is not written, in any thread."""
+    """Records requests in a separate thread. Calls `failed`, in any thread, for each that is not written."""
 
     def __init__(self, folder: Path, budget_bytes: int, failed: Callable[[BaseException], None]) -> None:
         self._files = RotatingFiles(folder, PREFIX, budget_bytes)
@@ -165,38 +165,40 @@ class Recorder:
         session: str | int | None,
         at: float,
     ) -> None:
-        """Have a request written; returns at once and never raises.
+        """Queue a request for writing; returns at once and never raises.
 
         Args:
-            path: with its query, which is not written.
-            headers: all of them; what is not harmless is left out.
-            body: as it came. One that is no JSON object is left out.
-            client: who it is if its User-Agent does not say.
-            session: its conversation, as the client calls it or by a number of ours; None: of none.
+            path: path and query; the query is not written.
+            headers: all headers; only harmless ones are written.
+            body: the bytes as received; a body that is no JSON object is left out.
+            client: the client's name if there is no User-Agent.
+            session: the conversation: the client's name for it, or our number; None without one.
             at: seconds since the epoch.
         """
-        heard = RecordedRequest(at=at, path=path, headers=headers, body=body, client=client, session=session)
+        request = RecordedRequest(
+            at=at, path=path, headers=headers, body=body, client=client, session=session
+        )
         with self._lock:
-            fits = self._waiting < WAITING_BYTES  # one body may be larger than that
-            self._waiting += heard.weight if fits else 0
+            fits = self._waiting < WAITING_BYTES  # a single body may be larger than the limit
+            self._waiting += request.weight if fits else 0
         if fits:
-            self._queue.put(heard)
+            self._queue.put(request)
         else:
             self._lost(TooSlowError(f"{WAITING_BYTES} bytes wait to be written"))
 
     async def close(self) -> None:
-        """Write what waits, for as long as CLOSE_SECONDS."""
+        """Write the queued requests, for at most CLOSE_SECONDS."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
 
     def _work(self) -> None:
-        while (heard := self._queue.get()) is not None:
+        while (request := self._queue.get()) is not None:
             try:
-                self._files.append(line(heard, self._run))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the request itself is well
+                self._files.append(line(request, self._run))
+            except Exception as error:  # noqa: BLE001 - no error here may affect a request
                 self._lost(error)
             with self._lock:
-                self._waiting -= heard.weight
+                self._waiting -= request.weight
         self._files.close()
 
     def _lost(self, error: Exception) -> None:
@@ -204,29 +206,32 @@ class Recorder:
         self._seldom.warning("not_recorded", error=sayable(error))
 
 
-def line(heard: RecordedRequest, run: str) -> bytes:
-    """A request as one line. `run` tells our numbers of this run from those of another."""
-    path, _, query = heard.path.partition("?")
-    secrets = Secrets.of(heard.headers, query)
-    headers, session = dict(harmless(heard.headers, secrets)), heard.session
+def line(request: RecordedRequest, run: str) -> bytes:
+    """Return a request as one JSON line. `run` makes our session numbers unique across runs."""
+    path, _, query = request.path.partition("?")
+    secrets = Secrets.of(request.headers, query)
+    headers, session = dict(harmless(request.headers, secrets)), request.session
     if isinstance(session, str) and secrets.stand_in(session):
         session = ""
     doc: dict[str, Any] = {
-        "t": round(heard.at, 6),
-        "client": product(headers.get("user-agent", "")) or heard.client,
+        "t": round(request.at, 6),
+        "client": product(headers.get("user-agent", "")) or request.client,
         "session": f"{run}-{session}" if isinstance(session, int) else _clean(session or ""),
         "path": _clean(path),
         "headers": headers,
     }
-    body = secrets.masked(heard.body.removeprefix(_BOM).strip())
+    body = secrets.masked(request.body.removeprefix(_BOM).strip())
     if body.startswith(b"{") and body.endswith(b"}"):
-        # One line: in JSON such bytes stand between values only.
+        # Make it one line: in JSON, line ends occur only between values.
         doc["body"] = orjson.Fragment(body.replace(b"\n", b" ").replace(b"\r", b" "))
     return orjson.dumps(doc, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def harmless(headers: Mapping[str, str], secrets: Secrets) -> Iterator[tuple[str, str]]:
-    """Those that may be written: some clients send their key as the name of a session, too."""
+    """Yield the headers that may be written, without values that contain one of the request's secrets.
+
+    Some clients send their key as the session's name too.
+    """
     for name, value in ((name.lower(), value) for name, value in headers.items()):
         known = name in HARMLESS or (name.startswith(FAMILIES) and not tells_secret(name))
         if known and not secrets.stand_in(value):
@@ -234,11 +239,11 @@ def harmless(headers: Mapping[str, str], secrets: Secrets) -> Iterator[tuple[str
 
 
 def product(user_agent: str) -> str:
-    """The program that a User-Agent names first, without its version."""
+    """Return the first program in a User-Agent, without its version."""
     found = _PRODUCT.match(user_agent)
     return found[0] if found else ""
 
 
 def _clean(text: str) -> str:
-    """Header bytes that are no UTF-8 come as lone surrogates, which no JSON may hold."""
+    """Replace lone surrogates, which stand for header bytes that are no UTF-8: JSON cannot hold them."""
     return text.encode(errors="replace").decode()

@@ -1,6 +1,6 @@
-"""What a trace says of a request (docs/tracing.md): names and values, and no text of a prompt or an answer.
+"""The attributes of a request's spans (docs/tracing.md), without any text of a prompt or an answer.
 
-The names are those of OpenTelemetry's conventions where it has any, else they begin with `slotkeeper.`.
+Names follow OpenTelemetry's conventions where there are any; all others begin with `slotkeeper.`.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ OPERATIONS: Final[Mapping[str, str]] = {
     Api.COMPLETION: "text_completion",
     Api.INFILL: "text_completion",
 }
-BLAMELESS: Final = frozenset({"ok", "client_error", "client_gone"})  # outcomes that are no error of a server
+BLAMELESS: Final = frozenset({"ok", "client_error", "client_gone"})  # outcomes that are no server error
 
 Value = str | int | float | bool
 
 
 def spans_to(endpoint: str) -> Spans | None:
-    """Where spans go; None without a collector, or where the library's own variable forbids it.
+    """Return the sender of spans; None without an endpoint, or if OTEL_SDK_DISABLED is true.
 
-    Raises UsageError where the extra `otel` is not installed.
+    Raises UsageError if the extra `otel` is not installed.
     """
     if not endpoint or os.environ.get(DISABLED, "").strip().lower() == "true":
         return None
     try:
-        from slotkeeper.observe.otel import Spans  # noqa: PLC0415 - half a second, and an extra
+        from slotkeeper.observe.otel import Spans  # noqa: PLC0415 - takes half a second, and needs an extra
     except ModuleNotFoundError as error:
         raise UsageError(f"otlp_endpoint needs: pip install 'slotkeeper[otel]' ({error})") from error
     return Spans(endpoint)
 
 
 def attributes(record: Record) -> dict[str, Value]:
-    """Of a request that has ended; what is not known of it is left out."""
+    """Return the attributes of a request that has ended, without unknown values."""
     chosen = record.decision.chosen.reason.value if record.decision else None
     usage = record.usage
     known: dict[str, Value | None] = {
@@ -81,5 +81,5 @@ def stage_attributes(span: Span) -> dict[str, Value]:
 
 
 def failed(record: Record) -> bool:
-    """Whether the server is to blame, as the conventions want it of a server's span."""
+    """Whether the server failed: only then may a server's span be an error, by the conventions."""
     return record.outcome not in BLAMELESS or (record.status or 0) >= 500

@@ -1,7 +1,7 @@
-"""Standard error, where the log goes: what it does not take is counted and dropped, and nothing waits for it.
+"""Standard error as a stream for the log: lines that cannot be written are counted and dropped.
 
-Its reader may be gone or stuck, its disk full, it may have been closed before the start. None of that is a
-reason to end, or to hold up a request.
+The reader may be gone or stuck, the disk full, or the stream closed before the start. None of these may end
+the process or delay a request.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Final
 
 from prometheus_client import Counter
 
-SLOW_SECONDS: Final = 0.1  # for a reader that is behind; one that was once is not waited for again
+SLOW_SECONDS: Final = 0.1  # wait for a slow reader; while it stays stuck, later lines do not wait
 DROPPED: Final = Counter(
     "slotkeeper_log_lines_dropped_total",
     "Log lines that could not be written: standard error closed or stuck, or its disk full.",
-    registry=None,  # there is one standard error, however many sidecars a process has
+    registry=None,  # a process has one standard error, even with several sidecars
 )
 
 
 class StandardError:
-    """A stream for loggers: `sys.stderr` as it is when this is made. Neither `write` nor `flush` raises.
+    """A stream for loggers that writes to `sys.stderr` as it is now. Neither `write` nor `flush` raises.
 
-    It goes around the buffer of `sys.stderr`, which would keep what could not be written and fail with it at
+    It bypasses the buffer of `sys.stderr`, which would keep text that could not be written, and fail on it at
     the end of the process.
     """
 
@@ -34,16 +34,16 @@ class StandardError:
         self._stream: Any = sys.stderr
         buffer = getattr(self._stream, "buffer", None)
         raw = getattr(buffer, "raw", buffer)  # with PYTHONUNBUFFERED there is no buffer between them
-        self._raw = raw if isinstance(raw, io.FileIO) else None  # else a test's
+        self._raw = raw if isinstance(raw, io.FileIO) else None  # None for a test's stream
         self._lock = threading.Lock()
-        self._torn = False  # a part of the last line was written
-        self._stuck = False
+        self._torn = False  # whether the last line was written only in part
+        self._stuck = False  # whether the reader was too slow at the last write
 
     def write(self, text: str) -> int:
         with self._lock:
             try:
                 self._write(text)
-            except (AttributeError, OSError, ValueError):  # there is none; it fails; it was closed
+            except (AttributeError, OSError, ValueError):  # no stream; a failed write; a closed stream
                 DROPPED.inc()
         return len(text)
 
@@ -54,7 +54,7 @@ class StandardError:
             return False
 
     def flush(self) -> None:
-        """`write` did."""
+        """Do nothing: `write` does not buffer."""
 
     def _write(self, text: str) -> None:
         if self._raw is None:
@@ -67,7 +67,7 @@ class StandardError:
             raise BlockingIOError
 
     def _put(self, raw: io.FileIO, data: bytes) -> bool:
-        """Whether all of it was written. Raises OSError if nothing was."""
+        """Write the data; return whether all of it was written. Raises OSError if nothing was."""
         left = memoryview(data)
         while left:
             try:
@@ -79,7 +79,10 @@ class StandardError:
         return True
 
     def _some(self, raw: io.FileIO, data: memoryview) -> int:
-        """So much goes into a pipe without waiting, if anything does."""
+        """Write at most PIPE_BUF bytes, which a ready pipe takes at once; return the count.
+
+        Raises BlockingIOError if the reader is stuck.
+        """
         poll = select.poll()
         poll.register(raw, select.POLLOUT)
         self._stuck = not poll.poll(0 if self._stuck else SLOW_SECONDS * 1000)
@@ -90,11 +93,11 @@ class StandardError:
 
 
 def hold_standard_streams() -> None:
-    """Open the null device for those that were closed before the start: their numbers are not for sockets.
+    """Open the null device for standard streams that were closed, so that no socket gets their descriptors.
 
-    In place of standard error it is open for reading only: what is written there fails, and is counted.
+    For standard error it is opened for reading only, so that writes fail and are counted as dropped.
     """
-    for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers: the lowest free one is taken
+    for name in ("stdin", "stdout", "stderr"):  # in the order of descriptors: open() takes the lowest free
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_WRONLY if name == "stdout" else os.O_RDONLY)
             setattr(sys, name, open(number, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123

@@ -1,9 +1,8 @@
-"""The exact prompt of a request and of the turn that will follow it, and its boundaries.
+"""The exact prompt of a request, the beginning of the next turn's prompt, and the prompt's boundaries.
 
-Boundaries are found by the markers of the engine's template, in a fraction of a millisecond. A chat is
-rendered otherwise only for what they cannot tell: once where system text stands inside a user message,
-twice where the template is of no known family. The last lines of a long message at the end are tokenized
-again, each with all that follows it.
+The markers of the engine's template give most boundaries, in a fraction of a millisecond. Other boundaries
+need further renderings of the chat: one if system text is inside a user message, two if the template's family
+is unknown. For a long last message its last lines are tokenized again, each with all the text after it.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ from slotkeeper.scheduler.types import (
 )
 from slotkeeper.vocab.tokenizer import TokenizeError
 
-# ValueError and TokenizeError: a prompt that the tokenizer refuses (ids that are none, several prompts).
+# ValueError and TokenizeError: a prompt that the tokenizer refuses (invalid ids, several prompts).
 FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueError)
 
-# What is put behind a reply so that the template renders it as history. A tool's answer leaves the
-# reasoning before it in place, as it was sampled; a user's message may strip it.
+# A message that is put after a reply so that the template renders the reply as history. After a tool's answer
+# the template keeps the reasoning as it was sampled; after a user's message it may strip it.
 AFTER_REASONING: Final[Doc] = {"role": "tool", "tool_call_id": "x", "content": "x"}
 AFTER_TEXT: Final[Doc] = {"role": "user", "content": "x"}
 
 
 async def prompt_of(link: EngineLink, ask: Ask, auth: Mapping[str, str]) -> Tokens | None:
-    """The ids that the engine will evaluate; None where they cannot be known (media, infill).
+    """Return the token ids that the engine will evaluate; None if they cannot be known (media, infill).
 
     Raises EngineError for a body that the engine's template refuses, EngineGoneError without an engine.
     """
@@ -71,17 +70,17 @@ async def prompt_of(link: EngineLink, ask: Ask, auth: Mapping[str, str]) -> Toke
 async def with_reply(
     link: EngineLink, ask: Ask, prompt: Tokens, reply: Doc, *, generated: int, auth: Mapping[str, str]
 ) -> Tokens | None:
-    """The ids of prompt and reply, as the slot holds them: all but the last sampled token.
+    """Return the ids of prompt and reply that the slot holds: all but the last sampled token.
 
-    They are found by rendering the conversation one turn further. None when that does not agree
-    with the engine's count: then the reply does not come back as it was sampled.
+    They come from rendering the conversation one turn further. None if that contradicts the engine's count
+    of `generated` tokens: then the reply does not tokenize as it was sampled.
     """
     total = len(prompt) + max(0, generated - 1)
-    said = await link.render_text(str(reply.get("content") or ""), auth)
-    # All that was sampled, or all but the token that ended the turn; never more than that.
-    whole = len(said) in (generated, generated - 1)
+    sampled = await link.render_text(str(reply.get("content") or ""), auth)
+    # All sampled tokens, or all but the one that ended the turn.
+    whole = len(sampled) in (generated, generated - 1)
     if ask.chat is None:
-        return (prompt + said).cut(0, total) if whole else None
+        return (prompt + sampled).cut(0, total) if whole else None
     after = AFTER_REASONING if reply.get("reasoning_content") or reply.get("tool_calls") else AFTER_TEXT
     chat = {**ask.chat, "messages": [*ask.chat["messages"], reply, after]}
     rendered = await link.render_chat(chat, auth)
@@ -93,9 +92,9 @@ async def with_reply(
 
 # -- boundaries ------------------------------------------------------------------------------------------
 
-SHORTEST: Final = 512  # tokens: computing a shorter prompt takes no longer than rendering it again is worth
+SHORTEST: Final = 512  # tokens: for a shorter prompt, reuse saves less than another rendering costs
 LEADING: Final = frozenset({"system", "developer"})
-OTHER: Final[Doc] = {"role": "user", "content": "Zqx"}  # begins as hardly any message does
+OTHER: Final[Doc] = {"role": "user", "content": "Zqx"}  # hardly any message begins like this
 
 log = get_logger(__name__)
 
@@ -103,7 +102,7 @@ log = get_logger(__name__)
 async def boundaries_of(
     link: EngineLink, ask: Ask, prompt: Tokens, auth: Mapping[str, str]
 ) -> tuple[Boundary, ...]:
-    """Never raises for what the engine does: what cannot be rendered is left out."""
+    """Return the prompt's boundaries. Errors of the engine only leave boundaries out."""
     markers = link.traits.markers if link.traits else UNKNOWN
     if ask.chat is None:
         return boundaries(prompt, markers)
@@ -128,9 +127,9 @@ async def _tried(looking: Awaitable[list[Boundary]]) -> list[Boundary]:
 async def _rendered(
     link: EngineLink, chat: Doc, prompt: Tokens, markers: Markers, auth: Mapping[str, str]
 ) -> list[Boundary]:
-    """What must be found by rendering: where the prompt parts from one with another user message.
+    """Return the boundaries that need rendering: where a prompt with another user message diverges.
 
-    That is where the message's text begins, or a token or two behind where both begin alike.
+    This is where the message's text begins, or a token or two later if both texts begin alike.
     """
     if markers.user and not markers.lead_inside:
         return []
@@ -149,7 +148,7 @@ async def _rendered(
 async def _lines(
     link: EngineLink, chat: Doc, prompt: Tokens, found: Sequence[Boundary], auth: Mapping[str, str]
 ) -> list[Boundary]:
-    """Where the last lines begin of a long user message at the end."""
+    """Return the tokens at which the last lines of a long last user message begin."""
     message, last = last_message(found, len(prompt)), chat["messages"][-1:]
     if message is None or not last or text(last[0], "role") != "user":
         return []
@@ -162,19 +161,18 @@ async def _lines(
 async def _divergence_at(
     link: EngineLink, chat: Doc, before: Sequence[Doc], prompt: Tokens, auth: Mapping[str, str]
 ) -> int:
-    """Tokens that the prompt has in common with the one in which another message follows `before`."""
+    """Return the length of the common prefix with a prompt in which another message follows `before`."""
     return prompt.lcp(await link.render_chat({**chat, "messages": [*before, OTHER]}, auth))
 
 
 # -- the next turn ---------------------------------------------------------------------------------------
-# It begins with the reply as its client will send it back, and what follows that: rendered by the engine's
-# own template with two different texts behind it. What the prompts share is what the client has not yet to
-# say. How a client sends replies back is learned from its own requests (api/echo.py) and remembered here,
-# within bounds.
+# Its prompt begins with this conversation and the reply as the client will send it back. The engine's own
+# template renders it twice, with two different texts after the reply; the common prefix of both is certain.
+# How a client sends replies back is learned from its requests (api/echo.py) and kept here, within bounds.
 
 CLIENTS: Final = 256
 REPLIES: Final = 256
-LARGEST: Final = 64 << 10  # characters: a longer reply is not waited for
+LARGEST: Final = 64 << 10  # characters: a longer reply is not kept for comparison
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -182,20 +180,20 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A reply that may come back."""
+    """A reply that the client's next request may contain."""
 
     reply: Doc
-    thoughts: int  # messages with reasoning in the request that it answered
-    habit: Habit  # of this conversation
+    thoughts: int  # messages with reasoning in the request that this reply answered
+    habit: Habit  # the client's habit in this conversation
 
 
 async def at_once() -> bool:
-    """There is nothing to wait for."""
+    """Render without waiting for a quiet moment."""
     return True
 
 
 class Recent(Generic[_Key, _Value]):
-    """The newest entries."""
+    """A mapping that keeps only the `most` newest entries."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -218,7 +216,7 @@ class NextTurns:
     """The habits of clients and of their conversations, and the replies that are expected back."""
 
     def __init__(self, clients: int = CLIENTS, replies: int = REPLIES) -> None:
-        self._habits: Recent[tuple[str, Api], Habit] = Recent(clients)  # of a client on one API
+        self._habits: Recent[tuple[str, Api], Habit] = Recent(clients)  # by client and API
         self._replies: Recent[tuple[str, bytes], Said] = Recent(replies)
 
     def __repr__(self) -> str:
@@ -234,17 +232,17 @@ class NextTurns:
         auth: Mapping[str, str],
         moment: Callable[[], Awaitable[bool]] = at_once,
     ) -> Tokens | None:
-        """The ids that the next prompt will begin with; None where that is not certain.
+        """Return the ids with which the next prompt will begin; None if that is not certain.
 
-        Learns from the request, and expects the reply back; then it waits for a `moment` to render, and
-        says nothing if that does not come. Raises what rendering raises (`render.FAILURES`), and NotOurs
-        for messages nested too deep.
+        It learns from the request and stores the reply, then waits for `moment` before it renders; None if
+        `moment` returns False. Raises the errors of rendering (`render.FAILURES`), and NotOurs for messages
+        that are nested too deep.
         """
         if ask.chat is None or not ask.chat["messages"] or ask.claim.copies > 1:
             return None
         messages = ask.chat["messages"]
         habit = self.follow(client, ask.api, messages, reply)
-        # Where the assistant's own message stands last, the reply goes on with it (a prefilled answer).
+        # If an assistant message is last, the reply continues it (a prefilled answer).
         if messages[-1].get("role") == "assistant" or not returnable(reply):
             return None
         possible = guesses(habit, reply, messages)
@@ -254,13 +252,13 @@ class NextTurns:
         return certain.pop() if len(certain) == 1 else None
 
     def follow(self, client: str, api: Api, messages: Sequence[Doc], reply: Doc) -> Habit:
-        """What this client does, now that these messages of it are known; `reply` is expected back."""
+        """Learn from a client's messages and return its habit; store `reply` for its next request."""
         digests = trail(messages)
         habit = self._habits.get((client, api)) or usual(api)
         for at in range(len(messages) - 1, 0, -1):
-            said = self._replies.get((client, digests[at - 1]))
-            if said is not None and messages[at].get("role") == "assistant":
-                habit = learnt(said.habit, said.reply, messages, at, before=said.thoughts)
+            stored = self._replies.get((client, digests[at - 1]))
+            if stored is not None and messages[at].get("role") == "assistant":
+                habit = learnt(stored.habit, stored.reply, messages, at, before=stored.thoughts)
                 break
         habit = gleaned(habit, messages)
         self._habits.put((client, api), habit)
@@ -272,7 +270,7 @@ class NextTurns:
 
 
 async def _shared(link: EngineLink, chat: Doc, reply: Doc, habit: Habit, auth: Mapping[str, str]) -> Tokens:
-    """What all prompts that this habit may lead to have in common."""
+    """Return the common prefix of all next prompts that this habit allows."""
     first, *others = [
         await link.render_chat({**chat, "messages": messages}, auth)
         for messages in next_turns(habit, chat["messages"], reply)
@@ -281,6 +279,6 @@ async def _shared(link: EngineLink, chat: Doc, reply: Doc, habit: Habit, auth: M
 
 
 def _size(reply: Doc) -> int:
-    """Characters of text in it."""
+    """Return the number of characters of text in a reply, with reasoning and arguments."""
     calls = sum(len(Arguments.SAMPLED.of(call)) for call in rows(reply.get("tool_calls")))
     return len(words(reply)) + len(text(reply, "reasoning_content")) + calls

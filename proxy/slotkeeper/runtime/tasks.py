@@ -1,8 +1,8 @@
-"""Work beside the requests: tasks with an owner, large bodies read in a thread, the end of an engine noticed.
+"""Background work: tasks with an owner, a thread for large bodies, and noticing that an engine has ended.
 
-The thread for large bodies is one only: it shares the interpreter with the loop, which then still has every
-second slice of its time. What runs there reads and makes new things. What changes anything that others see is
-done on the loop.
+There is one thread for large bodies, because it shares the interpreter with the event loop, which then still
+gets every second time slice. Functions in the thread only read and make new objects; shared state changes on
+the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from yarl import URL
 
 
 class Tasks:
-    """The only place where tasks are made (asyncio.create_task is banned elsewhere)."""
+    """Owns asyncio tasks. Only this class makes tasks: ruff bans asyncio.create_task elsewhere."""
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -33,7 +33,7 @@ class Tasks:
         return task
 
     async def close(self) -> None:
-        """Cancel what is left and wait for it."""
+        """Cancel the tasks that still run, and wait until they have ended."""
         for task in tuple(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -51,18 +51,18 @@ T = TypeVar("T")
 
 
 class Runner(Protocol):
-    """Where a function runs."""
+    """Runs a function: on the loop (`here`) or in the thread (`Aside`)."""
 
     async def __call__(self, do: Callable[P, T], /, *args: P.args, **more: P.kwargs) -> T: ...
 
 
 async def here(do: Callable[P, T], /, *args: P.args, **more: P.kwargs) -> T:
-    """At once, on the loop: for what is quicker done than handed over."""
+    """Run a function at once on the loop: for work that is quicker than a hand-over to a thread."""
     return do(*args, **more)
 
 
 class Aside:
-    """The thread. It begins with the first large body."""
+    """The thread for large bodies. It starts with the first one."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
@@ -74,15 +74,18 @@ class Aside:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-# -- the end of an engine's process: a silent connection ends with it ------------------------------------
+# -- the end of an engine's process: an idle connection closes with it -----------------------------------
 
-REFUSED: Final = 0.1  # seconds until it is tried again
-SHORT: Final = 1.0  # seconds: what stands before the engine closes it, not the engine
-LONGEST: Final = 60.0  # seconds between lines that are always short
+REFUSED: Final = 0.1  # seconds until the next attempt to connect
+SHORT: Final = 1.0  # seconds: if the connection closes sooner, a proxy before the engine has closed it
+LONGEST: Final = 60.0  # seconds between connections that always close soon
 
 
 async def lifeline(base: str, ended: Callable[[], Awaitable[bool]]) -> None:
-    """Runs for ever. After each line `ended` says whether the engine did end."""
+    """Keep an idle connection to an engine, for ever. When it closes, call `ended`, and connect again.
+
+    `ended` returns whether the engine did end.
+    """
     url, pause = URL(base), 0.0
     while True:
         await asyncio.sleep(pause)
@@ -98,12 +101,12 @@ async def lifeline(base: str, ended: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def _until_it_ends(url: URL) -> None:
-    """Raises OSError if there is no connection to be had."""
+    """Connect, and wait until the connection closes. Raises OSError if connecting fails."""
     tls = True if url.scheme == "https" else None
     reader, writer = await asyncio.open_connection(url.host, url.port, ssl=tls)
     try:
         await reader.read()
     except OSError:
-        pass  # reset: that is an end too
+        pass  # a reset closes the connection too
     finally:
         writer.close()

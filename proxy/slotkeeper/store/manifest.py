@@ -1,11 +1,9 @@
-"""The manifest of a snapshot: what its file must be. Written last, read strictly, sealed by a secret.
+"""The manifest of a snapshot: a JSON object beside the slot file, which says what that file must be.
 
-A JSON object beside the slot file. It never says what the tokens are, which would be the prompt in the
-clear twice: the slot file's header has them, and the chain here says whether they are the right ones.
-
-The secret lies in the folder, for its owner alone, and goes with it to another machine. Folders of earlier
-releases have none: their manifests, sealed by a public digest, are taken over once. Until that is done the
-secret has another name, so that a sidecar killed in between goes on with the same one.
+It is written last, read strictly and sealed with a secret. It holds no tokens, as that would store the prompt
+a second time: the slot file's header has them, and the hash chain here shows whether they are the right ones.
+The secret is a file in the folder, readable by its owner only, and moves with the folder. Folders of earlier
+releases have none: their manifests, sealed with a public digest, are sealed anew once (see `taken_over`).
 """
 
 from __future__ import annotations
@@ -37,14 +35,18 @@ BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The secret of a folder, by which its manifests are told from foreign ones."""
+    """The secret of a folder, which tells its own manifests from foreign ones."""
 
     secret: bytes
-    takes_over: bool  # whether manifests of releases that had no secret are believed
+    takes_over: bool  # whether manifests of releases that had no secret are accepted
 
 
 def seal_of(folder: Path) -> Seal:
-    """The folder's own, made where there is none. OSError passes."""
+    """Return the folder's seal; make one if there is none. May raise OSError.
+
+    A new secret has another file name until `taken_over`, so that a sidecar that is killed before it
+    continues with the same secret.
+    """
     for name, takes_over in ((files.SEAL, False), (files.FIRST_SEAL, True)):
         secret = _read(folder / name)
         if secret is not None:
@@ -55,7 +57,7 @@ def seal_of(folder: Path) -> Seal:
 
 
 def taken_over(folder: Path, seal: Seal) -> Seal:
-    """All that lay there has this seal by now: nothing without one is believed any more."""
+    """Finish the take-over, once all manifests have this seal: from then on others are not accepted."""
     if seal.takes_over:
         (folder / files.FIRST_SEAL).replace(folder / files.SEAL)
         files.sync_folder(folder)
@@ -63,7 +65,10 @@ def taken_over(folder: Path, seal: Seal) -> Seal:
 
 
 def _read(path: Path) -> bytes | None:
-    """None where there is none, or none that can be ours."""
+    """Return the secret in a file; None if there is no such file, or if it has the wrong size.
+
+    Raises OSError, also if the file belongs to another user.
+    """
     try:
         file = files.open_ours(path)
     except FileNotFoundError:
@@ -72,7 +77,7 @@ def _read(path: Path) -> bytes | None:
         found = os.fstat(file.fileno())
         if found.st_uid not in {0, os.geteuid()}:
             raise OSError(errno.EPERM, "it belongs to another user", str(path))
-        if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():  # as fsGroup leaves it
+        if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():  # fsGroup does it
             os.fchmod(file.fileno(), 0o600)
         secret = file.read(BYTES + 1)
     return secret if len(secret) == BYTES else None
@@ -81,9 +86,9 @@ def _read(path: Path) -> bytes | None:
 # -- the manifest ----------------------------------------------------------------------------------------
 
 FORMAT: Final = 2
-UNKEYED: Final = 1  # sealed by a digest that needs no secret
+UNKEYED: Final = 1  # sealed with a digest that needs no secret
 BLOCK: Final = 256  # tokens for each digest of the chain
-LINK_BYTES: Final = 8  # of each; what guards against tampering is the file's own hash
+LINK_BYTES: Final = 8  # bytes of each digest; the file's own hash guards against tampering
 LONGEST_NAMESPACE: Final = 64  # characters
 LARGEST: Final = 4 << 20  # bytes: a million tokens make 80 kB
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -92,12 +97,15 @@ _LINK: Final = re.compile(rf"[0-9a-f]{{{2 * LINK_BYTES}}}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that is known of a file without opening it. `build` is advice: files fit by fingerprint."""
+    """All facts about a slot file that are known without opening it.
+
+    `build` is only information: whether a file fits an engine depends on `fingerprint`.
+    """
 
     id: SnapshotId
     fingerprint: str  # of the engine (engine.md 2.4)
-    version: int  # of the engine's format (engine.md 2.2)
-    layout: str  # of the state's structure; empty = it was not understood
+    version: int  # of the engine's file format (engine.md 2.2)
+    layout: str  # digest of the state's structure; empty = not understood
     tokens: int
     chain: tuple[str, ...]
     checkpoints: tuple[int, ...]
@@ -108,15 +116,15 @@ class Manifest:
     sha256: str
     created: float  # wall clock, seconds
     build: str
-    namespace: str = ""  # of the key whose state it is; not written where namespaces were off
+    namespace: str = ""  # of the key whose state this is; not written if namespaces were off
 
     def fits(self, tokens: Tokens) -> bool:
-        """Whether these are the tokens of which it was written."""
+        """Whether these are the tokens of the snapshot."""
         return len(tokens) == self.tokens and chain(tokens) == self.chain
 
 
 class Flaw(StrEnum):
-    """Why a manifest is not believed."""
+    """Why a manifest is not accepted."""
 
     NOT_JSON = "it is not a JSON object"
     NEWER = "a later release wrote it"
@@ -127,7 +135,7 @@ class Flaw(StrEnum):
 
 
 def chain(tokens: Tokens) -> tuple[str, ...]:
-    """A digest for each block of 256 ids, the last one shorter, each over all ids up to there."""
+    """Return a digest for each block of 256 ids (the last may be shorter), over all ids up to its end."""
 
     def links() -> Iterator[str]:
         link = b""
@@ -140,7 +148,7 @@ def chain(tokens: Tokens) -> tuple[str, ...]:
 
 
 def encode(manifest: Manifest, secret: bytes) -> bytes:
-    """`secret` is the folder's (`Seal`)."""
+    """Return the manifest as sealed JSON. `secret` is the folder's (see `Seal`)."""
     body = {"format": FORMAT} | asdict(manifest)
     if not manifest.namespace:
         del body["namespace"]
@@ -150,9 +158,9 @@ def encode(manifest: Manifest, secret: bytes) -> bytes:
 
 
 def decode(data: bytes, expected: SnapshotId, secret: bytes, *, unkeyed: bool = False) -> Manifest | Flaw:
-    """Read what `encode` wrote for this id. Anything else is a flaw, never an exception.
+    """Read a manifest that `encode` wrote for `expected`; return a flaw for anything else. Never raises.
 
-    With `unkeyed` also what a release wrote that had no secret.
+    With `unkeyed` manifests of releases that had no secret are accepted too.
     """
     try:
         body = orjson.loads(data)
@@ -181,7 +189,7 @@ def _sealed(body: dict[str, Any], seal: Any, secret: bytes, *, old: bool) -> boo
 
 
 def _seal(body: dict[str, Any], secret: bytes) -> str:
-    """Over all the other fields: a changed fingerprint would load a file into the wrong engine."""
+    """Return the seal over all other fields: a changed fingerprint would load a file into a wrong engine."""
     return hmac.digest(secret, orjson.dumps(body, option=orjson.OPT_SORT_KEYS), "sha256").hex()
 
 
@@ -209,7 +217,7 @@ def _shaped(body: dict[str, Any]) -> bool:
 
 
 def possible(manifest: Manifest) -> bool:
-    """Whether `decode` takes it for a manifest of ours."""
+    """Whether all values are plausible, so that `decode` accepts the manifest."""
     cuts = manifest.checkpoints
     return (
         ours(manifest.id + MANIFEST) is not None

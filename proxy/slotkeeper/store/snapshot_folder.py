@@ -1,7 +1,7 @@
-"""One folder of snapshots: each is `ID.slot` and `ID.json`, and without its manifest a file is nothing.
+"""One folder of snapshots: each is a slot file `ID.slot` with a manifest `ID.json`, without which it is void.
 
-So the manifest is the last thing written and the first removed, and a process killed anywhere between
-leaves either a whole snapshot or something that the next sweep takes away. All of it blocks.
+The manifest is written last and removed first. So a process that is killed in between leaves either a
+complete snapshot or files that the next sweep deletes. All functions block.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from slotkeeper.store.manifest import (
 )
 from slotkeeper.store.trouble import MissingError, StoreError, Trouble, UnfitError, troubles
 
-RESERVE: Final = 64 << 20  # bytes left free: the folder may share its disk with the engine's log, and ours
-QUARANTINED: Final = 8  # files kept to be looked at
+RESERVE: Final = 64 << 20  # bytes left free: the folder may share its disk with the engine's log and ours
+QUARANTINED: Final = 8  # files kept for inspection
 QUARANTINE_BYTES: Final = 4 << 30
 
 
 class SnapshotFolder:
-    """Two threads may use it at once, but not for the same snapshot."""
+    """One folder of snapshots. Two threads may use it at once, but not for the same snapshot."""
 
     def __init__(self, folder: Path, tier: Tier, *, reserve: int = RESERVE) -> None:
         self.path = folder
         self.tier = tier
         self._reserve = reserve
         self._lock: FileIO | None = None
-        self._seal: Seal | None = None  # once it is claimed
-        self._proved: dict[SnapshotId, Stamp] = {}  # files that this process has itself hashed
+        self._seal: Seal | None = None  # set by `claim`
+        self._proved: dict[SnapshotId, Stamp] = {}  # files whose hash this process has verified
 
     def __repr__(self) -> str:
         return f"<SnapshotFolder {self.tier} {self.path} {'open' if self._lock else 'closed'}>"
@@ -60,14 +60,14 @@ class SnapshotFolder:
         return self._seal is not None
 
     def claim(self) -> None:
-        """Make the folder and take its lock. Raises StoreError. May be called again."""
+        """Make the folder, take its lock and read its seal. Raises StoreError. May be called again."""
         with troubles(f"use {self.path} for snapshots"):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
             self._seal = seal_of(self.path)
 
     def probe(self, now: float) -> None:
-        """Write a byte, and see that there is room for more. Raises StoreError."""
+        """Check that a byte can be written and that the reserve is free. Raises StoreError."""
         with troubles(f"write to {self.path}"):
             path = self.path / files.new_temporary(now)
             try:
@@ -78,7 +78,7 @@ class SnapshotFolder:
         self.demand(0)
 
     def demand(self, size: int) -> None:
-        """Raises StoreError where there is no room for so many bytes and a reserve."""
+        """Check that `size` bytes and the reserve are free. Raises StoreError if not."""
         with troubles(f"look at {self.path}"):
             free = self.free()
         if free < size + self._reserve:
@@ -101,12 +101,13 @@ class SnapshotFolder:
         return self.path / (snapshot + files.MANIFEST)
 
     def admit(self, temporary: Path, manifest: Manifest, before: Stamp) -> None:
-        """Give a file its name and, when that is on the disk, its manifest.
+        """Rename a hashed temporary file to its snapshot's name, then write its manifest.
 
-        `before` is the file's stamp when it was hashed. A rename changes one of its times.
+        `before` is the file's stamp when it was hashed; the rename changes only its ctime.
+        Raises UnfitError if the file has changed since, or if the manifest is not plausible; OSError.
         """
         final = self.slot(manifest.id)
-        if not possible(manifest):  # it could not be read again
+        if not possible(manifest):  # `decode` would not accept it
             raise UnfitError(f"its values are impossible: checkpoints at {manifest.checkpoints}")
         try:
             temporary.replace(final)
@@ -117,15 +118,15 @@ class SnapshotFolder:
                 raise UnfitError(f"{final.name} was changed while it was taken in")  # noqa: TRY301
             self._write(manifest)
         except BaseException:
-            self.drop(manifest.id)  # a disk that is full for a manifest must not keep gigabytes for nothing
+            self.drop(manifest.id)  # if the disk is too full for a manifest, free the gigabytes at once
             raise
         self._proved[manifest.id] = after
 
     def check(self, manifest: Manifest, halt: Halt, *, anew: bool = False) -> int:
-        """Whether the file is the one that was kept: hashed, unless it is certain that nothing changed.
+        """Verify the slot file by its hash, unless its stamp proves that nothing changed (not with `anew`).
 
-        Returns the bytes that were read. Raises UnfitError, and MissingError where the folder is there but
-        not the file; OSError passes.
+        Returns the number of bytes read. Raises UnfitError for a changed file, MissingError if the folder
+        exists but not the file, and OSError.
         """
         with self.open(manifest.id) as file:
             if not anew and self._proved.get(manifest.id) == files.stamp(file):
@@ -143,7 +144,7 @@ class SnapshotFolder:
             return passed.size
 
     def open(self, snapshot: SnapshotId) -> FileIO:
-        """Its slot file, for reading. Raises as `check` does."""
+        """Open a slot file for reading. Raises as `check` does."""
         try:
             return files.open_ours(self.slot(snapshot))
         except FileNotFoundError as error:
@@ -171,7 +172,7 @@ class SnapshotFolder:
         return self._seal
 
     def take_over(self, found: Iterable[Manifest]) -> None:
-        """All that was found has our seal after this; once, for folders of releases that had none."""
+        """Seal all manifests found with our secret; once, for folders of releases that had none."""
         if self.seal.takes_over:
             for manifest in found:
                 self._write(manifest)
@@ -187,7 +188,7 @@ class SnapshotFolder:
         files.remove(self.slot(snapshot))
 
     def quarantine(self, snapshot: SnapshotId) -> None:
-        """Put a file that must not be used where a person can look at it, if that is possible."""
+        """Move a slot file that must not be used to a folder for inspection; delete it if it is not plain."""
         source, aside = self.slot(snapshot), self.path / files.QUARANTINE
         files.remove(self.manifest(snapshot))
         with suppress(FileExistsError):
@@ -198,10 +199,10 @@ class SnapshotFolder:
         self.drop(snapshot)
 
     def _take_lock(self) -> None:
-        """One sidecar for each folder: two would sweep away what the other is just writing.
+        """Lock the folder for this sidecar: a second one would sweep away files that are being written.
 
-        Advisory and released by the system with the process, however it ends. The file stays: removing it
-        would let two hold a lock of the same name.
+        The lock is advisory; the system releases it when the process ends in any way. The file stays: if it
+        were removed, two processes could hold a lock of the same name.
         """
         path = self.path / files.LOCK
         if self._lock and path.exists() and os.fstat(self._lock.fileno()).st_ino == path.lstat().st_ino:
@@ -215,20 +216,20 @@ class SnapshotFolder:
             if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
                 lock.close()
                 raise StoreError(Trouble.IN_USE, f"{self.path} is taken") from error
-            # Some network file systems have no locks; then we assume that we are alone.
+            # Some network file systems have no locks; then we assume that no other sidecar is here.
         self._lock = lock
 
 
 def _settled(file: FileIO) -> bool:
     try:
         files.settle(file)
-    except OSError:  # a read-only folder: the file can be used, and is hashed each time
+    except OSError:  # in a read-only folder the file is usable, but must be hashed each time
         return False
     return True
 
 
 def _is_plain(path: Path, kind: Callable[[int], bool]) -> bool:
-    """Whether it is there and no link, which would lead out of the folder."""
+    """Whether the path exists and is of this kind, and no link, which could lead out of the folder."""
     try:
         return kind(path.lstat().st_mode)
     except FileNotFoundError:
@@ -236,7 +237,7 @@ def _is_plain(path: Path, kind: Callable[[int], bool]) -> bool:
 
 
 def _bound(aside: Path) -> None:
-    """Drop the oldest until what is left is bounded: these files are prompts, and large."""
+    """Delete the oldest quarantined files above the bounds: these files hold prompts, and are large."""
     found = sorted(path for path in aside.iterdir() if files.ours(path.name))  # ids begin with the time
     sizes = [path.lstat().st_size for path in found]
     while found and (len(found) > QUARANTINED or sum(sizes) > QUARANTINE_BYTES):
