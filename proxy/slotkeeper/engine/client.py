@@ -36,7 +36,6 @@ __all__ = [
     "EngineClient",
     "EngineError",
     "EngineGoneError",
-    "Guess",
     "Headers",
     "Health",
     "Listing",
