@@ -22,7 +22,8 @@ _LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UD
 # pydantic's error type -> what is wrong and what to write instead; the value precedes this text.
 PLAIN: Final[Mapping[str, str]] = {
     **dict.fromkeys(
-        ("byte_size", "byte_size_unit"), "is no size; write a number of bytes, or such as 32GiB or 500MB"
+        ("byte_size", "byte_size_unit"),
+        "is no size; write a number of bytes, or such as 32GiB or 500MB",
     ),
     **dict.fromkeys(("float_parsing", "float_type"), "is no number; write such as 2.5"),
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "is no whole number; write such as 500"),
