@@ -1,4 +1,4 @@
-"""Where settings come from: flag > environment (`SLOTKEEPER_*`, secrets also `*_FILE`) > TOML > default."""
+"""Sources of the settings: flag > environment (`SLOTKEEPER_*`, secrets also `*_FILE`) > TOML > default."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 from slotkeeper.units import base_of, in_words, meant, nearest
 
-OTHERS: Final = frozenset({f"{PREFIX}ENGINE_PARENT"})  # what we tell an engine of ours (engine/xllama.py)
-_LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP).*)?$")  # of a Service
+OTHERS: Final = frozenset({f"{PREFIX}ENGINE_PARENT"})  # set for an engine that we start (engine/xllama.py)
+# Kubernetes sets variables of these names for each Service.
+_LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP).*)?$")
 
-# What pydantic calls it -> what its user can do about it; the value stands in front.
+# pydantic's error type -> what is wrong and what to write instead; the value precedes this text.
 PLAIN: Final[Mapping[str, str]] = {
     **dict.fromkeys(
-        ("byte_size", "byte_size_unit"), "is no size; write a number of bytes, or such as 32GiB or 500MB"
+        ("byte_size", "byte_size_unit"),
+        "is no size; write a number of bytes, or such as 32GiB or 500MB",
     ),
     **dict.fromkeys(("float_parsing", "float_type"), "is no number; write such as 2.5"),
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "is no whole number; write such as 500"),
@@ -30,7 +32,7 @@ PLAIN: Final[Mapping[str, str]] = {
 
 
 class UsageError(Exception):
-    """The settings are wrong; the message says which and what to do. Exit code 2."""
+    """A setting is wrong; the message says which one and what to do. Exit code 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Loaded:
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
-    """Merge all sources. Raises UsageError with one line for each thing that is wrong."""
+    """Merge all sources. Raises UsageError with one line for each error."""
     _check_names(os.environ)
     sources: list[tuple[str, Mapping[str, Any]]] = [("default", {})]
     origins = dict.fromkeys(Settings.model_fields, "default")
@@ -65,21 +67,24 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
 
 
 def _secret_files() -> dict[str, str]:
-    """Secrets by file, as containers mount them: SLOTKEEPER_ADMIN_TOKEN_FILE=/run/secrets/token."""
-    found = {}
+    """Read the secrets that files hold, as containers mount them.
+
+    For example, SLOTKEEPER_ADMIN_TOKEN_FILE=/run/secrets/token. Raises UsageError for an unreadable file.
+    """
+    secrets = {}
     for name in SECRETS:
         if path := os.environ.get(f"{PREFIX}{name.upper()}_FILE"):
             try:
-                found[name] = Path(path).read_text("utf-8").strip()
+                secrets[name] = Path(path).read_text("utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise UsageError(f"{PREFIX}{name.upper()}_FILE: {path}: {error}") from None
-    return found
+    return secrets
 
 
 def _check_names(environ: Mapping[str, str]) -> None:
-    """A variable that is almost one of ours would be ignored without a word. Raises UsageError.
+    """Raise UsageError for a misspelt variable, which would be ignored silently otherwise.
 
-    Other names are ignored: they may belong to another program, such as those that Kubernetes sets.
+    Names that resemble no setting are ignored: they may belong to another program, such as Kubernetes.
     """
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
     known |= {f"{PREFIX}{name.upper()}_FILE" for name in SECRETS}
@@ -92,17 +97,17 @@ def _check_names(environ: Mapping[str, str]) -> None:
 
 def _line(error: Any, origins: Mapping[str, str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":  # only a file can name what is no flag
+    if error["type"] == "extra_forbidden":  # only a file can name a setting that does not exist
         hint = meant(name.replace("-", "_").lower(), Settings.model_fields)
         return f"{_named(name, origins)}: there is no such setting{hint or '; --print-config lists them'}"
-    said = PLAIN.get(error["type"], error["msg"].removeprefix("Value error, "))
+    problem = PLAIN.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] in PLAIN:
-        said = f"{error['input']!r} {said}"
-    return f"{_named(error['loc'][0], origins)}: {said}" if name else said
+        problem = f"{error['input']!r} {problem}"
+    return f"{_named(error['loc'][0], origins)}: {problem}" if name else problem
 
 
 def _named(setting: str, origins: Mapping[str, str]) -> str:
-    """A setting as it was named where its value comes from."""
+    """Return the name of a setting in the source of its value: a variable, a file's key or a flag."""
     origin = origins.get(setting, "")
     if origin == "environment":
         return f"{PREFIX}{setting.upper()}"
@@ -112,7 +117,7 @@ def _named(setting: str, origins: Mapping[str, str]) -> str:
 
 
 def server(text: str, flag: str) -> str:
-    """A server's URL, with or without /v1. Raises UsageError."""
+    """Normalise a server's URL, given with or without /v1. Raises UsageError."""
     try:
         return base_of(text)
     except ValueError as error:
@@ -120,7 +125,7 @@ def server(text: str, flag: str) -> str:
 
 
 def shown(loaded: Loaded) -> list[tuple[str, str, str]]:
-    """(name, value, origin) of every setting, secrets hidden, for `--print-config`."""
+    """Return (name, value, origin) of every setting, with secrets hidden, for `--print-config`."""
     return [
         (name, in_words(getattr(loaded.settings, name)), loaded.origins[name])
         for name in Settings.model_fields

@@ -1,4 +1,4 @@
-"""Values as people write them: sizes, lists, misspelt names, HOST:PORT, URLs of servers."""
+"""Values in the form in which people write them: sizes, lists, misspelt names, HOST:PORT, server URLs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from urllib.parse import urlsplit
 
 from pydantic import ByteSize
 
-CLOSE: Final = (
-    0.7  # of difflib: `listn` and `log_levle` are close to what was meant, `model` is not to `slot_dir`
-)
+# difflib's ratio: `listn` and `log_levle` are close enough to the names meant, `model` to `slot_dir` is not.
+CLOSE: Final = 0.7
 
 
 def in_words(value: Any) -> str:
-    """A value as a person would set it, "" for none."""
+    """Format a value as a person would write it in a setting; "" for None."""
     match value:
         case None:
             return ""
@@ -33,12 +32,12 @@ def in_words(value: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The name that was probably meant, "" where none is close."""
+    """Return the known name that was probably meant; "" if none is close."""
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=CLOSE)), "")
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that does not exist."""
+    """Return the hint that ends a message about an unknown name; "" if no known name is close."""
     name = nearest(word, known)
     return f"; did you mean {name}?" if name else ""
 
@@ -51,7 +50,7 @@ _UNITS: Final = {
 
 
 def _size(count: int) -> str:
-    """In the unit that makes it shortest and leaves nothing over: read again, it is the same number."""
+    """Format bytes in the unit that gives the shortest exact text: it parses back to the same number."""
     exact = [f"{count // unit}{name}" for name, unit in _UNITS.items() if count and not count % unit]
     return min([*exact, str(count)], key=len)
 
@@ -63,7 +62,7 @@ WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked, 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a port listens: HOST:PORT."""
+    """The address on which a port listens: HOST:PORT."""
 
     host: str
     port: int
@@ -80,7 +79,7 @@ class Address:
 
     @property
     def reached(self) -> Address:
-        """As this machine reaches it: what listens on every address is asked on loopback."""
+        """The address for clients on this machine: loopback if the port listens on every address."""
         return Address(WILDCARDS.get(self.host, self.host), self.port)
 
     @classmethod
@@ -92,15 +91,15 @@ class Address:
 
 
 def base_of(url: str) -> str:
-    """A server's URL as it is put in front of paths. Raises ValueError.
+    """Return a server's URL without a trailing slash or /v1, to join it with paths. Raises ValueError.
 
-    Clients are often given .../v1, and so are we: the paths that come have it already.
+    People often write .../v1, as clients want it; the paths of requests already begin with /v1.
     """
     base = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parts = urlsplit(base)
         good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         good = False
     if not good or parts.query or parts.fragment:
         raise ValueError(f"{url!r} is not a URL; write http://HOST:PORT")

@@ -1,7 +1,7 @@
-"""What comes back: server-sent events, progress of the prefill, and what an answer said.
+"""Reads the engine's answers: server-sent events, the progress of the prefill, figures and the reply.
 
-Nothing here raises: whatever cannot be read is left out, and the bytes go to the client all the same.
-One reading per API stands beside this file, which feeds them.
+Nothing here raises: content that cannot be read is skipped, and the client gets all bytes anyway.
+Each API has a reading class in its own module; this module feeds it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.openai import LlamaReading, OpenAiReading
 from slotkeeper.api.responses import ResponsesReading
 
-# -- server-sent events out of bytes, cut anywhere (WHATWG rules) ----------------------------------------
-# Lines are cut with `split`, never byte by byte, and a line in pieces is joined once: cost is linear.
+# -- server-sent events from chunks that may be cut anywhere (WHATWG rules) ------------------------------
+# Lines are cut with `split`, never byte by byte, and the pieces of a line are joined once: cost is linear.
 
 LIMIT_BYTES: Final = 16 * 2**20  # a final native event echoes its prompt: 131072 tokens stay below 1 MiB
 _BOM: Final = b"\xef\xbb\xbf"
@@ -27,19 +27,19 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One event; `name` is "" where the stream gave none."""
+    """One event; `name` is "" if the stream gave none."""
 
     name: str
     data: bytes
 
 
 def comment(*lines: str) -> bytes:
-    """Lines that every client skips; the empty one behind them ends no event."""
+    """Return SSE comment lines, which every client skips; the empty line after them ends no event."""
     return b"".join(b": " + line.encode() + b"\n" for line in lines) + b"\n"
 
 
 class SseSplitter:
-    """Collects chunks and gives back the events that they complete."""
+    """Collects the chunks of a stream and returns the events that they complete."""
 
     __slots__ = ("_after_cr", "_data", "_dropping", "_first", "_limit", "_name", "_partial", "_size")
 
@@ -58,12 +58,12 @@ class SseSplitter:
         return f"<SseSplitter {self._size} of {self._limit} bytes, {state}>"
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """The events that end within `chunk`."""
+        """Return the events that end within `chunk`."""
         if self._after_cr and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_cr = False
         if b"\r" in chunk:
-            # A CR ends its line at once; a LF that opens the next chunk belongs to it.
+            # A CR ends its line at once; an LF at the start of the next chunk belongs to that CR.
             self._after_cr = chunk.endswith(b"\r")
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *ended, rest = chunk.split(b"\n")
@@ -78,7 +78,7 @@ class SseSplitter:
         return events
 
     def close(self) -> list[SseEvent]:
-        """The last event, where the stream ended without its empty line."""
+        """Return the last event if the stream ended without the empty line that ends an event."""
         events = self.feed(b"\n\n") if self._partial or self._data else []
         self._reset()
         return events
@@ -88,7 +88,7 @@ class SseSplitter:
         if self._size > self._limit:
             self._dropping = True
             self._data = []
-            # What is left of the line must not look like the empty line that ends an event.
+            # The rest of the line must not look like the empty line that ends an event.
             self._partial = [b":"] if piece or self._partial else []
         elif piece:
             self._partial.append(piece)
@@ -116,15 +116,15 @@ class SseSplitter:
         self._dropping = False
 
 
-# -- progress of the prefill, taken out of the stream ----------------------------------------------------
-# The engine notices that a client has left only when it writes to it, and during a prefill it writes nothing
-# (engine.md T10): a prompt of 60,000 tokens is computed to its end for no client, and its slot is busy for
-# minutes. With `return_progress` (api/request.py) it writes an event after each batch. The client did not ask
-# for these events and does not see them; everything else passes as it came.
+# -- progress of the prefill, removed from the stream ----------------------------------------------------
+# The engine notices that a client has left only when it writes to that client, and it writes nothing during a
+# prefill (engine.md T10): it computes a prompt of 60,000 tokens to the end for no client, and the slot is
+# busy for minutes. With `return_progress` (api/request.py) the engine writes an event after each batch. The
+# client did not ask for these events and does not see them; all other bytes pass unchanged.
 
-MARK: Final = b'"prompt_progress":{'  # in text it would stand escaped: \"prompt_progress\"
+MARK: Final = b'"prompt_progress":{'  # inside a JSON string it would be escaped: \"prompt_progress\"
 END: Final = b"\n\n"
-LONGEST: Final = 16 * 1024  # bytes of an event that may be one of progress: they have a few hundred
+LONGEST: Final = 16 * 1024  # bytes of an event that may be a progress event: real ones have a few hundred
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,13 @@ class Progress:
     """How far a prefill is, in tokens of the prompt."""
 
     total: int
-    reused: int  # that the slot had before it began
-    processed: int  # the reused ones among them
-    seconds: float  # since it began
+    reused: int  # tokens that the slot had before the prefill began
+    processed: int  # tokens done so far, the reused ones included
+    seconds: float  # since the prefill began
 
 
 class ProgressFilter:
-    """Takes the progress events out of one stream. They all come before the first of the others."""
+    """Removes the progress events from one stream. They all come before the first other event."""
 
     __slots__ = ("_held", "_over", "latest")
 
@@ -148,7 +148,7 @@ class ProgressFilter:
         self.latest: Progress | None = None
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the bytes so far may go on. One event at most is held back, up to its end."""
+        """Return the bytes that may go to the client. At most one incomplete event is held back."""
         if self._over:
             return chunk
         self._held += chunk
@@ -163,75 +163,75 @@ class ProgressFilter:
                 self.latest = read_progress(event) or self.latest
             else:
                 out.append(event + end)
-                self._over = not event.startswith(b":")  # a ping says nothing of where we are
+                self._over = not event.startswith(b":")  # a ping does not show that the prefill is over
         if self._over:
             out.append(self._held)
             self._held = b""
         return b"".join(out)
 
     def close(self) -> bytes:
-        """The rest of a stream that ended within its first event."""
+        """Return the bytes still held back when the stream ended before its first other event."""
         held, self._held = self._held, b""
         return held
 
 
 def read_progress(event: bytes) -> Progress | None:
-    """What a progress event says; None where it is not as we know it."""
+    """Parse a progress event; None if it does not have the known shape."""
     try:
-        told: Any = orjson.loads(event[event.index(b"{") :])["prompt_progress"]
-        total, reused, processed = (int(told[name]) for name in ("total", "cache", "processed"))
-        return Progress(total, reused, processed, float(told.get("time_ms", 0)) / 1000)
+        doc: Any = orjson.loads(event[event.index(b"{") :])["prompt_progress"]
+        total, reused, processed = (int(doc[name]) for name in ("total", "cache", "processed"))
+        return Progress(total, reused, processed, float(doc.get("time_ms", 0)) / 1000)
     except (ValueError, KeyError, TypeError):
         return None
 
 
-# -- what an answer said: the figures of the engine, and the message of the assistant --------------------
+# -- the content of an answer: the engine's figures and the assistant's message --------------------------
 
-BODY_LIMIT_BYTES: Final = 64 * 2**20  # a native answer echoes its prompt, with token probabilities far more
+BODY_LIMIT_BYTES: Final = 64 * 2**20  # a native answer echoes its prompt; token probabilities add far more
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer, as far as it could be read."""
+    """The parts of an answer that could be read."""
 
     figures: Figures
     reply: Doc | None  # the assistant's message as the client will send it back, in OpenAI's chat shape
-    complete: bool  # it ended as this API ends
-    error: str | None  # the type of an error that it carried, never its text
+    complete: bool  # the answer has the end that its API prescribes
+    error: str | None  # the type of the error in the answer, never its text
 
 
 class AnswerReading(Protocol):
-    """How one API writes its answers."""
+    """Reads the answers of one API into an `AnswerBuilder`."""
 
     def event(self, name: str, data: bytes) -> None:
-        """Take in one event of a stream."""
+        """Read one event of a stream."""
 
     def body(self, doc: Any) -> None:
-        """Take in a whole answer."""
+        """Read a whole answer."""
 
 
 class AnswerReader:
-    """Fed with the bytes of one answer, uncompressed, in any cuts."""
+    """Reads the uncompressed bytes of one answer, in chunks of any size."""
 
     __slots__ = ("_body", "_body_bytes", "_draft", "_reading", "_splitter", "_status", "events")
 
     def __init__(self, api: Api, *, stream: bool, status: int = 200) -> None:
         self._draft = AnswerBuilder()
         self._reading = _reading(api, self._draft)
-        # An error is plain JSON even where a stream was asked for (engine.md 7).
+        # An error is plain JSON even if the client asked for a stream (engine.md 7).
         self._splitter = SseSplitter() if stream and status < 400 else None
         self._status = status
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self.events = 0  # of a stream
+        self.events = 0  # events read from the stream
 
     def __repr__(self) -> str:
         form = "stream" if self._splitter else f"body of {self._body_bytes} bytes"
         return f"<AnswerReader {self._reading.__class__.__name__} {form}, {self._draft!r}>"
 
     def feed(self, chunk: bytes) -> None:
-        """Take in the next bytes."""
+        """Read the next bytes."""
         if self._splitter is not None:
             for event in self._splitter.feed(chunk):
                 self._event(event)
@@ -244,11 +244,11 @@ class AnswerReader:
             self._draft.spoke = self._draft.spoke or self._status < 400
 
     def first_token(self) -> bool:
-        """Whether generated content was seen: not the role alone, not pings, not prompt progress."""
+        """Whether generated content has come: the role alone, pings and prompt progress do not count."""
         return self._draft.spoke
 
     def close(self) -> Answer:
-        """What was read."""
+        """Read the last event or the whole body, and return the answer."""
         if self._splitter is not None:
             for event in self._splitter.close():
                 self._event(event)

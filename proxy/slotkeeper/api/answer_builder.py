@@ -1,4 +1,4 @@
-"""An answer in the making: what every API's reading fills in, and the figures that come of it."""
+"""Collects the parts of one answer while it is read: each API's reading writes here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ REPLY_LIMIT_CHARS: Final = 64 * 2**20  # a reply beyond this is not remembered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The engine's own numbers (engine.md 1.3); None where it did not say.
+    """The engine's own figures (engine.md 1.3); None for a figure that it did not give.
 
-    Tokens, and milliseconds. `computed + cached == prompt_tokens`.
+    Tokens, except the `_ms` fields, which are milliseconds. `computed + cached == prompt_tokens`.
     """
 
     prompt_tokens: int | None = None
@@ -29,7 +29,7 @@ class Figures:
 
 
 class AnswerBuilder:
-    """What was read so far. Readings write here; `AnswerReader` closes it."""
+    """The parts of an answer that were read so far. `AnswerReader` makes the `Answer` from them."""
 
     __slots__ = (
         "_cached",
@@ -58,26 +58,27 @@ class AnswerBuilder:
         self._generated: int | None = None
         self._timings: Doc = {}
         self.slot: int | None = None
-        self.opened = False  # the assistant's message began
-        self.spoke = False  # a generated token was seen
+        self.opened = False  # the assistant's message has begun
+        self.spoke = False  # a generated token has come
         self.complete = False
         self.error: str | None = None
-        self.unread = 0  # events that could not be read
+        self.unread = 0  # events, or whole bodies, that could not be read
 
     def __repr__(self) -> str:
         state = self.error or ("complete" if self.complete else "open")
-        return f"<Draft {state}, {self._chars} characters, {len(self._calls)} calls, {self.unread} unread>"
+        size = f"{self._chars} characters, {len(self._calls)} calls, {self.unread} unread"
+        return f"<AnswerBuilder {state}, {size}>"
 
     def say(self, content: Any) -> None:
-        """Append to what the assistant said."""
+        """Append to the content of the assistant's message."""
         self._append(self._content, content)
 
     def think(self, reasoning: Any) -> None:
-        """Append to what the assistant thought."""
+        """Append to the reasoning of the assistant's message."""
         self._append(self._reasoning, reasoning)
 
     def call(self, key: Any, *, name: Any = None, call_id: Any = None, arguments: Any = None) -> None:
-        """Add to the tool call under `key`: its name, its id, or a further piece of its arguments."""
+        """Add to the tool call with this `key`: its name, its id, or the next piece of its arguments."""
         self.opened = self.spoke = True
         call = self._calls.setdefault(key, _Call())
         call.name = name if isinstance(name, str) and name else call.name
@@ -85,18 +86,18 @@ class AnswerBuilder:
         self._append(call.arguments, arguments)
 
     def usage(self, *, prompt: Any = None, cached: Any = None, generated: Any = None) -> None:
-        """Tokens as a `usage` object counts them; what is not an integer changes nothing."""
+        """Store the token counts of a `usage` object; a value that is not an integer changes nothing."""
         self._prompt = self._prompt if integer(prompt) is None else integer(prompt)
         self._cached = self._cached if integer(cached) is None else integer(cached)
         self._generated = self._generated if integer(generated) is None else integer(generated)
 
     def timings(self, timings: Any) -> None:
-        """The engine's `timings` object; the last one stands."""
+        """Store the engine's `timings` object; the last one counts."""
         if isinstance(timings, dict):
             self._timings = timings
 
     def failed(self, doc: Any) -> bool:
-        """Whether `doc` is an error, in whichever shape; its type is kept, its text is not."""
+        """Whether `doc` is an error, in the shape of any API. Stores its type, not its text."""
         error = doc.get("error") if isinstance(doc, dict) else None
         if not error:
             return False
@@ -105,11 +106,11 @@ class AnswerBuilder:
         return True
 
     def reset(self) -> None:
-        """Forget the message: a better account of it follows."""
+        """Drop the message, because a complete version of it follows."""
         self._content, self._reasoning, self._calls, self._chars = [], [], {}, 0
 
     def reply(self) -> Doc | None:
-        """The message, or None where none began or it is beyond remembering."""
+        """Return the message; None if none began or it is longer than REPLY_LIMIT_CHARS."""
         if not self.opened or self._chars > REPLY_LIMIT_CHARS:
             return None
         reply: Doc = {"role": "assistant", "content": "".join(self._content)}
@@ -120,7 +121,7 @@ class AnswerBuilder:
         return reply
 
     def figures(self) -> Figures:
-        """What the engine said of tokens and time, each from where it says it best."""
+        """Return the engine's figures, each from the most reliable object that has it."""
         timings = self._timings
         prompt, computed, cached = self._prompt_counts()
         predicted = integer(timings.get("predicted_n"))
@@ -137,7 +138,7 @@ class AnswerBuilder:
         )
 
     def _prompt_counts(self) -> tuple[int | None, int | None, int | None]:
-        """Tokens of the prompt, computed, and cached: two of them tell the third."""
+        """Return tokens of the prompt, computed, and cached; any two of them give the third."""
         prompt, computed = self._prompt, integer(self._timings.get("prompt_n"))
         cached = integer(self._timings.get("cache_n"))
         cached = self._cached if cached is None else cached
@@ -160,7 +161,7 @@ class AnswerBuilder:
 
 
 class _Call:
-    """A tool call in pieces."""
+    """A tool call whose pieces are still coming."""
 
     __slots__ = ("arguments", "call_id", "name")
 

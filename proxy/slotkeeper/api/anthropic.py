@@ -1,8 +1,8 @@
-"""Anthropic Messages: bodies as the chat body that llama-server makes of them, their layout, their answers.
+"""Anthropic Messages: the chat body that llama-server makes from a body, its layout, and its answers.
 
-`shape` mirrors the engine's own converter (engine.md 1.2, 1.3; the same on both builds): it has no render
-route for these, so this is how we learn their token ids. `thinking` and `cache_control` do not reach the
-template. Answers carry no timings (engine.md 1.3).
+`shape` mirrors the engine's own converter (engine.md 1.2, 1.3; the same on both builds). The engine has no
+render route for this API, so the chat body is how we get the token ids. `thinking` and `cache_control` do not
+reach the template. Answers carry no timings (engine.md 1.3).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _OPTIONS: Final = ("chat_template_kwargs",)
 
 
 def lay_out_messages(doc: Doc, before: SeenRequest | None = None) -> Layout | None:
-    """A /v1/messages body; None where we cannot read it."""
+    """Return the layout of a /v1/messages body; None if it cannot be read."""
     given, offered = doc.get("messages", ...), tools(doc)
     if offered is None or given is ...:
         return None
-    said = given if isinstance(given, list) else []
-    if not all(isinstance(message, dict) for message in said):
+    entries = given if isinstance(given, list) else []
+    if not all(isinstance(message, dict) for message in entries):
         return None
-    messages = listed(said, "messages", _message, before)
+    messages = listed(entries, "messages", _message, before)
     return Layout(_system_messages(doc) + messages, offered, options=pick(doc, _OPTIONS))
 
 
@@ -63,7 +63,7 @@ def _message(message: Doc, path: Path) -> Message:
     if not isinstance(content, list):
         return Message(role, path, strings(content, inner, section_of(role), _PARTS), content=content)
     if any(block.get("type") == "tool_result" for block in rows(content)):
-        role = Role.TOOL  # also where a reminder stands beside the results, which comes and goes
+        role = Role.TOOL  # also with a reminder beside the results: clients add and remove those
     return _message_of(role, path, content, inner)
 
 
@@ -73,13 +73,13 @@ def _message_of(role: Role, path: Path, content: list[Any], inner: Path) -> Mess
     answers: list[Text] = []
     thoughts: list[Text] = []
     media: list[bytes] = []
-    said = Section.USER if role is Role.TOOL else section_of(role)
+    section = Section.USER if role is Role.TOOL else section_of(role)
     for n, block in enumerate(content):
         if not isinstance(block, dict):
             continue
         match block.get("type"):
             case "text":
-                texts += _string(block, "text", (*inner, n), said)
+                texts += _string(block, "text", (*inner, n), section)
             case "thinking":
                 thoughts += _string(block, "thinking", (*inner, n), Section.REASONING)
             case "tool_use":
@@ -127,7 +127,7 @@ _SILENT: Final = frozenset({"ping", "content_block_stop"})
 
 
 class AnthropicReading:
-    """Reads the events from message_start to message_stop, or a message."""
+    """Reads the events from message_start to message_stop, or a whole message."""
 
     __slots__ = ("_draft",)
 
@@ -135,7 +135,7 @@ class AnthropicReading:
         self._draft = draft
 
     def event(self, name: str, data: bytes) -> None:
-        """Take in one event. Those without a figure or a token are not parsed."""
+        """Read one event. Events that carry neither a figure nor a token are not parsed."""
         if name in _SILENT:
             return
         if name == "message_stop":
@@ -158,7 +158,7 @@ class AnthropicReading:
                 pass
 
     def body(self, doc: Any) -> None:
-        """Take in a whole message."""
+        """Read a whole message."""
         self._draft.opened = True
         self._usage(doc)
         for index, block in enumerate(rows(doc.get("content"))):
@@ -169,7 +169,7 @@ class AnthropicReading:
         self._draft.think(block.get("thinking"))
         if block.get("type") == "tool_use":
             given = block.get("input")
-            # A stream opens the block with an empty input and sends the text of it after.
+            # A stream begins the block with an empty input and sends the input's text in later events.
             arguments = compact(given) if given else None
             self._draft.call(index, name=block.get("name"), call_id=block.get("id"), arguments=arguments)
 
@@ -187,13 +187,13 @@ class AnthropicReading:
             self._draft.usage(prompt=fresh + cached, cached=cached)
 
 
-# -- the chat body that llama-server makes of it, for rendering ------------------------------------------
+# -- the chat body that llama-server makes from it, for rendering ----------------------------------------
 
 _CHOICES: Final = {"auto": "auto", "any": "required", "tool": "required"}
 
 
 def shape(doc: Doc) -> Shape:
-    """A /v1/messages body."""
+    """Return the chat body that the engine makes from a /v1/messages body. Raises NotOurs."""
     if "messages" not in doc:
         raise NotOurs("messages")
     lead = _system(doc.get("system"))
@@ -240,7 +240,7 @@ def _messages(messages: Any) -> list[Doc]:
 
 
 def _blocks(role: str, blocks: list[Doc]) -> list[Doc]:
-    """One message of blocks: what was said as one message, then a tool message for each tool result."""
+    """Convert a message of blocks: one message for its content, then a tool message per tool result."""
     content: list[Doc] = []
     calls: list[Doc] = []
     results: list[Doc] = []
@@ -257,16 +257,16 @@ def _blocks(role: str, blocks: list[Doc]) -> list[Doc]:
                 calls.append(_call(block))
             case "tool_result":
                 results.append(_result(block))
-            case _:  # the engine skips what it does not know, redacted_thinking among it
+            case _:  # the engine skips blocks that it does not know, redacted_thinking among them
                 pass
     if not (content or calls or reasoning):
         return results
-    said: Doc = {"role": role, "content": content or ""}
+    message: Doc = {"role": role, "content": content or ""}
     if calls:
-        said["tool_calls"] = calls
+        message["tool_calls"] = calls
     if reasoning:
-        said["reasoning_content"] = reasoning
-    return [said, *results]
+        message["reasoning_content"] = reasoning
+    return [message, *results]
 
 
 def _call(block: Doc) -> Doc:

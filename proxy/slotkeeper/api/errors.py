@@ -1,4 +1,4 @@
-"""Our errors, in three families, and the one place that says what each looks like in each API."""
+"""Our errors, in three families, and how each API writes them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import orjson
 from slotkeeper.api.document import Doc, table
 from slotkeeper.api.head import Api
 
-TEXT_LIMIT: Final = 2000  # characters of an error page that stand in a message
+TEXT_LIMIT: Final = 2000  # characters of an error page that a message quotes
 
-# llama-server's names (engine.md 7). It has none for 429, so that one is OpenAI's.
+# llama-server's names (engine.md 7). It has none for 429, so the name is OpenAI's.
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -38,7 +38,7 @@ _ANTHROPIC_TYPES: Final = {
 
 
 class Fault(Exception):  # noqa: N818 (a family, not one error)
-    """Something went wrong that we have to answer for. Raise one of the families."""
+    """A request failed and gets an error answer. Raise one of the subclasses, not this class."""
 
     default_status = 500
 
@@ -57,14 +57,14 @@ class Fault(Exception):  # noqa: N818 (a family, not one error)
         fallback = "invalid_request_error" if self.status < 500 else "server_error"
         self.type = type or _TYPES.get(self.status, fallback)
         self.retry_after = retry_after  # seconds
-        self.more = more or {}  # fields of the engine's own error that are not ours
+        self.more = more or {}  # further fields of the engine's own error
 
     def __repr__(self) -> str:
         return f"<{self.__class__.__name__} {self.status} {self.type}: {self.message}>"
 
 
 class ClientFault(Fault):
-    """The request is wrong: 4xx."""
+    """The client's request is wrong: 4xx."""
 
     default_status = 400
 
@@ -76,11 +76,11 @@ class UpstreamFault(Fault):
 
 
 class OurFault(Fault):
-    """We are wrong: 500."""
+    """The sidecar itself failed: 500."""
 
 
 def retold(status: int, body: bytes) -> Fault:
-    """The engine's own error answer as a fault that says the same, where it must become an event."""
+    """Convert the engine's error answer to a fault with the same content, to send it as a stream event."""
     family = ClientFault if status < 500 else UpstreamFault
     error = _error_in(body)
     message, kind = error.pop("message", None), error.pop("type", None)
@@ -100,7 +100,7 @@ def _error_in(body: bytes) -> Doc:
 
 
 def _text(body: bytes) -> str:
-    """What is no JSON, as far as a message should go: no page for browsers, and nothing compressed."""
+    """Return the start of a body that is not JSON; "" for an HTML page or compressed bytes."""
     try:
         text = body.decode()[:TEXT_LIMIT]
     except UnicodeDecodeError:
@@ -109,17 +109,17 @@ def _text(body: bytes) -> str:
 
 
 def body(fault: Fault, api: Api) -> bytes:
-    """The JSON body of an error answer, in the shape that clients of this route read."""
+    """Return the JSON body of an error answer, in the shape that clients of this API read."""
     return orjson.dumps(_anthropic(fault) if api is Api.MESSAGES else {"error": _inner(fault)})
 
 
 def sse(fault: Fault, api: Api) -> bytes:
-    """The event that ends a stream which can no longer be finished."""
+    """Return the event that ends a stream after an error."""
     match api:
         case Api.MESSAGES:
             return _event("error", _anthropic(fault))
         case Api.RESPONSES:
-            # Both readings in one: the event of the API, and the `error` key that its SDKs raise on.
+            # One object serves both readers: the API's own event, and the `error` key that its SDKs raise on.
             inner = _inner(fault)
             return _event("error", {**inner, "type": "error", "sequence_number": 0, "error": inner})
         case _:

@@ -1,8 +1,8 @@
 """The head of a request: its route and its headers.
 
-Some clients call their session, or themselves, by their key. What is written down of a request, in a log, in
-the journal, in a metric or in a recording, holds none of its own credentials, and nothing that looks like a
-key of another client.
+Some clients use their API key as the name of their session, or as their own name. Whatever we store of a
+request, in a log, the journal, a metric or a recording, holds none of its credentials, and nothing that looks
+like another client's key.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from multidict import CIMultiDict
 
 
 class Api(StrEnum):
-    """What a route means to us. The value is the bounded label of metrics."""
+    """The kind of API that a route belongs to. Metrics use the value as a label; there are only these."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"  # OpenAI's text completions
-    COMPLETION = "completion"  # llama-server's own, which has two paths
+    COMPLETION = "completion"  # llama-server's own; it has two paths
     INFILL = "infill"
     RESPONSES = "responses"
     MESSAGES = "messages"  # Anthropic's
-    TASK = "task"  # takes a slot that cannot be chosen
+    TASK = "task"  # uses a slot that cannot be chosen
     CONTROL = "control"  # save, restore or erase a slot
     OTHER = "other"
 
     @property
     def generates(self) -> bool:
-        """Whether an answer is generated, so that a prompt is prefilled."""
+        """Whether the engine prefills a prompt and generates an answer."""
         return self in _GENERATES
 
     @property
     def pinnable(self) -> bool:
-        """Whether the engine reads `id_slot` here; on /v1/messages it drops it (T5)."""
+        """Whether the engine reads `id_slot` on this route; on /v1/messages it drops the field (T5)."""
         return self.generates and self is not Api.MESSAGES
 
 
@@ -51,7 +51,7 @@ _ROUTES: Final[dict[str, Api]] = {
     "/v1/chat/completions": Api.CHAT,
     "/chat/completions": Api.CHAT,
     "/v1/completions": Api.COMPLETIONS,
-    # Unlike /v1/completions this one answers in the native shape, on both builds.
+    # Unlike /v1/completions, this path answers in the native shape, on both builds.
     "/completions": Api.COMPLETION,
     "/completion": Api.COMPLETION,
     "/infill": Api.INFILL,
@@ -72,10 +72,11 @@ _ROUTES: Final[dict[str, Api]] = {
 
 
 def classify(method: str, path: str, prefix: str = "") -> Api:
-    """The meaning of `path` (without its query); `prefix` is the engine's --api-prefix.
+    """Return the API of `path` (without its query); `prefix` is the engine's --api-prefix.
 
-    A trailing slash is another route to the engine (404), so it is to us. Percent escapes are not:
-    the engine decodes a path before it looks it up. It decodes more than we do; see `request.plain`.
+    For the engine a path with a trailing slash is another route (404), so it is OTHER here. Percent escapes
+    make no difference: the engine decodes a path before it looks it up. The engine decodes more than we do;
+    see `request.plain`.
     """
     if method != "POST":
         return Api.OTHER
@@ -102,15 +103,15 @@ _OF_CLIENTS: Final = frozenset(
 
 
 def is_open(method: str, path: str, prefix: str = "") -> bool:
-    """Whether the engine, too, answers this without a key: it has no private data."""
+    """Whether the route needs no key: it shows no private data, and the engine asks for no key either."""
     return method == "OPTIONS" or (method in {"GET", "HEAD"} and path.removeprefix(prefix) in OPEN)
 
 
 def is_for_clients(api: Api, method: str, path: str, prefix: str = "") -> bool:
-    """Whether this shows and changes nothing but the client's own.
+    """Whether the route is for clients: it shows and changes nothing of other clients.
 
-    What is not known here is for operators: slots, metrics, adapters, the web UI, resumed streams. Paths
-    are not decoded: one with escapes in it is for operators too.
+    All other routes are for operators: slots, metrics, adapters, the web UI, resumed streams. Paths are not
+    decoded, so a path with escapes is for operators too.
     """
     if api in {Api.OTHER, Api.CONTROL}:
         return ("GET" if method == "HEAD" else method, path.removeprefix(prefix)) in _OF_CLIENTS
@@ -118,15 +119,15 @@ def is_for_clients(api: Api, method: str, path: str, prefix: str = "") -> bool:
 
 
 def takes_form(path: str) -> bool:
-    """Whether this route of `Api.TASK` reads a form with a file: its fields are text, which names no slot."""
+    """Whether this `Api.TASK` route reads a form with a file: its fields are text and name no slot."""
     return unquote(path).endswith("/audio/transcriptions")
 
 
-# -- what of a request must not be written down ----------------------------------------------------------
+# -- secrets of a request, which must not be stored ------------------------------------------------------
 
-NAMES: Final = ("auth", "cookie", "key", "secret", "token", "password")  # in the name of what holds one
-LEAST: Final = 12  # characters; what is shorter may be a part of any word, and is sought as a whole word only
-LONGEST: Final = 64  # characters of a name of which the answer is kept
+NAMES: Final = ("auth", "cookie", "key", "secret", "token", "password")  # found in names of credentials
+LEAST: Final = 12  # characters; a shorter secret may be part of any word, so only whole words are compared
+LONGEST: Final = 64  # characters; whether a longer name is a credential's is not cached
 MASK: Final = "***"
 # Keys of OpenAI, Anthropic, Hugging Face, GitHub, Slack; and signed tokens.
 _SHAPED: Final = re.compile(
@@ -137,28 +138,28 @@ _SHAPED: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Those of one request."""
+    """The credentials of one request."""
 
     words: frozenset[str]
 
     @classmethod
     def of(cls, headers: Mapping[str, str], query: str = "") -> Self:
-        """Every value of a header, or of a field of the query, whose name sounds like a credential's."""
+        """Collect the values of the headers and query fields that are named like a credential."""
         found = [word for name, value in headers.items() if tells_secret(name) for word in _words(value)]
         if query and tells_secret(query):
             found += [value for name, value in parse_qsl(query) if tells_secret(name)]
         return cls(frozenset(found))
 
     def stand_in(self, text: str) -> bool:
-        """Whether a text must not be written down."""
+        """Whether a text must not be stored: it contains a credential of this request, or any key."""
         whole = text.split()
         own = any(word in (text if len(word) >= LEAST else whole) for word in self.words)
         return own or _SHAPED.search(text) is not None
 
     def without(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """The headers less those in which a secret stands under a name that does not say so."""
+        """Drop the headers that hold a secret although their names do not suggest one."""
         open_ = [(name, value) for name, value in headers.items() if not tells_secret(name)]
-        if not self.stand_in("\n".join([value for _, value in open_])):  # of nearly every request, at once
+        if not self.stand_in("\n".join([value for _, value in open_])):  # one check for nearly all requests
             return headers
         left = CIMultiDict(headers)
         for name in {name for name, value in open_ if self.stand_in(value)}:
@@ -166,7 +167,7 @@ class Secrets:
         return left
 
     def masked(self, data: bytes) -> bytes:
-        """A body with its own request's credentials made unreadable. As JSON it stays what it was."""
+        """Mask the request's own credentials in its body. A JSON body stays valid JSON."""
         for word in self.words:
             if len(word) >= LEAST:
                 data = data.replace(word.encode(errors="replace"), MASK.encode())
@@ -174,7 +175,7 @@ class Secrets:
 
 
 def tells_secret(name: str) -> bool:
-    """Whether something that is called so holds a credential."""
+    """Whether a header or query field with this name holds a credential."""
     return _known(name) if len(name) <= LONGEST else _tells(name)
 
 
@@ -183,16 +184,16 @@ def _tells(name: str) -> bool:
     return any(part in lower for part in NAMES)
 
 
-_known = lru_cache(maxsize=512)(_tells)  # asked three times of each header of every request
+_known = lru_cache(maxsize=512)(_tells)  # called three times for each header of every request
 
 
 def masked(text: str) -> str:
-    """A text of unknown origin, with whatever looks like a key made unreadable."""
+    """Mask everything in a text of unknown origin that looks like a key."""
     return _SHAPED.sub(MASK, text)
 
 
 def _words(value: str) -> Iterator[str]:
-    """The secret parts of a header: not the scheme before a key, nor the name of a cookie."""
+    """Yield the secret parts of a header: without the scheme before a key and the names of cookies."""
     words = value.replace(";", " ").split()
     scheme = words.pop(0).lower() if len(words) > 1 and words[0].isalpha() else ""
     for word in words:
@@ -212,23 +213,23 @@ def _password(basic: str) -> Iterator[str]:
         yield password
 
 
-# -- headers: which are passed on, and our own -----------------------------------------------------------
+# -- headers: the ones that are forwarded, and our own ---------------------------------------------------
 
 REQUEST_ID: Final = "X-Request-Id"
 SLOT: Final = "X-Slotkeeper-Slot"
 DECISION: Final = "X-Slotkeeper-Decision"
 PREDICTED: Final = "X-Slotkeeper-Predicted"  # tokens that we expect the engine to reuse
-PLANTED: Final = "X-Slotkeeper-Planted"  # tokens computed a moment before for this very request
-REWRITTEN: Final = "X-Slotkeeper-Rewritten"  # the rules that changed the request on its way
-CONVERSATION: Final = "X-Slotkeeper-Conversation"  # a client's hint, and what an answer calls it
-BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": straight through, unpinned
-HOPS: Final = "X-Slotkeeper-Hops"  # the sidecars that a request has come through, to notice a circle
+PLANTED: Final = "X-Slotkeeper-Planted"  # tokens that our prefills computed just before, for this request
+REWRITTEN: Final = "X-Slotkeeper-Rewritten"  # the rules that changed the request
+CONVERSATION: Final = "X-Slotkeeper-Conversation"  # what the client, or our answer, calls it
+BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": forward unchanged and unpinned
+HOPS: Final = "X-Slotkeeper-Hops"  # the sidecars that forwarded the request, to detect a loop
 
-AUTH: Final = ("Authorization", "X-Api-Key")  # what llama-server reads, in its order
+AUTH: Final = ("Authorization", "X-Api-Key")  # the headers that llama-server reads, in its order
 
 TRACE_PARENT: Final = "traceparent"  # W3C Trace Context
 
-# RFC 9110 section 7.6.1, and proxy-connection, which is not in it but which clients send.
+# RFC 9110 section 7.6.1, and proxy-connection, which is not in the RFC but which clients send.
 HOP_BY_HOP: Final = frozenset(
     {
         "connection",
@@ -251,7 +252,7 @@ def forwardable(
     *,
     drop: Collection[str] = (),
 ) -> list[tuple[str, str]]:
-    """The headers that go on, in order and with every value: not those of this hop, not those in `drop`."""
+    """Return the headers to forward, in order, with every value: all except hop-by-hop ones and `drop`."""
     pairs = list(headers)
     unwanted = HOP_BY_HOP | {name.lower() for name in drop}
     for name, value in pairs:
@@ -261,10 +262,10 @@ def forwardable(
 
 
 def hops(values: Iterable[str]) -> list[str]:
-    """The sidecars named in every `HOPS` header of a request, the first in front."""
+    """Return the sidecars named in all `HOPS` headers of a request, in the order of forwarding."""
     return [name for value in values for part in value.split(",") if (name := part.strip())]
 
 
 def request_id(value: str | None, fresh: Callable[[], str]) -> str:
-    """The client's own id where it is safe in a log and a header, else a fresh one."""
+    """Return the client's own request id if it is safe in a log and a header, else a fresh one."""
     return value if value is not None and _SAFE_ID.fullmatch(value) else fresh()

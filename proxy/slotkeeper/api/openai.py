@@ -1,4 +1,4 @@
-"""OpenAI's chat and text completions, and llama-server's own: their bodies and what their answers say."""
+"""OpenAI's chat and text completions, and llama-server's own completions: bodies and answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DONE: Final = b"[DONE]"
 
 
 class OpenAiReading:
-    """Reads the first choice; others of n > 1 share its prompt but not its words."""
+    """Reads the first choice; with n > 1, the others share its prompt but not its text."""
 
     __slots__ = ("_draft",)
 
@@ -40,7 +40,7 @@ class OpenAiReading:
         self._draft = draft
 
     def event(self, name: str, data: bytes) -> None:  # noqa: ARG002 (its events have no names)
-        """Take in one chunk."""
+        """Read one chunk."""
         if data == _DONE:
             self._draft.complete = self._draft.error is None
         else:
@@ -49,7 +49,7 @@ class OpenAiReading:
                 self._chunk(doc, "delta")
 
     def body(self, doc: Any) -> None:
-        """Take in a whole answer."""
+        """Read a whole answer."""
         self._chunk(doc, "message")
 
     def _chunk(self, doc: Doc, part: str) -> None:
@@ -64,7 +64,7 @@ class OpenAiReading:
             generated = usage.get("completion_tokens")
             self._draft.usage(prompt=usage.get("prompt_tokens"), cached=cached, generated=generated)
         elif progress := table(doc, "prompt_progress"):
-            # Sent when the slot starts: the earliest proof of what is cached.
+            # The engine sends this when the slot starts: it is the first count of cached tokens.
             self._draft.usage(prompt=progress.get("total"), cached=progress.get("cache"))
         self._draft.timings(doc.get("timings"))
 
@@ -92,11 +92,11 @@ _ROLES: Final = {
     "tool": Role.TOOL,
     "function": Role.TOOL,
 }
-_PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type, and where its string is
+_PARTS: Final = {"text": "text", "refusal": "refusal"}  # a part's type -> the key of its string
 
 
 def chat_shape(doc: Doc) -> Shape:
-    """A /v1/chat/completions body."""
+    """Return the chat body of a /v1/chat/completions body. Raises NotOurs."""
     messages = doc.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise NotOurs("messages")
@@ -110,7 +110,7 @@ def carries_media(messages: list[Doc]) -> bool:
 
 
 def lay_out_chat(doc: Doc, before: SeenRequest | None = None) -> Layout | None:
-    """A /v1/chat/completions body; None where we cannot read it."""
+    """Return the layout of a /v1/chat/completions body; None if it cannot be read."""
     given, offered = doc.get("messages"), tools(doc)
     if offered is None or not isinstance(given, list) or not all(isinstance(m, dict) for m in given):
         return None
@@ -164,7 +164,7 @@ def _answers(message: Doc, path: Path) -> tuple[Text, ...]:
 
 
 def _reasoning(message: Doc, path: Path) -> Text | None:
-    """Under the engine's own name for it, unless the client has another."""
+    """Return the reasoning, by the engine's key or by `reasoning`; with neither, an empty text."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(message.get(key), str):
             return Text((*path, key), message[key], Section.REASONING)
@@ -173,8 +173,8 @@ def _reasoning(message: Doc, path: Path) -> Text | None:
     return Text((*path, "reasoning_content"), "", Section.REASONING)
 
 
-# -- llama-server's own completions and infill: raw prompts, and what answers say ------------------------
-# `response_fields` can take away any field; it lifts `timings/cache_n` to the root (engine.md 1.3).
+# -- llama-server's own completions and infill: raw prompts and answers ----------------------------------
+# `response_fields` can remove any field; it moves `timings/cache_n` to the root (engine.md 1.3).
 
 _LIFTED: Final = (
     *("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms"),
@@ -183,7 +183,7 @@ _LIFTED: Final = (
 
 
 class LlamaReading:
-    """Reads the first answer; further ones of n > 1 or of several prompts are not ours to follow."""
+    """Reads the first answer; others, of n > 1 or of several prompts, are skipped."""
 
     __slots__ = ("_draft",)
 
@@ -191,18 +191,18 @@ class LlamaReading:
         self._draft = draft
 
     def event(self, name: str, data: bytes) -> None:  # noqa: ARG002 (its events have no names)
-        """Take in one chunk. Several tasks in one stream begin with `data: null`."""
+        """Read one chunk. A stream of several tasks begins with `data: null`."""
         doc = orjson.loads(data)
         if not isinstance(doc, dict) or self._draft.failed(doc) or doc.get("index", 0) != 0:
             return
         if doc.get("tokens"):
-            self._draft.spoke = True  # a token that gave no text yet
+            self._draft.spoke = True  # a token may give no text yet
         self._object(doc)
-        if doc.get("stop", True) is True:  # only the last can be without it
+        if doc.get("stop", True) is True:  # only the last chunk can be without it
             self._draft.complete = True
 
     def body(self, doc: Any) -> None:
-        """Take in a whole answer: an object, or a list of them."""
+        """Read a whole answer: an object, or a list of objects."""
         self._object(doc[0] if isinstance(doc, list) else doc)
 
     def _object(self, doc: Doc) -> None:
@@ -210,7 +210,7 @@ class LlamaReading:
         self._draft.say(doc.get("content"))
         self._draft.usage(prompt=doc.get("tokens_evaluated"), generated=doc.get("tokens_predicted"))
         slot = integer(doc.get("id_slot"))
-        if slot is not None and slot >= 0:  # -1 in every chunk but the last
+        if slot is not None and slot >= 0:  # every chunk except the last has -1
             self._draft.slot = slot
         self._draft.timings(doc.get("timings") or pick(doc, _LIFTED))
 
@@ -219,7 +219,10 @@ class LlamaReading:
 
 
 def prompt_shape(doc: Doc) -> Shape:
-    """A /completion, /completions or /v1/completions body: `prompt` in one of the engine's six forms."""
+    """Return the prompt of a /completion, /completions or /v1/completions body.
+
+    The engine takes six forms of `prompt`. Raises NotOurs for any other.
+    """
     if "prompt" not in doc:
         raise NotOurs("prompt")
     prompts = split(doc["prompt"])
@@ -230,21 +233,24 @@ def prompt_shape(doc: Doc) -> Shape:
 
 
 def infill(doc: Doc) -> Shape:
-    """An /infill body: the engine puts the prompt together from the model's own FIM tokens."""
+    """Check an /infill body. Its prompt is unknown: the engine builds it with the model's FIM tokens.
+
+    Raises NotOurs.
+    """
     if not isinstance(doc.get("input_prefix"), str) and not isinstance(doc.get("input_suffix"), str):
         raise NotOurs("input_prefix")
     return Shape()
 
 
 def split(prompt: Any) -> list[Any]:
-    """One prompt or several: a list that holds a token id is one prompt, any other list is a list of them."""
+    """Return the prompts: a list with a token id in it is one prompt, any other list holds several."""
     if not isinstance(prompt, list) or any(type(part) is int for part in prompt):
         return [prompt]
     return prompt
 
 
 def _single(prompt: Any) -> tuple[Prompt | None, bool]:
-    """The prompt, and whether it carries media: text, ids, a mix, or an object around a text."""
+    """Return the prompt and whether it carries media. It is text, ids, a mix, or an object with a text."""
     if isinstance(prompt, dict):
         media = bool(prompt.get("multimodal_data"))
         inner = prompt.get("prompt_string")

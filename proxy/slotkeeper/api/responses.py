@@ -1,7 +1,7 @@
-"""OpenAI Responses: bodies as the chat body that llama-server makes of them, their layout, their answers.
+"""OpenAI Responses: the chat body that llama-server makes from a body, its layout, and its answers.
 
-`shape` mirrors the engine's own converter (engine.md 1.2). It refuses an item that it does not know with a
-400; then `NotOurs` is raised here, and the request goes through as it came.
+`shape` mirrors the engine's own converter (engine.md 1.2). The engine answers 400 to an item that it does not
+know; for such an item `shape` raises `NotOurs`, and the request is forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from slotkeeper.api.openai import carries_media
 from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Section, Text
 
 _ROLES: Final = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}
-_ASKED: Final = {"input_text": "text"}
-_SAID_IN: Final = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
+_INPUT_TEXTS: Final = {"input_text": "text"}
+_OUTPUT_TEXTS: Final = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
 _IMAGE: Final = "input_image"
 
 
 def lay_out_items(doc: Doc, before: SeenRequest | None = None) -> Layout | None:
-    """A /v1/responses body; None where we cannot read it."""
+    """Return the layout of a /v1/responses body; None if it cannot be read."""
     given, offered = doc.get("input"), tools(doc)
     if offered is None:
         return None
@@ -92,15 +92,15 @@ def _item(item: Any, path: Path) -> Message | None:
 
 def _spoken(item: Doc, path: Path, role: Role) -> Message | None:
     content = item["content"]
-    if not _asked(content):
+    if not _accepted(content):
         return None
-    texts = strings(content, (*path, "content"), section_of(role), _ASKED)
+    texts = strings(content, (*path, "content"), section_of(role), _INPUT_TEXTS)
     media = _media(content)
     return Message(role, path, texts, media=media, content=None if media else content)
 
 
 def _reply(item: Doc, path: Path) -> Message | None:
-    texts = strings(item.get("content"), (*path, "content"), Section.REPLY, _SAID_IN)
+    texts = strings(item.get("content"), (*path, "content"), Section.REPLY, _OUTPUT_TEXTS)
     if isinstance(item.get("content"), list) and len(texts) != len(item["content"]):
         return None
     return Message(Role.ASSISTANT, path, texts)
@@ -117,12 +117,12 @@ def _call(item: Doc, path: Path) -> Message | None:
 
 def _result(item: Doc, path: Path) -> Message | None:
     output, call = item.get("output"), item.get("call_id")
-    if not isinstance(call, str) or not isinstance(output, str | list) or not _asked(output):
+    if not isinstance(call, str) or not isinstance(output, str | list) or not _accepted(output):
         return None
     return Message(
         role=Role.TOOL,
         path=path,
-        texts=strings(output, (*path, "output"), Section.RESULT, _ASKED),
+        texts=strings(output, (*path, "output"), Section.RESULT, _INPUT_TEXTS),
         answers=(Text((*path, "call_id"), call, Section.RESULT),),
         media=_media(output),
     )
@@ -137,12 +137,12 @@ def _reasoning(item: Doc, path: Path) -> Message | None:
             return None
 
 
-def _asked(content: str | list[Any]) -> bool:
-    """Whether the engine takes it: a string, or parts of the two kinds that it knows."""
-    return isinstance(content, str) or all(_known(part) for part in content)
+def _accepted(content: str | list[Any]) -> bool:
+    """Whether the engine accepts the content: a string, or parts of the two kinds that it knows."""
+    return isinstance(content, str) or all(_known_part(part) for part in content)
 
 
-def _known(part: Any) -> bool:
+def _known_part(part: Any) -> bool:
     match part:
         case {"type": "input_text", "text": _} | {"type": "input_image", "image_url": _}:
             return True
@@ -154,13 +154,13 @@ def _media(content: str | list[Any]) -> tuple[bytes, ...]:
     return tuple(mark(part) for part in rows(content) if part["type"] == _IMAGE)
 
 
-# -- answers: items, whole in `response.completed`, before that as deltas --------------------------------
+# -- answers: deltas of items, then all items whole in `response.completed` ------------------------------
 
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 
 
 class ResponsesReading:
-    """Follows the deltas; the final response, which repeats everything, takes their place."""
+    """Reads the deltas; the final response repeats everything and replaces them."""
 
     __slots__ = ("_draft",)
 
@@ -168,7 +168,7 @@ class ResponsesReading:
         self._draft = draft
 
     def event(self, name: str, data: bytes) -> None:
-        """Take in one event. The `done` events repeat what the deltas said and are not parsed."""
+        """Read one event. The `done` events repeat the deltas and are not parsed."""
         if name.endswith(".done"):
             return
         doc = orjson.loads(data)
@@ -185,7 +185,7 @@ class ResponsesReading:
             self._delta(kind, doc)
 
     def body(self, doc: Any) -> None:
-        """Take in a whole response."""
+        """Read a whole response."""
         output = rows(doc.get("output"))
         if output:
             self._draft.reset()
@@ -237,13 +237,13 @@ class ResponsesReading:
         )
 
 
-# -- the chat body that llama-server makes of it, for rendering ------------------------------------------
+# -- the chat body that llama-server makes from it, for rendering ----------------------------------------
 
-_SAID: Final = frozenset({"output_text", "input_text"})
+_OUTPUT_TEXT_TYPES: Final = frozenset({"output_text", "input_text"})
 
 
 def shape(doc: Doc) -> Shape:
-    """A /v1/responses body."""
+    """Return the chat body that the engine makes from a /v1/responses body. Raises NotOurs."""
     given = doc.get("input")
     lead = [{"role": "system", "content": text(doc, "instructions")}] if "instructions" in doc else []
     messages: list[Doc] = list(lead)
@@ -264,7 +264,7 @@ def shape(doc: Doc) -> Shape:
 
 
 def _tools(tools: Any) -> list[Doc]:
-    """The functions among the tools; the engine leaves every other kind out."""
+    """Return the functions among the tools; the engine drops every other kind."""
     converted = []
     for tool in rows(tools):
         if tool.get("type") == "function":
@@ -275,7 +275,7 @@ def _tools(tools: Any) -> list[Doc]:
 
 
 def _add(messages: list[Doc], item: Any) -> None:
-    """Append `item`, or join it to the assistant message that it belongs to."""
+    """Append `item`, or join it to the assistant message before it. Raises NotOurs."""
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     match item:
         case {"role": "user" | "system" | "developer", "content": str() | list()}:
@@ -302,8 +302,8 @@ def _input_message(item: Doc) -> Doc:
 
 def _part(part: Any) -> Doc:
     match part:
-        case {"type": "input_text", "text": said}:
-            return {"type": "text", "text": said}
+        case {"type": "input_text", "text": value}:
+            return {"type": "text", "text": value}
         case {"type": "input_image", "image_url": url}:
             return {"type": "image_url", "image_url": {"url": url}}
         case _:
@@ -315,7 +315,7 @@ def _add_output(messages: list[Doc], item: Doc, last: Doc | None) -> None:
     if isinstance(content, str):
         parts = [{"type": "text", "text": content}]
     else:
-        parts = [_said(part) for part in content] if isinstance(content, list) else []
+        parts = [_output_part(part) for part in content] if isinstance(content, list) else []
     if last is None:
         rest = {key: value for key, value in item.items() if key not in {"type", "status"}}
         messages.append({**rest, "content": parts})
@@ -325,10 +325,10 @@ def _add_output(messages: list[Doc], item: Doc, last: Doc | None) -> None:
     last["content"] += parts
 
 
-def _said(part: Any) -> Doc:
+def _output_part(part: Any) -> Doc:
     match part:
-        case {"type": str(kind), "text": str(said)} if kind in _SAID:
-            return {"type": "text", "text": said}
+        case {"type": str(kind), "text": str(value)} if kind in _OUTPUT_TEXT_TYPES:
+            return {"type": "text", "text": value}
         case {"type": "refusal", "refusal": str(refusal)}:
             return {"type": "refusal", "refusal": refusal}
         case _:

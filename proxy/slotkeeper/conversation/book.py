@@ -1,6 +1,6 @@
-"""Every conversation that goes on: found again by name and by content, and what is remembered of it.
+"""The running conversations, found again by name and by content, with the last request and replies of each.
 
-A bound on characters and one on their number; the one that was not asked for the longest goes first.
+The number of conversations and their characters are bounded; the least recently used one is dropped first.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from slotkeeper.scheduler.types import Tokens
 
 Doc = dict[str, Any]
 
-CHARACTERS: Final = 128 << 20  # of text, with 4 for each token
-MOST: Final = 4096
-COMPARED: Final = 128  # the latest ones with the same first message or name; each costs microseconds
-REPLIES: Final = 256  # of one conversation
+CHARACTERS: Final = 128 << 20  # of text, plus 4 for each token
+MOST: Final = 4096  # conversations
+COMPARED: Final = 128  # the latest conversations with the same first message or name; each costs microseconds
+REPLIES: Final = 256  # kept of one conversation
 
 
 class Conversations:
-    """The book. One thread."""
+    """The running conversations. Not thread-safe."""
 
     def __init__(self, characters: int = CHARACTERS, most: int = MOST) -> None:
         self._limit, self._most = characters, most
-        self._lines: OrderedDict[int, Conversation] = OrderedDict()  # by their keys, the latest last
-        self._keys: dict[int, tuple[bytes, ...]] = {}  # under which each is found
+        self._lines: OrderedDict[int, Conversation] = OrderedDict()  # by `Conversation.line`, the latest last
+        self._keys: dict[int, tuple[bytes, ...]] = {}  # the index keys of each line
         self._index: dict[bytes, OrderedDict[int, None]] = {}
         self._numbers = count(1)
-        self.characters = 0  # that are kept
+        self.characters = 0  # kept in all
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -56,12 +56,12 @@ class Conversations:
         return f"<Conversations {len(self)} | {self.characters} of {self._limit} characters>"
 
     def find(self, who: Who, layout: Layout) -> Match:
-        """The conversation that a request goes on from."""
+        """Return the conversation that a request continues, and its other relatives."""
         found_by = keys_of(who, layout)
         return goes_on(who, layout, found_by, self.near(who, found_by))
 
     def near(self, who: Who, found_by: Keys, *, still: bool = False) -> Near:
-        """All that `goes_on` chooses among. `still`: as it is now, for a thread that reads it meanwhile."""
+        """Return all that `goes_on` chooses from; with `still`, copies that another thread may read."""
         lines = self._latest((*named_key(who), *found_by.first))
         kin = [line for line in self._latest(found_by.kin, each=2) if not line.aside]
         beside = self._latest((tools_key(who),), each=1)
@@ -81,9 +81,10 @@ class Conversations:
         now: float,
         rules: Iterable[str] = (),
     ) -> Conversation:
-        """A request went to the engine. What goes on from a conversation's end takes its place.
+        """Record a request that went to the engine.
 
-        `rules` are those that had changed it.
+        A request that continues a conversation's end replaces that conversation's record. `rules` are the
+        rules that changed the request.
         """
         aside = leads_nowhere(received, match)
         line = self._going_on(match, aside=aside)
@@ -111,12 +112,15 @@ class Conversations:
         told: Mapping[str, str],
         rules: Iterable[str],
     ) -> None:
-        """It went to the engine in another form than `saw` was told, unless something else has come since."""
+        """Record that the request went to the engine in another form than `saw` recorded.
+
+        Nothing changes if the conversation's next request has come since.
+        """
         if line.received is received:
             line.sent, line.notes, line.told, line.rules = sent, dict(notes), dict(told), tuple(rules)
 
     def replied(self, conversation: Conversation, reply: Doc) -> None:
-        """The reply to its last request, in chat shape. The oldest replies go when there are many."""
+        """Record the reply to the last request, in chat shape. Beyond REPLIES, the oldest are dropped."""
         replies = conversation.replies
         for key in tuple(calls_of(reply)) or (reply_key(reply),):
             replies.pop(key, None)
@@ -127,20 +131,20 @@ class Conversations:
             self._evict()
 
     def rendered(self, conversation: Conversation, prompt: Tokens) -> None:
-        """The tokens of its last request are known."""
+        """Record the prompt tokens of the conversation's last request."""
         before, conversation.tokens = conversation.tokens, prompt
         if conversation.line in self._lines:
             self._weigh(conversation, len(prompt.packed) - (len(before.packed) if before else 0))
             self._evict()
 
     def forget(self, conversation: Conversation) -> None:
-        """It is no longer found. Nothing happens where it is not known."""
+        """Drop the conversation, if it is known."""
         line = self._lines.get(conversation.line)
         if line is not None:
             self._unlist(line)
 
     def _going_on(self, match: Match, *, aside: bool) -> Conversation | None:
-        """The conversation whose last request this one continues or repeats; None: a line of its own."""
+        """Return the conversation whose last request this one continues or repeats; None: a new line."""
         before = match.before
         line = self._lines.get(before.line) if before and match.same_agent else None
         if line is None or match.common < len(line.received.messages) - line.received.lead:
@@ -178,20 +182,20 @@ class Conversations:
         self.characters += characters
 
     def _evict(self) -> None:
-        """The latest always stays, however long it is."""
+        """Drop the oldest conversations beyond the bounds. The latest always stays, whatever its length."""
         while len(self._lines) > 1 and (self.characters > self._limit or len(self._lines) > self._most):
             self._unlist(next(iter(self._lines.values())))
 
 
 def goes_on(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
-    """The conversation that a request goes on from: one of the same agent, if there is any.
+    """Return the conversation that a request continues: one of the same agent, if there is any.
 
-    `before` holds the notes that still stand in what both have in common, and what those told; it is
-    for reading, and `Conversations.saw` knows it again.
+    The match's `before` has only the notes in the messages that both have in common, and the facts in those
+    notes. Callers only read it; `Conversations.saw` finds the stored conversation by it.
     """
-    found = [like for line in near.lines if (like := likeness(line, who, layout))]
-    own = [like for like in found if same_agent(like.conversation.received, layout)]
-    best = max(own or found, key=lambda like: like.rank, default=None)
+    alike = [like for line in near.lines if (like := likeness(line, who, layout))]
+    own = [like for like in alike if same_agent(like.conversation.received, layout)]
+    best = max(own or alike, key=lambda like: like.rank, default=None)
     return Match(
         before=_as_it_stands(best) if best else None,
         common=best.common if best else 0,
@@ -203,17 +207,17 @@ def goes_on(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
 
 
 def _copied(line: Conversation) -> Conversation:
-    """All else in it is replaced, never changed."""
+    """Copy a conversation. Only `replies` is ever changed in place; all other fields are replaced."""
     return replace(line, replies=dict(line.replies))
 
 
 def _kinship(line: Conversation, layout: Layout) -> tuple[bool, float, int]:
-    """The highest is the latest of the same agent."""
+    """Return a sort key whose maximum is the latest conversation of the same agent."""
     return same_agent(line.received, layout), line.at, line.line
 
 
 def _number_of(match: Match, layout: Layout) -> int | None:
-    """Of the conversation that goes on with more tools than before; None where another one begins."""
+    """Return the number of the conversation that continues with more tools; None if a new one begins."""
     before = match.before
     if before is None or before.aside or match.same_agent or not more_tools(before.received, layout):
         return None

@@ -1,7 +1,7 @@
-"""Where a request parts from the one before it, and how much of what stood behind that place is still there.
+"""Where a request diverges from the one before it, and how much text behind that place is still the same.
 
-Pieces are looked at in the order in which templates put them: tools, system text, messages, and in each
-message the reasoning, what it says, and its calls. What is merely added at the end parts nothing.
+Pieces are compared in the order in which templates write them: tools, system text, messages, and in each
+message its reasoning, its texts and its calls. A request that only adds to the end does not diverge.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from slotkeeper.conversation.layout import NOWHERE, Layout, Message, Path, Secti
 from slotkeeper.conversation.phrases import FactKind
 from slotkeeper.conversation.rules.base import RuleName
 
-TELLING: Final = 12  # characters: shorter lines (braces) are found anywhere
-LOOKED_AT: Final = 2**22  # characters of either side whose lines are compared
+TELLING: Final = 12  # characters of a line; shorter lines (braces) occur anywhere and prove nothing
+LOOKED_AT: Final = 2**22  # characters of each side whose lines are compared
 
 
 def found_again(old: Sequence[str], new: Sequence[str]) -> int:
-    """Characters of whole old texts that are among the new ones, and of lines of the others."""
-    there = Counter(new)
-    found, odd = 0, []
+    """Count the characters of old texts that are among the new, and of such lines in the other texts."""
+    available = Counter(new)
+    same, others = 0, []
     for text in old:
-        if there[text]:
-            there[text] -= 1
-            found += len(text)
+        if available[text]:
+            available[text] -= 1
+            same += len(text)
         else:
-            odd.append(text)
-    return found + _lines_again(odd, there.elements())
+            others.append(text)
+    return same + _lines_again(others, available.elements())
 
 
 def _lines_again(old: Iterable[str], new: Iterable[str]) -> int:
-    there = Counter(line for line in _lines(new) if len(line) >= TELLING)
-    found = 0
+    available = Counter(line for line in _lines(new) if len(line) >= TELLING)
+    same = 0
     for line in _lines(old):
-        if there[line]:
-            there[line] -= 1
-            found += len(line) + 1
-    return found
+        if available[line]:
+            available[line] -= 1
+            same += len(line) + 1
+    return same
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
@@ -55,17 +55,17 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
             return
 
 
-# -- the first piece that is another one -----------------------------------------------------------------
+# -- the first piece that differs ------------------------------------------------------------------------
 
 EXCERPT: Final = 80  # characters shown of each side
-LEAD_IN: Final = 24  # of them, before the place
+LEAD_IN: Final = 24  # of these characters, before the place
 TOOL_CHOICE: Final = "tool_choice"
 _ORDER: Final = tuple(Section)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of the prompt: one tool, one text, one call."""
+    """A piece of the prompt: one tool, one text or one call."""
 
     section: Section
     message: int | None  # its index in the layout; None for tools and options
@@ -78,7 +78,7 @@ Rests = tuple[list[Piece], list[Piece]]  # the pieces from the divergence on, of
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The place. Lengths are in characters of the request's own text, not of the rendered prompt."""
+    """Where two requests diverge. Lengths are characters of the request's text, not of its prompt."""
 
     section: Section
     message: int | None  # index in the layout; None for tools and options
@@ -86,17 +86,17 @@ class Divergence:
     offset: int  # in that piece
     before: str  # excerpts around the place
     after: str
-    lost: int  # of the old request, from here on, what the new one still has: computed again unchanged
+    lost: int  # characters behind the place that both requests have: computed again unchanged
 
 
 def parted(old: Layout, new: Layout) -> Divergence | None:
-    """The first place where `new` is not `old` with something behind it, nor a beginning of it."""
+    """Return the first place where `new` differs from `old`; None if one is a beginning of the other."""
     if old is new:
         return None
-    found = rests(old, new)
-    if found is None:
+    both = rests(old, new)
+    if both is None:
         return _ids(old, new) or _options(old, new)
-    was, now = found
+    was, now = both
     place, offset = _earlier(was, now), _common_offset(was, now)
     return Divergence(
         section=place.section,
@@ -110,12 +110,12 @@ def parted(old: Layout, new: Layout) -> Divergence | None:
 
 
 def rests(old: Layout, new: Layout) -> Rests | None:
-    """What either has from the divergence on; None where the text of none is another."""
+    """Return the pieces of each request from the divergence on; None if no text differs."""
     return _tools(old, new) or _messages(old, new)
 
 
 def message_pieces(message: Message, at: int) -> Iterator[Piece]:
-    """Its pieces, in the order of templates."""
+    """Yield the pieces of a message, in the order in which templates write them."""
     for text in message.pieces():
         if text.text:
             yield Piece(text.section, at, text.path, text.text)
@@ -127,19 +127,19 @@ def message_pieces(message: Message, at: int) -> Iterator[Piece]:
 
 
 def called(name: str, arguments: Any) -> str:
-    """A call as one text."""
+    """Return a call as one text."""
     return f"{name} {arguments if isinstance(arguments, str) else json_text(arguments)}"
 
 
 def json_text(value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # nested deeper than it will write
+    except orjson.JSONEncodeError:  # nested too deep for orjson
         return repr(value)
 
 
 def same_text(old: Message, new: Message) -> bool:
-    """Whether nothing differs that every template shows. How a text is cut into parts is not looked at."""
+    """Whether two messages agree in all that every template shows; how texts are split is ignored."""
     return old is new or (
         old.role is new.role
         and (old.has_texts_of(new) or old.said == new.said)
@@ -150,7 +150,7 @@ def same_text(old: Message, new: Message) -> bool:
 
 
 def common_start(one: str, other: str) -> int:
-    """How many characters are the same, from the first on."""
+    """Return the length of the longest common prefix, in characters."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -164,12 +164,12 @@ def common_start(one: str, other: str) -> int:
 
 
 def length(layout: Layout) -> int:
-    """Characters of everything that it says, about."""
+    """Return about how many characters of tools and messages a request has."""
     return sum(len(piece.text) for piece in (*tool_pieces(layout), *_said_from(layout, 0)))
 
 
 def first_difference(old: Layout, new: Layout) -> int | None:
-    """The index of the first message that differs; the length of the shorter where one ends."""
+    """Return the index of the first message that differs, or `new`'s length if shorter; None if none does."""
     for at, (was, now) in enumerate(zip(old.messages, new.messages, strict=False)):
         if not same_text(was, now):
             return at
@@ -186,7 +186,7 @@ def _tools(old: Layout, new: Layout) -> Rests | None:
 
 def _messages(old: Layout, new: Layout) -> Rests | None:
     at = first_difference(old, new)
-    if at is None or at == len(new.messages):  # that it ends earlier parts nothing
+    if at is None or at == len(new.messages):  # a shorter request does not diverge
         return None
     was, now = list(message_pieces(old.messages[at], at)), list(message_pieces(new.messages[at], at))
     same_role = old.messages[at].role is new.messages[at].role
@@ -202,7 +202,7 @@ def _first_other(was: list[Piece], now: list[Piece]) -> int:
 
 
 def _ids(old: Layout, new: Layout) -> Divergence | None:
-    """Ids of calls: only some templates show them, so they are looked at last."""
+    """Compare the ids of calls, after all texts: only some templates show ids."""
     for at, (was, now) in enumerate(zip(old.messages, new.messages, strict=False)):
         if _all_ids(was) == _all_ids(now):
             continue
@@ -229,9 +229,10 @@ def _named(message: Message) -> list[Piece]:
 
 
 def _options(old: Layout, new: Layout) -> Divergence | None:
-    """What decides how the template renders.
+    """Compare the options that change how the template renders.
 
-    Where that shows is the template's: only tools that may not be called are surely gone, from the start on.
+    Where an option shows depends on the template. Only `tool_choice` has a known effect: it can remove the
+    tools, so the prompts differ from the start on.
     """
     names = [n for n in {**old.options, **new.options} if old.options.get(n) != new.options.get(n)]
     if not names:
@@ -259,14 +260,14 @@ def _said_from(layout: Layout, first: int) -> Iterator[Piece]:
 
 
 def _earlier(was: list[Piece], now: list[Piece]) -> Piece:
-    """Which of two pieces that stand at one place names it: the one that comes first in a prompt."""
+    """Return which of the two first pieces names the divergence: the one whose section comes first."""
     if not was or not now:
         return (was or now)[0]
     return was[0] if _ORDER.index(was[0].section) < _ORDER.index(now[0].section) else now[0]
 
 
 def _common_offset(was: list[Piece], now: list[Piece]) -> int:
-    """How many characters the first pieces have in common; none, where they are of two sections."""
+    """Return the common characters of the two first pieces; 0 if their sections differ."""
     if not was or not now or was[0].section is not now[0].section:
         return 0
     return common_start(was[0].text, now[0].text)
@@ -278,7 +279,7 @@ def _texts_of(pieces: list[Piece], offset: int = 0) -> list[str]:
 
 
 def _excerpt(pieces: list[Piece], section: Section, offset: int) -> str:
-    """Around the offset in the first piece; empty where that is of another section."""
+    """Return the text around the offset in the first piece; "" if it is of another section."""
     if not pieces or pieces[0].section is not section:
         return ""
     start = max(0, offset - LEAD_IN)
@@ -286,16 +287,16 @@ def _excerpt(pieces: list[Piece], section: Section, offset: int) -> str:
 
 
 def _calls(message: Message) -> list[str]:
-    """As texts: to Python, objects with their keys in another order are equal."""
+    """Return the calls as texts, because Python ignores the order of keys when it compares objects."""
     return [called(call.name, call.arguments) for call in message.calls]
 
 
-# -- causes: the value of an enum, its words, and the rule that undoes it --------------------------------
+# -- causes: the enum, a description of each value, and the rule that undoes it ---------------------------
 # There is no "unknown": if no value is recognised, the cause says which part differs.
 
 
 class Cause(StrEnum):
-    """The same in reports, logs, metrics and tests."""
+    """Why a request diverged. Reports, logs, metrics and tests use these values."""
 
     # A value that changes by itself
     DATE = "date"
@@ -306,7 +307,7 @@ class Cause(StrEnum):
     MEMORY_FILE = "memory_file"
     COUNTDOWN = "countdown"
     NONCE = "nonce"
-    REMINDER_MOVED = "reminder_moved"  # came, went, or says something else
+    REMINDER_MOVED = "reminder_moved"  # it was added, removed or changed
     FILE_REFRESHED = "file_refreshed"  # contents of files, or a map of them, read from disk again
     # Another spelling of the same value
     TOOL_ORDER = "tool_order"
@@ -329,7 +330,7 @@ class Cause(StrEnum):
     HISTORY_REPLACED = "history_replaced"  # by a summary
     OPTIONS = "options"
     # Not caused by the client, or not a rewrite
-    OUR_RULE = "our_rule"  # what the client sent continues, our version of it does not
+    OUR_RULE = "our_rule"  # the client's request continues the last one, our version of it does not
     TEMPLATE_STRIPS_REASONING = "template_strips_reasoning"
     TEMPLATE_RERENDERS = "template_rerenders"
     ANOTHER_TASK = "another_task"  # a new session of the same agent
@@ -338,7 +339,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A cause, in words for people."""
+    """A cause as people read it, and the rule that undoes it."""
 
     what: str
     rule: RuleName | None = None

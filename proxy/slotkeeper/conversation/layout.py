@@ -1,7 +1,7 @@
-"""A generation request laid out: the pieces that reach its prompt, for every API; and a conversation.
+"""The layout of a generation request, for every API: the pieces that reach its prompt; and a conversation.
 
-A path leads from the body's outermost object to a value in it: keys and indices, as JSON has them. What
-is absent but could be put there has a path as well, and an empty text.
+A path leads from the body's outermost object to a value in it: keys and indices, as in JSON. A text that is
+absent but may be added has a path as well, and is empty.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Role(StrEnum):
 
 
 class Section(StrEnum):
-    """In which part of a request something stands."""
+    """The part of a request to which a text belongs."""
 
-    OPTIONS = "options"  # what else decides how the template renders: thinking, tool_choice
+    OPTIONS = "options"  # other fields that change how the template renders: thinking, tool_choice
     TOOLS = "tools"
     SYSTEM = "system"
     USER = "user"
@@ -65,18 +65,18 @@ class Message:
 
     role: Role
     path: Path  # of the whole message
-    texts: tuple[Text, ...] = ()  # in their order; results of tools among them
+    texts: tuple[Text, ...] = ()  # in their order, the results of tools included
     calls: tuple[Call, ...] = ()
-    answers: tuple[Text, ...] = ()  # the ids of the calls whose results it carries
-    reasoning: Text | None = None  # None: this API has no place for it here
-    media: tuple[bytes, ...] = ()  # digests of its images and audio, which stand in no text
-    content: Any = None  # as it stands in the body under `content`, to be put back whole; not with media
-    # What is left of it without what changes by itself: `facts.digest` computes it once.
+    answers: tuple[Text, ...] = ()  # the ids of the calls whose results the message carries
+    reasoning: Text | None = None  # None: this API has no field for it here
+    media: tuple[bytes, ...] = ()  # digests of images and audio, which are in no text
+    content: Any = None  # the body's `content`, so that a rule can restore it whole; None with media
+    # Digest of the message without the facts that change by themselves; `facts.digest` computes it once.
     loose_digest: bytes | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def said(self) -> str:
-        """All of its texts, joined by line ends."""
+        """All texts of the message, joined by line ends."""
         return "\n".join(text.text for text in self.texts)
 
     @property
@@ -85,15 +85,15 @@ class Message:
 
     @property
     def answered_ids(self) -> list[str]:
-        """The ids of the calls whose results it carries."""
+        """The ids of the calls whose results the message carries."""
         return [answer.text for answer in self.answers]
 
     def has_texts_of(self, other: Message) -> bool:
-        """Whether its texts are the same, one by one."""
+        """Whether both messages have the same texts, one by one."""
         return [text.text for text in self.texts] == [text.text for text in other.texts]
 
     def pieces(self) -> Iterator[Text]:
-        """Everything in it that is a string, reasoning first, as templates put it."""
+        """Yield all texts of the message, reasoning first, as templates write them."""
         if self.reasoning and self.reasoning.text:
             yield self.reasoning
         yield from self.texts
@@ -101,16 +101,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A request. The messages begin with what stands before the client's own list of them."""
+    """A request. `messages` begins with the system text that some APIs keep outside their list."""
 
     messages: tuple[Message, ...]
-    tools: tuple[Doc, ...] = ()  # as they stand in the body
+    tools: tuple[Doc, ...] = ()  # as in the body
     tools_path: Path = ("tools",)
     options: Doc = field(default_factory=dict)  # other keys that change the prompt
 
     @property
     def lead(self) -> int:
-        """How many of the first messages are system text."""
+        """The number of system messages at the beginning."""
         return next((n for n, m in enumerate(self.messages) if m.role is not Role.SYSTEM), len(self.messages))
 
     @property
@@ -119,7 +119,7 @@ class Layout:
 
     @property
     def newest_user(self) -> int | None:
-        """The index of the last message in which a user says something."""
+        """The index of the last message with a text from the user."""
         for at in range(len(self.messages) - 1, -1, -1):
             if any(text.section is Section.USER for text in self.messages[at].texts):
                 return at
@@ -128,18 +128,18 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A value of the body that becomes another."""
+    """A change of one value in the body."""
 
     path: Path
-    before: Any  # None: it was absent
+    before: Any  # None: the value was absent
     after: Any
-    moved: int = 0  # bytes that were sent before and stand elsewhere than this client wrote them
+    moved: int = 0  # bytes that were sent before and are now in another place than the client put them
 
 
 def edited(body: Doc, edits: Iterable[Edit]) -> Doc:
-    """A body with some values replaced; what lies on no path is shared with the old one.
+    """Return a body with the edits applied; it shares all values on no edit's path with the old body.
 
-    Raises KeyError, IndexError or TypeError for a path that leads nowhere.
+    Raises KeyError, IndexError or TypeError for a path that does not exist in the body.
     """
     for edit in edits:
         body = _put(body, edit.path, edit.after)
@@ -164,47 +164,47 @@ def _put(value: Any, path: Path, new: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Whose request it is. Conversations of two clients are never one."""
+    """The client of a request. Requests of two clients never belong to one conversation."""
 
-    client: str  # a digest of the API key, else of the address, and of the program
-    name: str | None = None  # what the client calls the conversation
+    client: str  # a digest of the program, and of the API key, else the address
+    name: str | None = None  # the client's name for the conversation
 
     def may_continue(self, other: Who) -> bool:
-        """Whether its requests may go on from those of the other: the same client, and not two names."""
+        """Whether its requests may continue the other's: the client is the same, and names do not differ."""
         one_name = not (self.name and other.name) or self.name == other.name
         return self.client == other.client and one_name
 
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """A line of requests, each of which went on from the one before it."""
+    """A line of requests, each of which continued the one before it."""
 
     number: int
     who: Who
     received: Layout  # the last request, as the client sent it
-    sent: Layout  # as it went to the engine, without the notes
-    at: float  # seconds, of the last request
-    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # put behind message n when it was new
-    told: Mapping[str, str] = field(default_factory=dict)  # facts that notes have told, by place
+    sent: Layout  # the last request as the engine got it, without the notes
+    at: float  # time of the last request, in seconds
+    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # put after message n when it was new
+    told: Mapping[str, str] = field(default_factory=dict)  # facts that notes contain, by place
     replies: dict[str, Doc] = field(default_factory=dict)  # messages as sampled, by the ids of their calls
-    tokens: Tokens | None = None  # the last prompt, where it is known
-    size: int = 0  # characters that it keeps
-    aside: bool = False  # asked beside a conversation (a title, a suggestion): only its own next one goes on
-    line: int = 0  # one agent's; a conversation that gets more tools goes on in another, under its number
-    rules: tuple[str, ...] = ()  # names of those that had changed what was sent last
+    tokens: Tokens | None = None  # the last prompt; None: not known
+    size: int = 0  # characters kept
+    aside: bool = False  # a side request (a title, a suggestion): only its own next request continues it
+    line: int = 0  # id of one agent's line; a conversation with more tools gets a new line, but no new number
+    rules: tuple[str, ...] = ()  # names of the rules that changed the last request
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Under which a request's conversation is looked up."""
+    """The index keys by which a request's conversation is found."""
 
-    first: tuple[bytes, ...]  # by its first user message
-    kin: tuple[bytes, ...]  # by what conversations of one agent share
+    first: tuple[bytes, ...]  # from the first user message
+    kin: tuple[bytes, ...]  # from the text and tools that conversations of one agent share
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """What the book has that a request may go on from."""
+    """The stored conversations that a request may continue, and their relatives."""
 
     lines: tuple[Conversation, ...]
     kin: tuple[Conversation, ...]
@@ -213,28 +213,28 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a request comes from."""
+    """The conversation that a request continues, and other conversations to compare it with."""
 
-    before: Conversation | None  # that it goes on from
-    common: int = 0  # messages behind the system text that are the same as there
-    sibling: Conversation | None = None  # of the same client, with the same system text or tools
+    before: Conversation | None  # the one that the request continues
+    common: int = 0  # messages after the system text that both have in common
+    sibling: Conversation | None = None  # another of the same client, with the same system text or tools
     beside: Conversation | None = None  # the latest of this client that has tools
     same_agent: bool = True  # whether `before` is of the same agent: see `likeness.same_agent`
-    keys: Keys | None = field(default=None, compare=False)  # of the request
+    keys: Keys | None = field(default=None, compare=False)  # the request's index keys
 
     @property
     def nearest(self) -> Conversation | None:
-        """The one that it is compared with: where none goes on, the latest of the same agent, or client."""
+        """The conversation to compare with: the continued one, else the latest of the agent or client."""
         return self.before or self.sibling or self.beside
 
     @property
     def remembered(self) -> Conversation | None:
-        """What rules may put back: nothing that another agent sent, whatever session both belong to."""
+        """The conversation whose text rules may restore; None if another agent's, even in one session."""
         return self.before if self.same_agent else None
 
 
 def says(message: Message, phrases: tuple[str, ...]) -> bool:
-    """Whether one of its texts, other than a tool's result, begins so."""
+    """Whether a text of the message, other than a tool's result, begins with one of these phrases."""
     return any(
         text.section is not Section.RESULT and text.text[:200].lstrip().startswith(phrases)
         for text in message.texts

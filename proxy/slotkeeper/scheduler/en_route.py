@@ -1,17 +1,17 @@
-"""Between the choice of a place and the request going there: plants are added, namespaces kept apart.
+"""Steps between the choice of a slot and the request going there: add plants, keep namespaces apart.
 
-What to plant is decided in `planting`; here that is made part of a plan.
+`planting` decides what to plant; this module makes it part of a plan.
 
-Namespaces keep a client from seeing in its answers what another has computed. States, files and branches are
-told apart by their tokens, and messages by their hash chains, so that nothing of one namespace is ever found
-for another. What is left is the engine, which reuses whatever lies where a
-task begins: in its slot, or in its RAM cache, which it searches by likeness (engine.md 4).
+Namespaces keep a client from seeing in its answers what another has computed. Tokens and hash chains contain
+the namespace, so no state, file, branch or message of one namespace is found for another. But the engine
+itself reuses whatever it has when a task begins: in the slot, or in its RAM cache, which it searches by
+similarity (engine.md 4).
 
-* A pinned request goes to a slot of its own namespace, or to one that is erased before. Into an empty slot
-  the engine loads nothing from its RAM cache (T6); nor does it where half of the slot is kept.
-* On a route without id_slot the engine looks through its free slots (T5). So the prompt is put into one of
-  them first, and whatever else looks as good is erased before, or waited for.
-* What cannot be done so is sent uncached: see `Forward.apart`.
+* A pinned request goes to a slot of its own namespace, or to one that is erased first. The engine loads
+  nothing from its RAM cache into an empty slot (T6), nor if it keeps half of the slot.
+* On a route without id_slot the engine searches its free slots (T5). So we put the prompt into one of them
+  first, and erase, or wait for, any other slot that looks as good to the engine.
+* A request for which neither is possible is sent uncached: see `Forward.apart`.
 """
 
 from __future__ import annotations
@@ -38,25 +38,26 @@ if TYPE_CHECKING:
 
 
 def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], model: ModelName) -> Structure:
-    """Where other prompts may part from this one.
+    """Return where other prompts may diverge from this one.
 
-    Not within a reply: where one comes back otherwise than it was sampled, no other prompt will part.
+    Branch points within a reply do not count: they come from a reply that returned changed, and no other
+    prompt will diverge there.
     """
     markers = next((table.traits.markers for table in state.up_for(model)), UNKNOWN)
     tree = state.tree(model)
-    found = tree.branches(prompt)
-    said = in_replies((branch.at for branch in found), prompt, boundaries, markers) if found else ()
-    asked = tuple(branch for branch in found if branch.at not in said)
+    branches = tree.branches(prompt)
+    inside = in_replies((branch.at for branch in branches), prompt, boundaries, markers) if branches else ()
+    outside = tuple(branch for branch in branches if branch.at not in inside)
     return Structure(
         boundaries=boundaries,
-        branches=asked,
+        branches=outside,
         known=tree.longest(prompt),
         known_at=tree.passed_at(prompt),
     )
 
 
 def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
-    """The plan; but a request that begins with what is just being saved waits until it lies in a file."""
+    """Return the plan; it waits if the request begins with tokens that are just being saved to a file."""
     prompt, reuse_plan = pending.prompt, plan.reuse_plan if plan else None
     if plan is None or prompt is None or reuse_plan is None or pending.plain:
         return plan
@@ -68,9 +69,9 @@ def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
 
 
 def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, float]]:
-    """What will lie in a file in a moment, and how many tokens that must save to be waited for.
+    """Yield tokens that a file will soon hold, and the tokens of reuse that justify waiting for it.
 
-    What is written is only checked yet, which takes about as long as its restore will.
+    A file that is written needs only its check, which takes about as long as a restore.
     """
     for contents in state.coming.values():
         yield contents.tokens, 2 * rates.restore_price(rates.size_of(contents.total))
@@ -82,14 +83,14 @@ def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, 
 
 
 def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
-    """The same plan, with what is planted on the way."""
+    """Return the plan with the plants that are worth it."""
     prompt, reuse_plan, request = pending.prompt, plan.reuse_plan, pending.arrived
     if prompt is None or reuse_plan is None or pending.plain or request.adapted:
         return plan
-    if prompt.space and plan.pinned and not plan.apart:  # it goes uncached: what is planted would be lost
+    if prompt.space and plan.pinned and not plan.apart:  # it is sent uncached: a plant would be lost
         return plan
     table = plan.table
-    found = planting.steps(
+    plants = planting.steps(
         prompt,
         pending.structure,
         reuse_plan=reuse_plan,
@@ -99,23 +100,23 @@ def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
         user_starts=user_starts(prompt, table.traits),
         now=now,
     )
-    return _with_plants(plan, found, prompt, pinnable=request.pinnable) if found else plan
+    return _with_plants(plan, plants, prompt, pinnable=request.pinnable) if plants else plan
 
 
-def _with_plants(plan: Plan, found: tuple[Step, ...], prompt: Tokens, *, pinnable: bool) -> Plan:
-    """The plan with these steps, pinned or steered so that the request finds what they compute."""
+def _with_plants(plan: Plan, plants: tuple[Step, ...], prompt: Tokens, *, pinnable: bool) -> Plan:
+    """Return the plan with these steps, pinned or steered so that the request reuses what they compute."""
     if plan.pinned:
-        return replace(plan, steps=(*plan.steps, *found))
+        return replace(plan, steps=(*plan.steps, *plants))
     if plan.steps and plan.reason is Reason.STEERED:
-        return replace(plan, steps=(*plan.steps[:-1], *found, plan.steps[-1]))
+        return replace(plan, steps=(*plan.steps[:-1], *plants, plan.steps[-1]))
     reuse_plan = plan.reuse_plan
     if reuse_plan is None or reuse_plan.source is Source.RAM:
         return plan
     if pinnable:
         reason = Reason.PREFIX if reuse_plan.reuse else Reason.COLD
-        return replace(plan, pinned=True, reason=reason, steps=found)
+        return replace(plan, pinned=True, reason=reason, steps=plants)
     if len(prompt) > STEER_TAIL:
-        return replace(plan, reason=Reason.STEERED, steps=(*found, steer(prompt)))
+        return replace(plan, reason=Reason.STEERED, steps=(*plants, steer(prompt)))
     return plan
 
 
@@ -123,7 +124,7 @@ def _with_plants(plan: Plan, found: tuple[Step, ...], prompt: Tokens, *, pinnabl
 
 
 def confined(event: Arrived) -> Arrived:
-    """In a namespace no client chooses a slot or bypasses us, and message digests are salted."""
+    """Return the request as its namespace allows: no chosen slot, no bypass, salted message digests."""
     if not event.namespace:
         return event
     salt = event.namespace.encode()
@@ -139,7 +140,7 @@ def confined(event: Arrived) -> Arrived:
 
 
 def rendered_within(event: Rendered, space: str) -> Rendered:
-    """The prompts in the namespace of their request."""
+    """Return the rendered prompts, put into the namespace of their request."""
     if not space:
         return event
     own, other = (prompt and prompt.within(space) for prompt in (event.prompt, event.rewritten))
@@ -147,12 +148,12 @@ def rendered_within(event: Rendered, space: str) -> Rendered:
 
 
 def steered(state: State, pending: Pending, now: float) -> Plan | None:
-    """Where a request goes whose slot the engine chooses itself. None: it waits."""
+    """Return the plan for a request whose slot the engine itself chooses; None: the request waits."""
     if not pending.rendered:
         return None
     there = state.open_for(pending.arrived.model)
     able = [table for table in there if _can_be_cleared(table, pending, now)]
-    if not able:  # it is refused where it would go out
+    if not able:  # the request is refused later, when it would be sent
         return _unpinned(state, there, now)
     free, clear = _free_of_rivals(state, pending, able, now)
     if not free:
@@ -167,20 +168,20 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
 
 
 def _unpinned(state: State, tables: Sequence[EngineTable], now: float) -> Plan | None:
-    """The engine chooses, and nothing is put in place before."""
+    """Return a plan in which the engine chooses the slot and we prepare nothing."""
     plan = blind(tables, pinnable=False, now=now, catalog=state.catalog)
     return replace(plan, reason=Reason.UNPINNABLE) if plan else None
 
 
 def _can_be_cleared(table: EngineTable, pending: Pending, now: float) -> bool:
-    """Whether erasing slots there can keep other namespaces' states from it: a RAM cache is not erased."""
+    """Whether erasing slots keeps other namespaces' states from the request; a RAM cache is not erased."""
     return table.may_wipe(now) and (_known(table, pending) or not table.shadow.may_load)
 
 
 def _free_of_rivals(
     state: State, pending: Pending, able: Sequence[EngineTable], now: float
 ) -> tuple[list[EngineTable], Plan | None]:
-    """Engines where no slot of another namespace could be chosen for it; else what to erase first."""
+    """Return the engines that could choose no other namespace's slot, and a plan that erases one slot."""
     free: list[EngineTable] = []
     clear: Plan | None = None
     for table in sorted(able, key=lambda table: table.load):
@@ -193,7 +194,10 @@ def _free_of_rivals(
 
 
 def clearing(state: State) -> Iterator[tuple[Pending, EngineTable]]:
-    """What is being steered, and where: whatever begins meanwhile may have to be erased, or waited for."""
+    """Yield requests that are being steered, and their engines.
+
+    A slot whose task begins meanwhile may have to be erased or waited for.
+    """
     for owner in (owner for table in state.up for owner in table.owners if owner):
         pending = state.requests.get(owner)
         if pending and pending.stage is Stage.PREPARING and pending.plan and pending.plan.clearing:
@@ -201,18 +205,18 @@ def clearing(state: State) -> Iterator[tuple[Pending, EngineTable]]:
 
 
 def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence[SlotId], Sequence[SlotId]]:
-    """Slots of other namespaces that the engine might choose for it: free ones, and those still at work."""
+    """Return the slots of other namespaces that the engine might choose: idle ones, and busy ones."""
     if not pending.arrived.namespace:
         return (), ()
     idle, busy = list[SlotId](), list[SlotId]()
-    for slot, what in enumerate(table.states):
+    for slot, slot_state in enumerate(table.states):
         if _is_rival(state, table, SlotId(slot), pending):
-            (idle if what is SlotState.IDLE else busy).append(SlotId(slot))
+            (idle if slot_state is SlotState.IDLE else busy).append(SlotId(slot))
     return idle, busy
 
 
 def _is_rival(state: State, table: EngineTable, slot: SlotId, pending: Pending) -> bool:
-    """Whether what is there is another namespace's, or may be, and may look as good to the engine."""
+    """Whether the slot may hold another namespace's state that looks as good to the engine."""
     owner, contents = table.owners[slot], table.shadow.slots[slot]
     other = state.requests.get(owner) if owner else None
     if other is pending:
@@ -221,12 +225,12 @@ def _is_rival(state: State, table: EngineTable, slot: SlotId, pending: Pending) 
     if other is not None:
         return other.arrived.namespace != space and _alike(other.prompt, 1, prompt)
     if contents is None:
-        return table.states[slot] is not SlotState.IDLE  # unknown what runs there
+        return table.states[slot] is not SlotState.IDLE  # an unknown task runs there
     return contents.tokens.space != space and _alike(contents.tokens, contents.opaque, prompt)
 
 
 def _alike(tokens: Tokens | None, opaque: int, prompt: Tokens | None) -> bool:
-    """Whether these tokens, and `opaque` unknown ones behind them, may have as much of it as a steer."""
+    """Whether these tokens and the `opaque` unknown ones after them may match the prompt as a steer does."""
     if prompt is None or tokens is None:
         return True
     common = tokens.within(prompt.space).lcp(prompt)
@@ -234,6 +238,6 @@ def _alike(tokens: Tokens | None, opaque: int, prompt: Tokens | None) -> bool:
 
 
 def _known(table: EngineTable, pending: Pending) -> bool:
-    """Whether its prompt can be put where the engine will find it."""
+    """Whether a steer of the prompt would make the engine choose that slot."""
     length = len(pending.prompt) if pending.prompt is not None and not pending.plain else 0
     return length > STEER_TAIL and (length - STEER_TAIL) / length > table.traits.similarity > 0

@@ -1,7 +1,7 @@
-"""What an engine does, as evidence of its flags (engine.md 3, T7).
+"""Infers an engine's flags from its behaviour (engine.md 3, T7).
 
-A wrong belief costs tokens, never an answer; so what is seen is believed at once where only one flag explains
-it, and after a second time where something else could.
+A wrong inference costs tokens, never an answer. So one observation is enough if only one flag explains it; if
+there is another explanation, a second observation is needed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 from slotkeeper.scheduler.engine_model import MOST, TAIL, Checkpoint, EngineTraits, Known, Memory
 from slotkeeper.scheduler.slot_contents import SlotContents
 
-SIZES: Final = 32  # what batch sizes are multiples of; else two slots had to share a batch
-STRIKES: Final = 2
+SIZES: Final = 32  # tokens; batch sizes are multiples of it, unless two slots shared a batch
+STRIKES: Final = 2  # observations that are needed if there is another explanation
 
 
 def by_batches(traits: EngineTraits, *, cached: int, end: int, cuts: Collection[int] | None) -> EngineTraits:
-    """What a prefill of ours from `cached` to `end` tells, by where its batches ended.
+    """Learn from the batches of our own prefill from token `cached` to token `end`.
 
-    The engine ends one where it makes a checkpoint: TAIL tokens before the end, and one --ubatch-size before
-    that. All others are as long as --batch-size.
+    `cuts` are the tokens at which its batches ended. The engine ends a batch where it makes a checkpoint:
+    TAIL tokens before the end, and one --ubatch-size before that. All other batches have --batch-size tokens.
     """
     last = end - TAIL
     if cuts is None or traits.cuttable or traits.memory is Memory.UNKNOWN or last <= cached:
@@ -40,7 +40,7 @@ def by_batches(traits: EngineTraits, *, cached: int, end: int, cuts: Collection[
 
 
 def _at_least(traits: EngineTraits, **sizes: int) -> EngineTraits:
-    """With these sizes raised to what must be, if they were believed to be smaller."""
+    """Raise each smaller size in the traits to the next power of two of the size seen."""
     higher = {
         name: 1 << (size - 1).bit_length() for name, size in sizes.items() if size > getattr(traits, name)
     }
@@ -49,17 +49,17 @@ def _at_least(traits: EngineTraits, **sizes: int) -> EngineTraits:
 
 @dataclass(slots=True)
 class Doubts:
-    """What was seen of one engine's checkpoints, as long as it is up."""
+    """Observations of one engine's checkpoints while it is up."""
 
-    used: int = 0  # so many were in the list at least, behind and with one that was used
-    missed: int = 0  # times in a row that one was gone
+    used: int = 0  # checkpoints that the list held at least: one that was used, and those after it
+    missed: int = 0  # times in a row that a checkpoint was gone
 
     def by_reuse(
         self, traits: EngineTraits, contents: SlotContents, *, predicted: int, cached: int
     ) -> EngineTraits:
-        """What an answer tells for which a slot had to go back to a checkpoint.
+        """Learn from an answer for which the slot had to go back to a checkpoint.
 
-        `contents` is what the slot held, `predicted` and `cached` tokens that were to be reused, and were.
+        `contents` is what the slot held. `predicted` tokens were expected to be reused, `cached` tokens were.
         """
         if not traits.checkpoints_in_doubt or predicted == contents.total:
             return traits
@@ -73,11 +73,11 @@ class Doubts:
             self.used, self.missed = max(self.used, behind), 0
             return traits
         if behind <= max(1, self.used) or (cached and cached not in listed):
-            return traits  # something else than a list that is too short
+            return traits  # a list that is too short does not explain this
         return self._count_missed(traits, behind - 1)
 
     def by_file(self, traits: EngineTraits, contents: SlotContents, listed: Sequence[int]) -> EngineTraits:
-        """What the list of checkpoints in a file tells that the engine wrote just now."""
+        """Learn from the list of checkpoints in a file that the engine has just written."""
         if not traits.checkpoints_in_doubt:
             return traits
         self.used = max(self.used, len(listed))
@@ -89,7 +89,10 @@ class Doubts:
         return self._count_missed(traits)
 
     def _count_missed(self, traits: EngineTraits, cap: int = 0) -> EngineTraits:
-        """A checkpoint was gone, which a list of `cap` would explain, or the longest one that was used."""
+        """Count a checkpoint that was gone. After STRIKES of them, the list's limit is lowered.
+
+        The new limit is `cap`, or `used` if that is higher.
+        """
         self.missed += 1
         if self.missed < STRIKES:
             return traits
@@ -98,7 +101,7 @@ class Doubts:
 
 
 def _kept(traits: EngineTraits) -> EngineTraits:
-    """A checkpoint was there that should have been thrown away."""
+    """Learn from a checkpoint that was there although the engine should have dropped it."""
     if traits.eager_thinning and traits.checkpoint_min_step > 0:
         return traits.learned(Known.KEPT, checkpoint_min_step=0)
     return traits.learned(Known.KEPT, checkpoint_cap=_doubled(traits.checkpoint_cap))
@@ -113,6 +116,6 @@ def _doubled(cap: int, least: int = 1) -> int:
 
 
 def _reusable(checkpoints: Sequence[Checkpoint], traits: EngineTraits) -> list[int]:
-    """Tokens that are reused where the engine goes back to these checkpoints."""
+    """Return the tokens that are reused if the engine goes back to each of these checkpoints."""
     lost = 1 if traits.memory is Memory.SWA else 0
     return [checkpoint.at - lost for checkpoint in checkpoints]

@@ -1,18 +1,18 @@
-"""What requests cost, in prompt tokens, and why tokens were computed again. Every figure is defined here.
+"""The cost of requests in prompt tokens, and why tokens were computed again. All figures are defined here.
 
-Metrics, dashboard, `why`, `top`, log, `replay`, `demo` and benchmarks read these; none computes its own.
-Of one request, by the engine's own counts:
+Metrics, dashboard, `why`, `top`, log, `replay`, `demo` and benchmarks read these figures and compute none.
+For one request, by the engine's own counts:
 
     prompt = reused + computed
     computed = evaluated by the request itself + planted for it while its client waited
-    reused = what earlier work had left; `prepared` of it was computed in idle time
+    reused = left by earlier work; `prepared` of it was computed in idle time
 
-What is planted in vain, because the request then did not go on from it, is work for it all the same. So
-`computed` can reach the prompt's length, and is cut off there: the rest is in the engine's work alone.
-Engine work is counted by who wanted it: client, plant, idle, probe.
+A plant counts as work for its request even if the request does not reuse it. So `computed` could exceed the
+prompt's length; it is cut off there, and only the engine's work counts the rest. Engine work is counted by
+its purpose: client, plant, idle, probe.
 
-The oracle counts what any prompt before it had in common with this one. What was computed beyond it, the
-cache had lost; here is how.
+The oracle is the prompt less the longest beginning that it shares with an earlier prompt. The cache lost the
+tokens that were computed beyond it; `Loss` says how.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from slotkeeper.scheduler.types import Reason, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The prompt tokens of one request that the engine gave figures for."""
+    """The prompt tokens of one request for which the engine gave figures."""
 
     prompt: int
-    cached: int  # what the engine says that it did not evaluate for the request itself
-    planted: int = 0  # evaluated by our own prefills for it, before it went on
-    prepared: int = 0  # of the reused: computed in idle time
+    cached: int  # tokens that the engine did not evaluate for the request itself, by its own count
+    planted: int = 0  # tokens that our own prefills evaluated for the request before it went to the slot
+    prepared: int = 0  # reused tokens that were computed in idle time
 
     @property
     def evaluated(self) -> int:
-        """By the request itself."""
+        """Tokens that the request itself evaluated."""
         return self.prompt - self.cached
 
     @property
     def work(self) -> int:
-        """All that the engine evaluated for it while its client waited."""
+        """All tokens that the engine evaluated for the request while its client waited."""
         return self.evaluated + self.planted
 
     @property
@@ -56,9 +56,9 @@ class Usage:
 def usage_of(
     prompt: int | None, cached: int | None, *, planted: int = 0, ahead_from: int | None = None
 ) -> Usage | None:
-    """None where the engine gave no figures.
+    """Return the usage of a request; None if the engine gave no figures.
 
-    `ahead_from`: the token from which on the state that it found was computed in idle time.
+    `ahead_from`: the token from which on the reused state was computed in idle time.
     """
     if prompt is None or cached is None:
         return None
@@ -68,40 +68,41 @@ def usage_of(
 
 
 def oracle(usage: Usage, known: int) -> int:
-    """What a perfect cache would have computed: the prompt less its longest beginning in earlier prompts.
+    """Return the tokens that a perfect cache would have computed: the prompt less its longest known prefix.
 
-    `known` is that beginning, as far as we remember. What was reused was known too, though we may have
-    forgotten it, but for what idle work computed: that is no client's. At least one token, which is computed
-    before every answer; none where the request was broken off before the engine had computed any.
+    `known` is the length of that prefix in the earlier prompts that we remember. Reused tokens were known
+    too, even if we have dropped them from memory, except those of idle work, which no client had sent. The
+    result is at least one token, which the engine evaluates before every answer; it is 0 only if the request
+    was cancelled before the engine computed any.
     """
     return max(min(1, usage.computed), usage.prompt - max(known, usage.reused - usage.prepared))
 
 
 def hit_rate(reused: int, prompt: int) -> float | None:
-    """None where there was no prompt."""
+    """Return reused / prompt tokens; None if there was no prompt."""
     return reused / prompt if prompt else None
 
 
 def ratio(computed: int, least: int) -> float | None:
-    """Tokens computed for each one that a perfect cache computes; None where it computes none."""
+    """Return the tokens computed for each token that a perfect cache computes; None if that is 0."""
     return computed / least if least else None
 
 
 @dataclass(slots=True, kw_only=True)
 class Sums:
-    """Of many requests, and of all that the engine did besides."""
+    """Sums over many requests, and of the engine's other work. Tokens, unless the name says seconds."""
 
     requests: int = 0
     prompt_tokens: int = 0
     reused: int = 0
-    prepared: int = 0  # of the reused
+    prepared: int = 0  # reused tokens that were computed in idle time
     computed: int = 0
-    oracle: int = 0  # where it is not known, what was computed
+    oracle: int = 0  # for a request whose oracle is unknown, its computed tokens
     client: int = 0  # evaluated by requests themselves
-    plant: int = 0  # evaluated for requests before they went on
+    plant: int = 0  # evaluated for requests before they went to a slot
     idle: int = 0  # evaluated in idle time
-    probe: int = 0  # evaluated to find out what the engine is like
-    repeated: int = 0  # lost by the cache, or unchanged behind what a client had changed
+    probe: int = 0  # evaluated to find out the engine's flags
+    repeated: int = 0  # computed again: lost by the cache, or unchanged text behind a client's change
     reused_seconds: float = 0.0  # of prefill that the reused tokens would have taken
     step_seconds: float = 0.0  # of restores, touches and steers before requests
 
@@ -111,31 +112,31 @@ class Sums:
 
     @property
     def waited(self) -> float | None:
-        """What clients waited for, by what a perfect cache would have computed."""
+        """Tokens that clients waited for, per token that a perfect cache would have computed."""
         return ratio(self.client + self.plant, self.oracle)
 
     @property
     def total(self) -> float | None:
-        """The same with idle work: prefill amplification."""
+        """The same including idle work: prefill amplification."""
         return ratio(self.client + self.plant + self.idle, self.oracle)
 
     @property
     def engine(self) -> int:
-        """All that the engine evaluated for us."""
+        """All tokens that the engine evaluated, for whatever purpose."""
         return self.client + self.plant + self.idle + self.probe
 
     @property
     def saved_seconds(self) -> float:
-        """Less than nothing where the steps took longer than computing would have."""
+        """Seconds saved; negative if the steps took longer than the prefill would have."""
         return self.reused_seconds - self.step_seconds
 
     def add(self, **figures: float) -> None:
-        """Each by its name."""
+        """Add each figure to the field of its name."""
         for name, value in figures.items():
             setattr(self, name, getattr(self, name) + value)
 
     def shown(self) -> dict[str, Any]:
-        """For JSON, with what follows from the sums."""
+        """Return the sums and the figures derived from them, for JSON."""
         return asdict(self) | {
             "reused_seconds": round(self.reused_seconds, 3),
             "step_seconds": round(self.step_seconds, 3),
@@ -149,7 +150,7 @@ class Sums:
 def of_request(
     usage: Usage, oracle: int | None, reused_seconds: float | None, step_seconds: float
 ) -> dict[str, float]:
-    """What one answered request adds to the sums, by their names."""
+    """Return the amounts that one answered request adds to the sums, by field name."""
     return {
         "requests": 1,
         "prompt_tokens": usage.prompt,
@@ -181,19 +182,19 @@ UNPLACED: Final = frozenset(
 
 
 class Loss(StrEnum):
-    """In reports, logs, metrics and tests alike."""
+    """Why known tokens were computed again. Reports, logs, metrics and tests use these values."""
 
-    CHECKPOINT = "checkpoint"  # the slot held them, but no checkpoint stood where it had to be cut
-    OVERWRITTEN = "overwritten"  # no free slot and no file had them any more
+    CHECKPOINT = "checkpoint"  # the slot held them, but had no checkpoint where it had to be cut
+    OVERWRITTEN = "overwritten"  # no free slot and no file held them any more
     RESTARTED = "restarted"  # the engine was restarted since, and no file held them
-    MISPREDICTED = "mispredicted"  # the engine used less of the slot than it should have
-    UNPLACED = "unplaced"  # another party chose its slot, or its tokens were unknown
-    BYPASSED = "bypassed"  # the client asked for no help, or for no cache
+    MISPREDICTED = "mispredicted"  # the engine used less of the slot than predicted
+    UNPLACED = "unplaced"  # the client or the engine chose the slot, or the tokens were unknown
+    BYPASSED = "bypassed"  # the client asked for a bypass, or for no cache
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """How many tokens, and most of them why."""
+    """How many tokens were lost, and the cause for most of them."""
 
     why: Loss
     tokens: int
@@ -201,20 +202,20 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What is known of a request by its end. `cached` and `predicted` are tokens, by the engine and by us."""
+    """A request at its end. Reused tokens: `cached` by the engine's count, `predicted` by ours."""
 
     reason: Reason
     prompt: Tokens
     cached: int
     predicted: int | None
-    base: SlotContents | None  # what its slot held when it began
-    known: int  # tokens of it that were ever computed before
+    base: SlotContents | None  # what the slot held when the request began
+    known: int  # tokens of the prompt that were ever computed before
     restarted: bool  # whether the engine was restarted since then
-    uncached: bool = False  # the client wanted all of it computed
+    uncached: bool = False  # the client wanted the whole prompt computed
 
 
 def lost(answered: Answered, tokens: int) -> Lost | None:
-    """How these tokens, computed beyond the oracle, were lost; None where there are none."""
+    """Return why these tokens, computed beyond the oracle, were lost; None if there are none."""
     return Lost(_why(answered), tokens) if tokens > 0 else None
 
 
@@ -232,5 +233,5 @@ def _why(answered: Answered) -> Loss:
 
 
 def _shared(answered: Answered) -> int:
-    """Tokens that the slot had in common with the prompt."""
+    """Return the tokens that the slot had in common with the prompt."""
     return answered.base.tokens.lcp(answered.prompt) if answered.base else 0

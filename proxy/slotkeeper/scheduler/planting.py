@@ -1,22 +1,22 @@
-"""What is put in place while a prompt is computed anyway: where other prompts will part from it.
+"""Plants: while a prompt is computed anyway, make checkpoints and files where other prompts will diverge.
 
-A state that cannot be cut anywhere is cut where a checkpoint is, so one is planted at each boundary that
-is worth it: the prompt is prefilled up to there first, and the request goes on from that. No token is
-computed twice. A beginning that others will share is saved there as well, so that any slot can have it.
+A state that cannot be cut anywhere can be cut at a checkpoint. So we plant one at each boundary that is worth
+it: we prefill the prompt up to there first, and the request continues from that state. No token is computed
+twice. A beginning that other prompts will share is also saved to a file, so that any slot can load it.
 
-1. Where prompts have parted from this one before, they will again: learned branch points, this prompt's own
-   among them. In tools and system text that is nearly certain (a clock, another agent).
-2. The end of tools and system text, if nothing of it was known: the next conversation will part there.
-   If a part of it was known, it changes from time to time, and only the place where it does counts.
+1. Prompts diverge again where they diverged before: at learned branch points, this prompt's own included. In
+   tools and system text that is nearly certain (a clock, another agent).
+2. If nothing of the tools and system text was known, the next conversation diverges at their end. If a part
+   was known, they change from time to time, and only the place of the change counts.
 3. Elsewhere in tools and system text, the place is unknown: a sub-agent has other tools, a file of
-   instructions is edited. Checkpoints at even distances bound what the first such divergence costs.
-4. Users go back to their messages and edit them, now and then.
-5. A long message often ends in a question, and the next one is about the same text. That is a guess, so it
-   is cut there only while the engine's list has room: else an older checkpoint would go for it.
+   instructions is edited. Checkpoints at even distances bound the cost of the first such divergence.
+4. Users sometimes go back to their messages and edit them.
+5. A long message often ends in a question, and the next one is about the same text. That is a guess, so we
+   cut there only while the engine's list has room: otherwise an older checkpoint would be dropped for it.
 
-What a cut is worth is the chance that a prompt parts there, or behind it but before the next cut, times
-the tokens that the cut before it would leave to compute. The best one is taken, then the others are looked
-at again: so the most redundant are left out.
+A cut is worth the chance that a prompt diverges there, or behind it but before the next cut, times the tokens
+that the previous cut would leave to compute. We take the best cut, then evaluate the others again: so the
+most redundant ones are left out.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import Boundary, BoundaryKind, Tokens
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
-TAKEN: Final = 3  # of the engine's checkpoints that a plant makes, at most
+TAKEN: Final = 3  # checkpoints of the engine's list that one plant uses, at most
 MOST: Final = 8  # plants in one request
 LEAST: Final = 64  # tokens to compute, below which nothing is planted
 
-# How likely the next prompt parts at such a place. Only their order matters much: a branch that was seen
-# once is more likely than an edit, one in what all conversations share is nearly certain.
+# The chance that the next prompt diverges at such a place. Mostly their order matters: a branch that was seen
+# once is more likely than an edit, and a branch in the shared head is nearly certain.
 IN_HEAD: Final = 0.7
 SEEN_ONCE: Final = 0.3
 NEW_HEAD: Final = 0.5
@@ -58,17 +58,17 @@ SOMEWHERE: Final = 0.02  # in a stretch of tools and system text
 GUESSED: Final = {BoundaryKind.QUESTION: 0.1, BoundaryKind.LINE: 0.02}  # in a long message at the end
 
 STRETCH: Final = 1024  # tokens, at least
-STRETCHES: Final = MOST  # at most, of one head
+STRETCHES: Final = MOST  # in one head, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What is known of a prompt's shape."""
+    """The known structure of a prompt."""
 
     boundaries: tuple[Boundary, ...] = ()
     branches: tuple[Branch, ...] = ()
-    known: int = 0  # tokens of it that were computed before
-    known_at: float = 0.0  # when they last were, in seconds
+    known: int = 0  # tokens at its beginning that were computed before
+    known_at: float = 0.0  # when they were last computed, in seconds
 
     @property
     def head(self) -> int:
@@ -81,17 +81,17 @@ NO_STRUCTURE: Final = Structure()
 
 @dataclass(frozen=True, slots=True)
 class CutPlace:
-    """Where prompts may part."""
+    """A place where prompts may diverge."""
 
     at: int  # tokens
     chance: float
-    shared: bool  # by several conversations, or likely to be
-    guessed: bool = False  # worth no older checkpoint
+    shared: bool  # several conversations share the tokens before it, or probably will
+    guessed: bool = False  # not worth the loss of an older checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is made at one place."""
+    """A checkpoint, a file, or both, to make at one place."""
 
     at: int
     checkpoint: bool
@@ -99,7 +99,7 @@ class Cut:
 
 
 def places(structure: Structure, length: int) -> Iterator[CutPlace]:
-    """Where prompts may part from one of this length. Numbers as above."""
+    """Yield the places where prompts may diverge from one of this length. The numbers are as above."""
     for branch in structure.branches:  # 1
         seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
         inside = branch.at <= structure.head
@@ -113,7 +113,7 @@ def places(structure: Structure, length: int) -> Iterator[CutPlace]:
 
 
 def _in_head(head: int, known: int) -> Iterator[CutPlace]:
-    """Its end, where nothing of it was known, and even distances in what is new of it."""
+    """Yield the end of the head if nothing of it was known, and even distances in its new part."""
     if head and not WORTH_A_FILE <= known < head:
         yield CutPlace(head, NEW_HEAD, shared=True)
     stretch = max(STRETCH, head // STRETCHES)
@@ -133,9 +133,9 @@ def steps(
     user_starts: Sequence[int],
     now: float,
 ) -> tuple[Step, ...]:
-    """What to do in the slot before the request goes there; nothing where nothing is worth it.
+    """Return the plants to make in the slot before the request goes there; () if none is worth it.
 
-    What a file will take is spent from `writes`.
+    The bytes of each planned file are spent from `writes`.
     """
     if len(prompt) - reuse_plan.reuse < LEAST or 0 < table.traits.n_ctx <= len(prompt):
         return ()  # the engine refuses a prompt that is longer than its slot
@@ -153,7 +153,11 @@ def steps(
 
 
 def _cuts(checkpoints: Collection[int], files: Collection[int]) -> Iterator[Cut]:
-    """In their order. A checkpoint just before a file is made with it: the slot would have to go back."""
+    """Yield the cuts in order.
+
+    A checkpoint at most TAIL tokens before a file's end is made together with the file: separately, the slot
+    would have to go back.
+    """
     together = {at for at in checkpoints for file in files if 0 < file - at <= TAIL}
     for at in sorted({*checkpoints, *files} - together):
         joined = any(0 < at - other <= TAIL for other in together)
@@ -163,7 +167,7 @@ def _cuts(checkpoints: Collection[int], files: Collection[int]) -> Iterator[Cut]
 def _alone(
     reuse_plan: ReusePlan, length: int, traits: EngineTraits, user_starts: Sequence[int]
 ) -> tuple[int, ...]:
-    """Where the request would leave checkpoints if nothing were planted."""
+    """Return where the request would leave checkpoints if nothing were planted."""
     base = reuse_plan.base
     left = after_prefill(
         base.checkpoints if base else (),
@@ -184,9 +188,10 @@ def _displaced(
     reuse_plan: ReusePlan,
     traits: EngineTraits,
 ) -> set[int]:
-    """Checkpoints of the request's own that plants would cost it, for they lie before the last plant's end.
+    """Return the request's own checkpoints that it would not make because a plant ends behind them.
 
-    It would be worse than without us if the next prompt parts behind one. So they are planted as well.
+    If the next prompt diverged behind one of them, it would be worse off than without us. So they are planted
+    as well.
     """
     ends, begin = sorted({*(at + TAIL for at in checkpoints), *files}), reuse_plan.reuse
     if not ends:
@@ -199,16 +204,16 @@ def _displaced(
 
 
 def _left_by_plants(begin: int, ends: Sequence[int], traits: EngineTraits) -> Iterator[int]:
-    """Where the engine makes checkpoints when it prefills from `begin` to each of these ends in turn."""
+    """Yield where the engine makes checkpoints when it prefills from `begin` to each end in turn."""
     for end in ends:
         yield from (at for at in (end - TAIL - traits.n_ubatch, end - TAIL) if at > begin)
         begin = end
 
 
 def _lasting(alone: Sequence[int], begin: int, traits: EngineTraits) -> Sequence[int]:
-    """Checkpoints of the request's own that would outlive the next task.
+    """Return the request's own checkpoints that would survive the next task.
 
-    An engine that thins its list keeps only the first one, and a plant leaves another before it, if it can.
+    An engine that thins its list keeps only the first one. A plant leaves another before that, if it can.
     """
     if checkpoints_last(traits):
         return alone
@@ -218,7 +223,7 @@ def _lasting(alone: Sequence[int], begin: int, traits: EngineTraits) -> Sequence
 def _checkpoints(
     found: Collection[CutPlace], reuse_plan: ReusePlan, alone: Collection[int], traits: EngineTraits
 ) -> set[int]:
-    """Where checkpoints are worth a plant, beside those that the request itself will leave."""
+    """Return where checkpoints are worth a plant, beside those that the request itself will leave."""
     if not checkpoints_last(traits):
         return set()
     cuts = {0, reuse_plan.reuse, *alone}
@@ -236,7 +241,7 @@ def _checkpoints(
 
 
 def _best(found: Collection[CutPlace], cuts: Collection[int]) -> CutPlace | None:
-    """The place that saves most: for every prompt that parts there or behind it, up to the next cut."""
+    """Return the place that saves most, over all prompts that diverge between it and the next cut."""
 
     def worth(place: CutPlace) -> float:
         lower = max(cut for cut in cuts if cut <= place.at)
@@ -248,7 +253,7 @@ def _best(found: Collection[CutPlace], cuts: Collection[int]) -> CutPlace | None
 
 
 def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: EngineTraits) -> int:
-    """Where an engine that thins would keep its only checkpoint, at the start of a message; 0: nowhere."""
+    """Return where an engine that thins keeps its only checkpoint, at a user message's start; 0: nowhere."""
     thins = keeps_checkpoints(traits) and not checkpoints_last(traits)
     return alone[0] if thins and alone and alone[0] in user_starts else 0
 
@@ -256,12 +261,13 @@ def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: Engin
 def _files(
     found: Collection[CutPlace], prompt: Tokens, thinned_to: int, table: EngineTable, catalog: Catalog
 ) -> set[int]:
-    """The shared beginning that is most worth a file, if no file has it.
+    """Return the end of the shared beginning that is most worth a file, if no file has it yet.
 
-    A file that can be cut serves prompts that diverge at a checkpoint before its end, so the longest one
-    will do. One without checkpoints is of use only to prompts that diverge behind it.
+    A file that can be cut also serves prompts that diverge at a checkpoint before its end, so the longest
+    beginning is best. A file without checkpoints serves only prompts that diverge behind its end.
 
-    An engine that thins would then keep a checkpoint before that as its only one.
+    With a file, an engine that thins keeps its only checkpoint before the file's end instead of at
+    `thinned_to`; the tokens between count as part of the price.
     """
     traits = table.traits
     best, most, chance = set[int](), 0.0, 0.0
@@ -279,7 +285,7 @@ def _files(
 
 
 def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
-    """The steps for one cut. The engine keeps a checkpoint TAIL tokens before a prompt's end."""
+    """Yield the steps for one cut. The engine keeps a checkpoint TAIL tokens before a prompt's end."""
     exactly = Prefill(prompt.cut(0, cut.at), Purpose.PLANT)
     beyond = Prefill(prompt.cut(0, cut.at + TAIL), Purpose.PLANT)
     if not cut.file:
@@ -295,7 +301,7 @@ def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:
-    """What the last `left` of these steps will save at a boundary, None if nothing."""
+    """Return the tokens that the last `left` steps will save at a boundary; None if they save nothing."""
     for index in range(len(plan_steps) - left, len(plan_steps)):
         step, before = plan_steps[index], plan_steps[index - 1]
         if index and isinstance(step, Keep) and step.moment is SaveMoment.BOUNDARY:

@@ -1,15 +1,15 @@
-"""The prompt tree: every prompt the engines ever computed, and where they parted from each other.
+"""The prompt tree: all prompts that the engines have computed, and where they diverge from each other.
 
-The first tells the oracle, the second where the next prompt may part.
-A radix tree over token ids: an edge is what follows until sequences part or the longest of them ends.
-What was not passed for longest is held as hashes (`Edge`), and when there is no room for more, the
-least recently passed leaf goes. The scheduler has no clock: times are seconds of the caller's.
+The prompts give the oracle; the branch points tell where the next prompt may diverge.
+It is a radix tree over token ids: an edge has the ids up to the next branch point or the end of the longest
+sequence. The least recently passed edges are stored as hashes (`Edge`). When the budget is spent, the least
+recently passed leaf is dropped. The scheduler has no clock: the caller gives times, in seconds.
 
-Warm, an edge has all its ids, and comparing is memcmp. Cold, it has the ids at both ends, a block at most,
-and of what is between a hash of each block of 128 ids, chained to the one before: a sixty-fourth of the
-memory. A prompt that parts from the hashes, or ends there, does so at the last whole block that is the
-same, as far as is known: too early by less than a block, never too late.
-At the beginning ids are kept because many conversations open alike.
+A warm edge has all its ids, and comparison is memcmp. A cold edge has the ids at both ends, at most a block
+each, and for each block of 128 ids between them a hash, chained to the one before: a sixty-fourth of the
+memory. A prompt that diverges, or ends, inside the hashes is taken to do so at the end of the last equal
+block: too early by less than a block, never too late.
+The ids at the beginning are kept because many conversations begin alike.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Edge:
     def __init__(self, ids: Tokens) -> None:
         self.first = ids[0] if ids.packed else NO_TOKEN
         self.head = EMPTY  # cold: the ids before the hashes
-        self.hashed = 0  # tokens that are known by their hashes only; whole blocks
-        self.ids = ids  # of all that follow
-        # The hashes of an edge that was warmed again are kept, and serve when it is cooled again.
-        # Python's own hash is keyed, of 64 bits and three times as fast as any of hashlib's; it
-        # differs from process to process, and so does not leave this one.
+        self.hashed = 0  # tokens that are stored only as hashes; whole blocks
+        self.ids = ids  # the ids after the hashes; warm: all ids
+        # An edge that is warmed keeps its hashes, for when it is cooled again.
+        # Python's own hash is keyed, has 64 bits and is three times as fast as any of hashlib's. It
+        # differs between processes, so it must not leave this one.
         self._chain = array("q")
         self._lead = BLOCK  # tokens before the first block
 
@@ -51,16 +51,16 @@ class Edge:
 
     @property
     def coolable(self) -> int:
-        """How many ids cooling would free, in tokens."""
+        """The number of ids that cooling would free, in tokens."""
         return 0 if self.hashed else max(0, (len(self.ids) - self._lead) // BLOCK * BLOCK)
 
     @property
     def size(self) -> int:
-        """Memory of what grows with the tokens, in bytes."""
+        """The memory that grows with the number of tokens, in bytes."""
         return len(self.head.packed) + HASH_BYTES * len(self._chain) + len(self.ids.packed)
 
     def common(self, prompt: Tokens, begin: int) -> int:
-        """Tokens in common with the prompt from `begin` on."""
+        """Return the number of tokens that the edge has in common with the prompt from `begin` on."""
         same = self.head.lcp(prompt, begin)
         if same < len(self.head):
             return same
@@ -70,21 +70,20 @@ class Edge:
         return same + self.ids.lcp(prompt, begin + same)
 
     def parts(self, common: int, left: int) -> bool:
-        """Whether a prompt goes on differently inside this edge.
+        """Whether a prompt diverges inside this edge; `left` of its tokens are not in common.
 
-        `left` of its tokens are not in common. Fewer than a block may yet be the beginning of one
-        that is hashed.
+        Inside the hashes, fewer than a block of tokens prove nothing: they may begin the next hashed block.
         """
         return common < len(self) and left >= (BLOCK if self._hazy(common) else 1)
 
     def take(self, sequence: Tokens, begin: int, end: int) -> None:
-        """Warm the edge with the ids of a sequence that has it from `begin` on, and have it end at `end`."""
+        """Warm the edge: take its ids from a sequence that contains it, from `begin` to `end`."""
         self.head, self.hashed = EMPTY, 0
-        ids = sequence.packed[begin * WIDTH : end * WIDTH]  # no copy if it is all
+        ids = sequence.packed[begin * WIDTH : end * WIDTH]  # no copy for the whole sequence
         self.ids = Tokens.of(ids, sequence.space)
 
     def cool(self) -> None:
-        """Keep the hashes of all whole blocks, and the ids before and behind."""
+        """Cool the edge: replace all whole blocks by hashes, and keep the ids before and after them."""
         ids, chain, lead, hashed = self.ids, self._chain, self._lead, self.coolable
         last = chain[-1] if chain else 0
         for at in range((lead + BLOCK * len(chain)) * WIDTH, (lead + hashed) * WIDTH, _BLOCK_BYTES):
@@ -93,7 +92,7 @@ class Edge:
         self.head, self.hashed, self.ids = ids.cut(0, lead), hashed, ids.cut(lead + hashed)
 
     def below(self, at: int) -> Edge | None:
-        """What follows the first `at` tokens, as an edge of its own; None where its first id is not known."""
+        """Return the part after the first `at` tokens as a new edge; None if its first id is not known."""
         if self._hazy(at):
             return None
         if at >= len(self.head):
@@ -104,11 +103,11 @@ class Edge:
         return edge
 
     def _hazy(self, at: int) -> bool:
-        """Whether what comes next is known by its hash only."""
+        """Whether the token at `at` is stored only as part of a hash."""
         return len(self.head) <= at < len(self.head) + self.hashed
 
     def _same_blocks(self, prompt: Tokens, begin: int) -> int:
-        """How many of the hashed blocks the prompt has from `begin` on."""
+        """Return how many of the hashed blocks are equal to the prompt's from `begin` on."""
         packed, last = prompt.packed, 0
         blocks = min(self.hashed, len(prompt) - begin) // BLOCK
         for index in range(blocks):
@@ -123,28 +122,28 @@ class Edge:
 
 WARM_TOKENS: Final = 16_000_000  # 4 bytes each
 BUDGET: Final = 192 << 20  # bytes in all: 1.5e9 tokens, if conversations are long
-NODE_BYTES: Final = 700  # of a node and its places in all tables: 610 measured, and what malloc wastes
+NODE_BYTES: Final = 700  # of a node and its entries in all tables: 610 measured, plus malloc's overhead
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A place on a prompt's path where sequences have parted."""
+    """A place on a prompt's path where sequences have diverged."""
 
     at: int  # tokens before it
-    ways: int  # continuations seen, the prompt's own included; one forgotten and seen again counts twice
-    passed: int = 0  # sequences that came here since it was found; the first two of them count as well
-    used: float = 0.0  # when one last did, or came nearly as far
+    ways: int  # continuations seen, the prompt's own included; one dropped and seen again counts twice
+    passed: int = 0  # sequences that reached it since it was found, the first two included
+    used: float = 0.0  # when a sequence last reached it, or the edge before it
 
 
 @dataclass(frozen=True, slots=True)
 class Twig:
     """An edge, as observers see it."""
 
-    id: int  # as long as it is there
+    id: int  # valid as long as the edge exists
     parent: int | None
     begin: int  # tokens before it
     end: int
-    ways: int  # continuations seen behind it
+    ways: int  # continuations seen after it
     passed: int
     used: float
 
@@ -158,7 +157,7 @@ class _Node:
         self.edge = edge
         self.parent = parent
         self.children: dict[int, _Node] = {}  # by the first id of their edges
-        self.ways = 0  # children that it ever had
+        self.ways = 0  # children that it has ever had
         self.passed = 1
         self.used = used
 
@@ -167,17 +166,17 @@ class _Node:
         return NODE_BYTES + self.edge.size
 
 
-_Path = list[tuple[_Node, int, int]]  # nodes entered: tokens before the edge, and in common with it
+_Path = list[tuple[_Node, int, int]]  # node, tokens before its edge, tokens in common with its edge
 
 
 class PromptTree:
-    """Remembers token sequences; answers how long a prefix of a prompt was ever seen, and where it may part.
+    """Stores token sequences; finds a prompt's longest known prefix, and where the prompt may diverge.
 
-    A sequence that parts inside a cold edge makes it forget what followed there: only hashes are known of
-    it, which no longer say where in the tree it belongs.
+    When a sequence diverges inside a cold edge, the rest of that edge is dropped: only its hashes are known,
+    and a child needs its first id.
 
     Args:
-        warm: tokens of edges that need not be cold.
+        warm: tokens of edges that may stay warm.
         budget: memory in bytes, as `size` counts it. The newest leaf stays whatever it takes.
     """
 
@@ -185,9 +184,9 @@ class PromptTree:
         self._root = _Node(Edge(EMPTY), None, 0.0)
         self._roots: dict[str, _Node] = {}  # of the other namespaces
         self._limits = (warm, budget)
-        self._warm: OrderedDict[_Node, None] = OrderedDict()  # those that can be cooled
+        self._warm: OrderedDict[_Node, None] = OrderedDict()  # nodes whose edges can be cooled
         self._leaves: OrderedDict[_Node, None] = OrderedDict()
-        self._last: tuple[Tokens, _Path] = (EMPTY, [])  # both questions are asked of the same prompt
+        self._last: tuple[Tokens, _Path] = (EMPTY, [])  # callers ask several things about the same prompt
         self.tokens = 0
         self.warm = 0  # tokens whose ids cooling would free
         self.size = 0  # bytes
@@ -200,47 +199,50 @@ class PromptTree:
         return len(self._leaves)
 
     def longest(self, prompt: Tokens) -> int:
-        """Length of the longest prefix of `prompt` that was ever added, in tokens; see `Edge`."""
+        """Return the length of the prompt's longest prefix that was ever added, in tokens.
+
+        It is too short by less than a block if the prompt diverges inside a cold edge.
+        """
         path = self._last_path(prompt)
         return path[-1][1] + path[-1][2] if path else 0
 
     def passed_at(self, prompt: Tokens) -> float:
-        """When a sequence with that prefix last came by, in seconds; 0 where none did."""
+        """Return when a sequence last passed the edge where that prefix ends, in seconds; 0 if none did."""
         path = self._last_path(prompt)
         return path[-1][0].used if path else 0.0
 
     def branches(self, prompt: Tokens) -> list[Branch]:
-        """Where sequences have parted on this prompt's way, and where it parts itself; ascending.
+        """Return where sequences diverge on the prompt's path, and where the prompt itself does; ascending.
 
-        Neither its beginning nor its end is such a place.
+        The prompt's beginning and end are never such places.
         """
-        found = []
+        branches = []
         for node, begin, common in self._last_path(prompt):
             end = begin + common
             left = len(prompt) - end
             if node.edge.parts(common, left):
-                found.append(Branch(end, 2, 1, node.used))
+                branches.append(Branch(end, 2, 1, node.used))
             elif left and node.ways and common == len(node.edge):
                 ways = node.ways + (prompt[end] not in node.children)
-                found.append(Branch(end, ways, node.passed, node.used))
-        return found
+                branches.append(Branch(end, ways, node.passed, node.used))
+        return branches
 
     def recent_edges(self, most: int) -> list[Twig]:
-        """The edges passed most recently, parents before their children; about `most` of them."""
+        """Return the most recently passed edges, parents before their children; about `most` of them."""
         wanted = self._recent(most)
-        found, ahead = [], [(root, 0) for root in (self._root, *self._roots.values())]
+        twigs, ahead = [], [(root, 0) for root in (self._root, *self._roots.values())]
         while ahead:
             parent, begin = ahead.pop()
             for node in parent.children.values():
                 if node in wanted:
                     end = begin + len(node.edge)
                     above = id(parent) if begin else None
-                    found.append(Twig(id(node), above, begin, end, node.ways, node.passed, node.used))
+                    twigs.append(Twig(id(node), above, begin, end, node.ways, node.passed, node.used))
                     ahead.append((node, end))
-        return found
+        return twigs
 
     def _recent(self, most: int) -> set[_Node]:
-        """The latest leaves, with all that leads to them."""
+        """Return the latest leaves and all their ancestors."""
         recent: set[_Node] = set()
         for leaf in reversed(self._leaves):
             if len(recent) >= most:
@@ -252,19 +254,19 @@ class PromptTree:
         return recent
 
     def twig(self, sequence: Tokens) -> int | None:
-        """The `Twig.id` of the edge in which a sequence ends, or parts from all that is known."""
+        """Return the `Twig.id` of the edge in which a sequence ends, or diverges from all known ones."""
         path = self._path(sequence)
         return id(path[-1][0]) if path else None
 
     def add(self, sequence: Tokens, now: float = 0.0) -> None:
-        """Remember a sequence that an engine holds or held."""
+        """Add a sequence that an engine holds or held."""
         node, end = self._root_of(sequence) or self._new_root(sequence.space), 0
         for step, begin, common in self._path(sequence):
             node, end = step, begin + common
             if node.edge.parts(common, len(sequence) - end):
                 node = self._split(node, sequence.cut(begin, end))
             elif common < len(node.edge):
-                end = len(sequence)  # it ends there, as far as is known
+                end = len(sequence)  # the sequence ends inside this edge, as far as is known
             else:
                 end = end if node.ways else len(sequence)  # a leaf grows
                 self._pass(node, sequence, begin, end)
@@ -276,7 +278,7 @@ class PromptTree:
         self._last = (EMPTY, [])
 
     def _last_path(self, prompt: Tokens) -> _Path:
-        """Its path; that of the prompt asked for last is kept, since one request asks several times."""
+        """Return the prompt's path; the last one is cached, because a request asks for it several times."""
         if self._last[0] is not prompt:
             self._last = (prompt, self._path(prompt))
         return self._last[1]
@@ -293,21 +295,21 @@ class PromptTree:
         return path
 
     def _root_of(self, sequence: Tokens) -> _Node | None:
-        """Namespaces have a tree each, and all of them one budget."""
+        """Return the root of the sequence's namespace. All namespaces share one budget."""
         return self._roots.get(sequence.space) if sequence.space else self._root
 
     def _new_root(self, space: str) -> _Node:
-        """A tree for a namespace; those with nothing in them go."""
+        """Make a root for a namespace, and drop the roots without children."""
         self._roots = {space: root for space, root in self._roots.items() if root.children}
         root = self._roots[space] = _Node(Edge(EMPTY), None, 0.0)
         return root
 
     def _split(self, node: _Node, above: Tokens) -> _Node:
-        """Part a node's edge after these ids; returns the node that ends there."""
+        """Split a node's edge after these ids; return the new node that ends there."""
         assert node.parent is not None  # noqa: S101 - the root's edge is empty: it is never split
         upper = _Node(Edge(above), node.parent, node.used)
         upper.ways = 1
-        upper.passed = 2  # what was there, and what parts from it
+        upper.passed = 2  # the sequence that was there, and the one that diverges
         node.parent.children[upper.edge.first] = upper
         self._count(upper)
         below = node.edge.below(len(above))
@@ -321,7 +323,7 @@ class PromptTree:
         return upper
 
     def _pass(self, node: _Node, sequence: Tokens, begin: int, end: int) -> None:
-        """A sequence has all of a node's edge. The edge is warm then, and ends at `end`."""
+        """Record a sequence that contains a node's whole edge; the edge is then warm and ends at `end`."""
         node.passed += 1
         if node.edge.hashed or len(node.edge) < end - begin:
             self._count(node, -1)
@@ -337,7 +339,7 @@ class PromptTree:
         return leaf
 
     def _touch(self, node: _Node, now: float) -> None:
-        """A sequence came into this node's edge."""
+        """Mark the node as the most recently used one."""
         node.used = now
         if not node.children:
             self._leaves[node] = None
@@ -346,7 +348,7 @@ class PromptTree:
             self._warm.move_to_end(node)
 
     def _count(self, node: _Node, sign: int = 1) -> None:
-        """Count a node's edge, or no longer: whatever changes one stands between the two."""
+        """Add a node's edge to the sums, or subtract it; call it with -1 before a change, and again after."""
         self.tokens += sign * len(node.edge)
         self.warm += sign * node.edge.coolable
         self.size += sign * node.size
@@ -371,11 +373,11 @@ class PromptTree:
         del parent.children[leaf.edge.first]
         self._forget(leaf)
         if not parent.children and parent.parent is not None:
-            self._leaves[parent] = None  # now a leaf itself, and as old as the one that went
+            self._leaves[parent] = None  # now a leaf itself, and as old as the dropped one
             self._leaves.move_to_end(parent, last=False)
 
     def _forget(self, node: _Node) -> None:
-        """A node that nothing leads to any more, and all below it."""
+        """Remove a detached node and all nodes below it from the sums and tables."""
         nodes = [node]
         while nodes:
             gone = nodes.pop()

@@ -1,4 +1,4 @@
-"""What is known of one router, which loads and unloads models, and how far a swap of ours is."""
+"""The state of one router, which loads and unloads models, and the progress of our own swap there."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Final
 from slotkeeper.scheduler.events import ModelStatus, ModelView
 from slotkeeper.scheduler.types import EngineId, ModelName
 
-RETRY_SECONDS: Final = 30.0  # after a load that failed: each try costs another model its place
+RETRY_SECONDS: Final = 30.0  # after a failed load: each try unloads another model
 LOADED: Final = (ModelStatus.LOADED, ModelStatus.SLEEPING)
 
 
 @dataclass(slots=True)
 class Router:
-    """One router. Of its models at most `most` are loaded at once; 0: all of them."""
+    """One router. At most `most` of its models are loaded at once; 0: no limit."""
 
     base: EngineId
     most: int = 0
     models: dict[EngineId, ModelView] = field(default_factory=dict)
-    leaving: EngineId | None = None  # the victim: nothing begins there, its slots are saved
-    unloading: bool = False  # and now it is being unloaded
-    wanted: EngineId | None = None  # for which the victim goes
-    loading: EngineId | None = None  # we have asked for it
-    began: float | None = None  # when the swap under way did, once nothing was left to save
+    leaving: EngineId | None = None  # the victim: no new task begins there, and its slots are saved
+    unloading: bool = False  # whether the router is unloading the victim
+    wanted: EngineId | None = None  # the model that replaces the victim
+    loading: EngineId | None = None  # the model that we have asked the router to load
+    began: float | None = None  # when the current swap began, after the slots were saved
     swapped_at: float = -inf  # when a model was last loaded for us
-    swap_seconds: float = 0.0  # that the last swap took
-    lost_until: float | None = None  # it does not answer, and is expected back by then
-    failed: dict[EngineId, float] = field(default_factory=dict)  # until when it is not tried again
+    swap_seconds: float = 0.0  # duration of the last swap
+    lost_until: float | None = None  # the router does not answer; it is expected back by then
+    failed: dict[EngineId, float] = field(default_factory=dict)  # models not to load again before that time
 
     def __repr__(self) -> str:
         models = " ".join(f"{view.name}:{view.status}" for view in self.models.values())
@@ -44,13 +44,13 @@ class Router:
             del self.failed[engine]
 
     def lost(self, until: float) -> None:
-        """It does not answer: nothing is loaded there any more."""
+        """Record that the router does not answer: all its models count as unloaded."""
         unloaded = {e: replace(view, status=ModelStatus.UNLOADED) for e, view in self.models.items()}
         self.models, self.lost_until = unloaded, until
         self.over()
 
     def serves(self, now: float) -> float | None:
-        """Until when a request for one of its models waits; None where it is not expected back."""
+        """Return until when requests for its models may wait; None if it is not expected back."""
         if self.lost_until is None:
             return inf
         return self.lost_until if self.lost_until > now else None
@@ -60,17 +60,17 @@ class Router:
         return view is not None and view.status in states
 
     def engine_of(self, model: ModelName) -> EngineId | None:
-        """Which of its models has this name."""
+        """Return the engine of the model with this name; None if the router has no such model."""
         return next((view.engine for view in self.models.values() if view.name == model), None)
 
     @property
     def loaded(self) -> list[EngineId]:
-        """Those that can be unloaded, now or soon."""
+        """The models that can be unloaded, now or soon."""
         return [engine for engine in self.models if self.is_(engine, *LOADED)]
 
     @property
     def has_room(self) -> bool:
-        """Whether one more can be loaded, and no other has to go."""
+        """Whether one more model can be loaded without unloading another."""
         taken = sum(not self.is_(engine, ModelStatus.UNLOADED) for engine in self.models)
         return not self.most or taken < self.most
 
@@ -86,24 +86,24 @@ class Router:
         self.loading, self.began = engine, now if self.began is None else self.began
 
     def given_up(self, engine: EngineId, now: float) -> bool:
-        """Whether a load of it has just failed."""
+        """Whether a load of this model failed less than RETRY_SECONDS ago."""
         return self.failed.get(engine, -inf) > now
 
     def came_up(self, engine: EngineId, now: float) -> None:
-        """It is loaded, and its slots are known."""
+        """Record that a model is loaded and its slots are known."""
         self.failed.pop(engine, None)
         if engine == self.loading:
             self.swapped_at, self.swap_seconds = now, now - (now if self.began is None else self.began)
             self.over()
 
     def swap_failed(self, engine: EngineId, now: float, *, broken: bool) -> None:
-        """`broken`: so will the next one."""
+        """Record that a swap failed. `broken`: the next try would fail too, so the model has to wait."""
         if broken:
             self.failed[engine] = now + RETRY_SECONDS
         if engine in {self.loading, self.leaving}:
             self.over()
 
     def over(self) -> None:
-        """No swap is under way."""
+        """End the current swap."""
         self.leaving = self.loading = self.wanted = self.began = None
         self.unloading = False

@@ -1,4 +1,4 @@
-"""What a slot, a snapshot or the engine's RAM prompt cache holds, and how much of it a new prompt can use.
+"""The contents of a slot, a snapshot or the engine's RAM prompt cache, and how much a new prompt reuses.
 
 `reuse` mirrors the engine's own decision (engine.md section 5): it is the prediction of `cache_n`.
 """
@@ -26,7 +26,7 @@ SnapshotId = NewType("SnapshotId", str)
 
 
 class Tier(StrEnum):
-    """Where a snapshot lies."""
+    """Where a snapshot is stored."""
 
     HOT = "hot"  # in the engine's --slot-save-path: it can be restored at once
     COLD = "cold"  # elsewhere: it must be copied to the hot tier first
@@ -34,9 +34,9 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One file that an engine wrote, that was read back and found whole.
+    """One file that an engine wrote and that we read back and found complete.
 
-    `checkpoints` are those in the file, in tokens and in its order; older builds write none.
+    `checkpoints` are the tokens of the checkpoints in the file, in its order; older builds write none.
     """
 
     id: SnapshotId
@@ -44,67 +44,66 @@ class Snapshot:
     tokens: Tokens
     size: int  # bytes of the file
     checkpoints: tuple[int, ...] = ()
-    repaired: bool = False  # the window's cell table was mended, so that the state can be extended (T4)
+    repaired: bool = False  # the window's cell table was repaired, so that the state can be extended (T4)
     draft: bool = False  # its checkpoints carry the draft model's state
     tier: Tier = Tier.HOT
     created: float = 0.0  # seconds, the scheduler's clock
     used: float = 0.0
-    restores: int = 0  # that the engine said were worth it
+    restores: int = 0  # restores that saved tokens, by the engine's count
     shared: bool = False  # the beginning of several prompts, or likely to be
-    golden: bool = False  # it was restored as that: it goes after all others
-    turns: int = 0  # of the conversation whose state it is, as far as we have seen them
+    golden: bool = False  # it was restored as a shared beginning: it is evicted after all others
+    turns: int = 0  # turns of its conversation that we have seen
 
     def __repr__(self) -> str:
         cuts = f" cuts {list(self.checkpoints)}" if self.checkpoints else ""
         return f"<Snapshot {self.id} {len(self.tokens)} tokens {self.size} bytes {self.tier}{cuts}>"
 
 
-# -- what one sequence state holds -----------------------------------------------------------------------
+# -- the contents of one sequence state ------------------------------------------------------------------
 
-RESTORED: Final = 0  # a restored checkpoint is of no task of ours
+RESTORED: Final = 0  # the task number of a restored checkpoint: no task of ours made it
 HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half as likely to return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotContents:
-    """A slot's content, or that of an entry in the engine's RAM prompt cache."""
+    """The contents of a slot, or of an entry in the engine's RAM prompt cache."""
 
-    tokens: Tokens = EMPTY  # the ids we know, from the first on
-    opaque: int = 0  # tokens after them: the engine says they are there, we do not know their ids
+    tokens: Tokens = EMPTY  # the known ids, from the first on
+    opaque: int = 0  # tokens after them that the engine reports and whose ids we do not know
     checkpoints: tuple[Checkpoint, ...] = ()
-    possible: tuple[
-        Checkpoint, ...
-    ] = ()  # where there would be some if the engine threw none away; see `evidence`
-    slack: int = 0  # SWA: tokens it can be cut back without a checkpoint
-    floor: int = 0  # --swa-full: below it the window is not there, though the engine thinks so (T9)
+    # The checkpoints that would exist if the engine had dropped none; see `evidence`.
+    possible: tuple[Checkpoint, ...] = ()
+    slack: int = 0  # SWA: tokens that can be cut off the end without a checkpoint
+    floor: int = 0  # --swa-full: below it the window is missing, although the engine assumes it (T9)
     hash_chain: tuple[bytes, ...] = ()  # the messages, as chained digests
-    following: Tokens | None = None  # what the next turn's prompt will begin with
-    sure: bool = False  # it is just that: the next turn extends it
-    foreseen: bool = False  # nothing more will be learned of how the next turn begins
-    given_up: int = 0  # tokens of its own that were given up for that
-    request: RequestId | None = None  # who wrote it last
+    following: Tokens | None = None  # the beginning of the next turn's prompt
+    sure: bool = False  # the next turn's prompt is known to begin with exactly these contents
+    foreseen: bool = False  # nothing more will be learned about how the next turn begins
+    given_up: int = 0  # tokens of its own that were given up for `following`
+    request: RequestId | None = None  # the request that wrote it last
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the driver's clock
-    adapted: bool = False  # written with LoRA scales of a request's own: of no use to any other
-    from_file: bool = False  # it began as a file without checkpoints: it can be cut only behind that
-    rough: bool = False  # how far its end got is not known: the engine's next count decides
+    adapted: bool = False  # written with a request's own LoRA scales: no other request can use it
+    from_file: bool = False  # restored from a file without checkpoints: it can be cut only behind that
+    rough: bool = False  # its exact length is not known: the engine's next count decides
 
     @property
     def total(self) -> int:
         return len(self.tokens) + self.opaque
 
     def chance(self, now: float) -> float:
-        """How likely this content is to be asked for again: more turns, more recent, more likely."""
+        """Return the chance of being used again: more turns and more recent use make it more likely."""
         faded: float = 2.0 ** (-max(0.0, now - self.used) / HALF_LIFE)
         return self.turns / (self.turns + 1) * faded
 
     def known_as(self, tokens: Tokens) -> SlotContents:
-        """The same state, now that more of its ids are known. Its length does not change."""
+        """Return the same state with more of its ids known. Its length does not change."""
         known = tokens.cut(0, self.total).within(self.tokens.space)
         return replace(self, tokens=known, opaque=self.total - len(known))
 
     def followed_by(self, tokens: Tokens | None) -> SlotContents:
-        """The same state, with the beginning of the next turn, or with the fact that it is unknown."""
+        """Return the same state with the beginning of the next turn; None: it stays unknown."""
         if tokens is None:
             return replace(self, foreseen=True)
         tokens = tokens.within(self.tokens.space)
@@ -112,7 +111,7 @@ class SlotContents:
         return replace(self, following=None if there else tokens, sure=there, foreseen=True)
 
     def seen_as(self, tokens: Tokens, checkpoints: Sequence[int] | None) -> SlotContents:
-        """The same state, as a file of it shows it. `checkpoints`: None where files do not carry them."""
+        """Return the same state as its file shows it; `checkpoints` is None if files carry none."""
         known = {c.at: c for c in self.checkpoints}
         kept = (
             self.checkpoints
@@ -123,13 +122,13 @@ class SlotContents:
         return replace(self, tokens=known_as, opaque=0, checkpoints=kept, rough=False)
 
     def relisted(self, traits: EngineTraits) -> SlotContents:
-        """The same state, now that it is known how many checkpoints the engine keeps, and for how long."""
+        """Return the same state with the checkpoints that an engine of these (corrected) traits keeps."""
         made = self.possible if self.possible and checkpoints_last(traits) else self.checkpoints
         kept = made[-traits.checkpoint_cap :] if keeps_checkpoints(traits) else ()
         return replace(self, checkpoints=kept)
 
     def shrunk(self, total: int) -> SlotContents:
-        """The same state, when the engine says it holds `total` tokens."""
+        """Return the same state cut to `total` tokens, which is the engine's own count."""
         known = self.tokens.cut(0, total)
         left = tuple(c for c in self.checkpoints if c.at <= total)
         return replace(self, tokens=known, opaque=total - len(known), checkpoints=left, rough=False)
@@ -138,9 +137,9 @@ class SlotContents:
 def restored(
     snapshot: Snapshot, traits: EngineTraits, *, request: RequestId | None = None, now: float
 ) -> SlotContents:
-    """What a slot holds once this file was restored into it (engine.md 2.6).
+    """Return a slot's contents after a restore of this file (engine.md 2.6).
 
-    The engine takes the last checkpoints of the file, as many as its list may have.
+    The engine loads the file's last checkpoints, as many as its list may have.
     """
     carried = snapshot.checkpoints if keeps_checkpoints(traits) and traits.files_carry is not False else ()
     possible = tuple(Checkpoint(at, RESTORED, max(0, at - window_cells(traits))) for at in carried)
@@ -153,21 +152,21 @@ def restored(
         from_file=keeps_checkpoints(traits) and not carried,
         used=now,
     )
-    # A mended window is one position longer than a bare one, so that it can be extended.
+    # A repaired window is one position longer than a bare one, so that it can be extended.
     return replace(bare(state, traits), slack=1 if snapshot.repaired else 0)
 
 
 def bare(state: SlotContents, traits: EngineTraits) -> SlotContents:
-    """The same state, copied to a file or to the RAM cache and back: a window loses what lies before it."""
+    """Return the state after a copy to a file or the RAM cache and back: a window loses what precedes it."""
     cut_short = traits.memory is Memory.SWA and traits.swa_full and state.total > traits.n_swa
     return replace(state, slack=0, floor=state.total - 1 if cut_short else 0)
 
 
 def reuse(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -> int:
-    """Tokens of `prompt` that the engine will not compute again, if this state is extended."""
+    """Return how many tokens of `prompt` the engine will not compute again if it extends this state."""
     if contents is None or contents.total == 0 or len(prompt) < 2:
         return 0
-    common = min(contents.tokens.lcp(prompt), len(prompt) - 1)  # it evaluates at least one token
+    common = min(contents.tokens.lcp(prompt), len(prompt) - 1)  # the engine evaluates at least one token
     if traits.cuttable:
         return common if common >= contents.floor else 0
     if _extends(contents, prompt, common, traits):
@@ -178,11 +177,11 @@ def reuse(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -
 def unsafe(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -> bool:
     """Whether the engine would give wrong answers from this state, so that it must be erased first.
 
-    It would cut it where its window is gone (T9), or go back to a checkpoint of other tokens (T11). Where
-    nothing can be erased, the second is left to the engine, as without us.
+    The engine would cut the state where its window is missing (T9), or go back to a checkpoint of other
+    tokens (T11). If slots cannot be erased, T11 is left to the engine, as without us.
     """
     if contents is None or not (contents.floor or any(c.stale for c in contents.checkpoints)):
-        return False  # nearly always: then prompts need not be compared
+        return False  # nearly always; it avoids a comparison of the prompts
     common = min(contents.tokens.lcp(prompt), len(prompt) - 1)
     if contents.floor:
         return contents.floor + 1 - traits.n_swa < common < contents.floor
@@ -193,11 +192,11 @@ def unsafe(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) 
 
 
 def goes_on_from(contents: SlotContents, traits: EngineTraits) -> int:
-    """Tokens of this state at which a file of it should end, so that its next turn can go on from there.
+    """Return the token at which a file of this state should end, so that the next turn can reuse the file.
 
-    All of them, where a file can be cut as the slot can, or where the next turn is known to extend it. Else
-    one more than the newest checkpoint before the place where that parts: the end of the last prompt, as
-    long as the form in which its reply comes back is unknown.
+    It is the end of the state if a file can be cut as the slot can, or if the next turn is known to extend
+    the state. Otherwise it is one token behind the newest checkpoint before the place where the next turn
+    diverges. As long as the form in which the reply comes back is unknown, that is the last prompt's end.
     """
     if not traits.files_only_extend or contents.sure:
         return contents.total
@@ -211,7 +210,7 @@ def goes_on_from(contents: SlotContents, traits: EngineTraits) -> int:
 
 
 def first_kept(contents: SlotContents | None, kept: int, traits: EngineTraits) -> int:
-    """The first position that a sliding window holds once this state was cut back to `kept` tokens."""
+    """Return the first position that a sliding window holds after a cut back to `kept` tokens."""
     if contents is None or kept == 0 or traits.cuttable or traits.memory is not Memory.SWA:
         return 0
     if kept > contents.total - contents.slack:
@@ -220,7 +219,7 @@ def first_kept(contents: SlotContents | None, kept: int, traits: EngineTraits) -
 
 
 def slack(total: int, first: int, traits: EngineTraits) -> int:
-    """How far a sliding window that begins at `first` can be cut back from `total` tokens."""
+    """Return how many tokens can be cut off `total` with a sliding window that begins at `first`."""
     if traits.memory is not Memory.SWA:
         return 0
     return max(0, total - traits.n_swa - max(first, total - window_cells(traits)))
@@ -234,16 +233,16 @@ def _extends(contents: SlotContents, prompt: Tokens, common: int, traits: Engine
 
 
 def continues(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool:
-    """Whether a request begins with all that was sent to write this state: tools, system, messages."""
+    """Whether a request begins with the whole request that wrote this state: tools, system, messages."""
     return succeeds(hash_chain, contents) and contents is not None and hash_chain[0] == contents.hash_chain[0]
 
 
 def succeeds(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool:
-    """Whether its messages begin with all of this state's, whatever stands before them.
+    """Whether a request's messages begin with all messages of this state; tools and system may differ.
 
-    Then it is the next turn of the same conversation, or one of a sub-agent that knows what was said.
+    Then it is the next turn of the same conversation, or of a sub-agent that got the conversation's messages.
     """
-    # The first digest is what stands before the messages.
+    # The first digest is of the tools and system text before the messages.
     if contents is None or len(contents.hash_chain) < 2:
         return False
     last = len(contents.hash_chain) - 1  # digests are chained: equal at one place, equal before it
@@ -251,7 +250,7 @@ def succeeds(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool
 
 
 def shared_messages(hash_chain: Sequence[bytes], contents: SlotContents | None) -> int:
-    """How many first messages a request has in common with those that wrote this state."""
+    """Return how many first messages a request has in common with the request that wrote this state."""
     pairs = zip(hash_chain[1:], contents.hash_chain[1:] if contents else (), strict=False)
     return sum(1 for one, other in pairs if one == other)
 
@@ -259,14 +258,14 @@ def shared_messages(hash_chain: Sequence[bytes], contents: SlotContents | None) 
 # -- the engine's RAM prompt cache (engine.md 4) ---------------------------------------------------------
 
 RAM_ENTRIES: Final = 64  # the engine's limit is in bytes, which we cannot see; a wrong guess is corrected
-KEEP: Final = 0.5  # below this share of a slot kept, the engine saves the slot and looks for better
+KEEP: Final = 0.5  # if less than this share of a slot is kept, the engine saves it and searches the cache
 LOAD: Final = 0.25  # an entry must keep at least this share of itself to be loaded
 
 
 def parks(contents: SlotContents | None, traits: EngineTraits, common: int = 0, length: int = 1) -> bool:
     """Whether a pinned task of `length` tokens makes the engine save this slot; an empty one never (T6).
 
-    A slot that is not similar enough to be chosen counts as one of which nothing would be kept.
+    If the slot is not similar enough to be chosen, the engine acts as if nothing of it were kept.
     """
     if not traits.ram_cache or traits.similarity == 0 or not contents or contents.total == 0:
         return False
@@ -274,7 +273,7 @@ def parks(contents: SlotContents | None, traits: EngineTraits, common: int = 0, 
 
 
 def better(contents: SlotContents | None, ram: Sequence[SlotContents], prompt: Tokens) -> SlotContents | None:
-    """The entry that the engine would load: it must beat the slot on both shares."""
+    """Return the cache entry that the engine would load; it must exceed the slot in both shares."""
     common = contents.tokens.lcp(prompt) if contents else 0
     keep = common / contents.total if contents and contents.total else -1.0
     similar = common / max(1, len(prompt))
@@ -288,26 +287,26 @@ def better(contents: SlotContents | None, ram: Sequence[SlotContents], prompt: T
 
 
 def contains(outer: SlotContents, inner: SlotContents) -> bool:
-    """Whether all of `inner` is in `outer`.
+    """Whether all tokens of `inner` are in `outer`.
 
-    A reply of unknown tokens is not taken for what came after it in another state: it was not sent back as
-    it was sampled, or drafts lie behind its end.
+    The unknown tokens of a reply are not assumed equal to the tokens after the same prompt in another state:
+    the reply may have come back changed, or draft tokens may follow its end.
     """
-    if outer.total == inner.total:  # the same, but perhaps not known as far
+    if outer.total == inner.total:  # the same tokens, of which perhaps fewer are known
         return outer.tokens.begins_with(inner.tokens) or inner.tokens.begins_with(outer.tokens)
     return outer.total > inner.total and not inner.opaque and outer.tokens.begins_with(inner.tokens)
 
 
 def publish(ram: list[SlotContents], contents: SlotContents, traits: EngineTraits) -> None:
-    """Copy a state into the RAM cache: skipped if contained, replacing those it contains."""
+    """Copy a state into the RAM cache: not if an entry contains it; entries that it contains are dropped."""
     if contents.total == 0:
         return
     ours, contained = contents.tokens.packed, []
     for place, entry in enumerate(ram):
         theirs = entry.tokens.packed
-        if not (theirs.startswith(ours) or ours.startswith(theirs)):  # of nearly all: seen without a call
+        if not (theirs.startswith(ours) or ours.startswith(theirs)):  # nearly all: it saves the calls below
             continue
-        if contains(entry, contents):  # the engine keeps what it has; we may have learnt more of its ids
+        if contains(entry, contents):  # the engine keeps its entry; we may have learnt more of its ids
             ram[place] = (
                 entry.known_as(contents.tokens) if len(contents.tokens) > len(entry.tokens) else entry
             )

@@ -1,14 +1,14 @@
-"""The engine's own tokenization, done here: texts are cut at special tokens, and BPE makes ids of the pieces.
+"""Tokenizes as the engine does: cuts texts at special tokens, and encodes the pieces by byte-level BPE.
 
-Cuts are made as llama.cpp makes them. It takes the specials one by one, longest first (in bytes), and cuts
-each out of what is still text. A regular expression takes them left to right. The two differ only where
-matches overlap (`<think>` and a line end, a line end and `</think>`), so only there the slow way is taken.
+llama.cpp takes the specials one by one, longest first (in bytes), and cuts each out of the remaining text. A
+regular expression takes them left to right. The results differ only where matches overlap (`<think>` and a
+line end, a line end and `</think>`), so only there we use the slow way.
 
-At a cut nothing on the left changes the tokens on the right, and every piece is remembered: the n-th turn of
-a conversation costs a look at its old pieces and the tokenization of its new ones.
+The text before a cut does not change the tokens after it, so each piece is cached: the n-th turn of a
+conversation costs a look-up of its old pieces and the tokenization of its new ones.
 
-BPE is byte-level, from the GGUF's vocabulary and merges, and only for pre-tokenizers whose splitting rule is
-one regular expression, proved equal to llama.cpp's (engine.md 1.4). For all others the engine is asked.
+BPE uses the GGUF's vocabulary and merges, and only for pre-tokenizers whose splitting rule is one regular
+expression, proved equal to llama.cpp's (engine.md 1.4). For all others we ask the engine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SpecialSplitter:
         return joined(parts)
 
     def _cluster_end(self, text: str, start: int, end: int) -> int:
-        """Where the run of matches that overlap, beginning at `start`, ends."""
+        """Return the end of the run of overlapping matches that begins at `start`."""
         at = start + 1
         while at < end:
             if self._any and (match := self._any.match(text, at)):
@@ -82,7 +82,7 @@ class SpecialSplitter:
 
 
 def joined(parts: Iterable[str | int]) -> list[str | int]:
-    """The same parts with neighbouring texts made one: a cluster may end in the middle of a text."""
+    """Join neighbouring texts: a run of overlapping matches may end in the middle of a text."""
     whole: list[str | int] = []
     for part in parts:
         if isinstance(part, str) and whole and isinstance(whole[-1], str):
@@ -93,13 +93,13 @@ def joined(parts: Iterable[str | int]) -> list[str | int]:
 
 
 def alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds the leftmost special, the longest where several begin; None if there is none."""
+    """Return a pattern for the leftmost special, the longest of several there; None without specials."""
     ordered = sorted(filter(None, tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 def entangled(tokens: Iterable[str]) -> frozenset[str]:
-    """The tokens whose match another match can overlap from inside and reach beyond."""
+    """Return the tokens inside whose match another match can begin and reach beyond its end."""
     tokens = list(tokens)
     by_first: dict[str, list[str]] = {}
     for token in tokens:
@@ -116,9 +116,9 @@ def entangled(tokens: Iterable[str]) -> frozenset[str]:
 
 
 def independent(candidates: Iterable[str], specials: Iterable[str]) -> list[str]:
-    """Those candidates at which a text may be cut before anything else: no other special overlaps them.
+    """Return the candidates at which a text may be cut first, because no other special overlaps them.
 
-    One that lies inside a candidate does not matter: the longer is taken first.
+    A special inside a candidate does not matter: the longer one is taken first.
     """
     specials = list(specials)
     return [
@@ -136,20 +136,20 @@ def _reaches_over(special: str, cut: str) -> bool:
     )
 
 
-# -- every piece is remembered ---------------------------------------------------------------------------
+# -- the cache of pieces ---------------------------------------------------------------------------------
 
 CACHE_BYTES: Final = 64 << 20  # about 10 million tokens of text and ids: many days of one user's turns
-_OVERHEAD: Final = 300  # bytes of an entry besides text and ids: measured for CPython 3.11, rounded up
+_OVERHEAD: Final = 300  # bytes of an entry besides its text and ids: measured for CPython 3.11, rounded up
 
 
 class Encode(Protocol):
-    """Tokenizes pieces, each alone, in the order given."""
+    """Tokenizes each piece alone, and returns the results in the same order."""
 
     async def __call__(self, pieces: Sequence[str], /) -> list[Tokens]: ...
 
 
 class SegmentCache:
-    """Pieces of text and their tokens; the longest unused go first when the bytes run out."""
+    """Pieces of text and their tokens; beyond the budget the least recently used are dropped."""
 
     def __init__(self, budget: int = CACHE_BYTES) -> None:
         self._budget = budget
@@ -183,13 +183,13 @@ class SegmentCache:
 
 
 def _size(piece: str, tokens: Tokens) -> int:
-    # four bytes a character is the most that CPython takes; usually it is one
+    # CPython uses at most four bytes for a character, usually one
     width = 1 if piece.isascii() else 4
     return width * len(piece) + len(tokens.packed) + _OVERHEAD
 
 
 class SegmentTokenizer:
-    """Tokenizes texts piece by piece. `cuts` are special tokens at which it is safe to cut, with ids."""
+    """Tokenizes texts piece by piece. `cuts` are the special tokens at which a cut is safe, with ids."""
 
     def __init__(self, cuts: Mapping[str, int], encode: Encode, cache: SegmentCache) -> None:
         self._cuts = {text: Tokens([number]).packed for text, number in cuts.items()}
@@ -199,13 +199,13 @@ class SegmentTokenizer:
         self.cache = cache
 
     def split(self, text: str) -> list[str]:
-        """Text and cuts in turn, beginning and ending with (perhaps empty) text."""
+        """Return texts and cuts alternately; the first and the last are texts, which may be empty."""
         return self._pattern.split(text) if self._pattern else [text]
 
     async def tokenize(self, text: str) -> Tokens:
         """Return the ids of the text, without BOS or EOS."""
         pieces = self.split(text)
-        # all that this text needs is held here: another text may push it out of the cache meanwhile
+        # all pieces of this text are kept here: another text may evict them from the cache meanwhile
         known: dict[str, bytes] = {"": b""}
         missing: list[str] = []
         for piece in pieces[::2]:
@@ -236,10 +236,10 @@ _QWEN35: Final = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
-# llama.cpp's own splitter for this one takes what its pattern leaves over as a word: hence `|\s+`
+# llama.cpp's own splitter for GPT-2 takes text that its pattern does not match as a word: hence `|\s+`
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# `tokenizer.ggml.pre` -> pattern, where llama.cpp uses literally the same pattern
+# `tokenizer.ggml.pre` -> pattern, for those where llama.cpp uses literally the same pattern
 PATTERNS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
@@ -248,11 +248,11 @@ PATTERNS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4"), _GPT2),
     "qwen35": _QWEN35,
 }
-# These take a whole word that is a token before they merge, and begin with BOS if the file is silent
+# These take a whole word that is a token before they merge; they add BOS if the file does not say
 WHOLE_WORDS: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"})
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-# llama.cpp makes these special whatever their type says ("control-looking token")
+# llama.cpp makes these special whatever their type is ("control-looking token")
 _ALWAYS_SPECIAL: Final = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>",
@@ -263,9 +263,9 @@ _ALWAYS_SPECIAL: Final = frozenset(
 )  # fmt: skip
 # The pattern's `\s+(?!\S)` backtracks over all of a run of blanks; tiktoken panics at about a million.
 MAX_BLANKS: Final = 100_000
-_LONG_RUN: Final = re.compile(rf"(?<!\s)\s{{{MAX_BLANKS}}}")  # from the first blank only: each is read once
+_LONG_RUN: Final = re.compile(rf"(?<!\s)\s{{{MAX_BLANKS}}}")  # starts at a run's first blank only: linear
 # Letters, marks and numbers since Unicode 16: tiktoken knows them, llama.cpp's tables (15) do not. Found by
-# comparing every code point on both builds; a newer tiktoken will know more (test_pre_tokenizers says so).
+# comparing every code point on both builds; a newer tiktoken will know more (test_pre_tokenizers then fails).
 _SINCE_UNICODE_16: Final = re.compile(
     "[\u0897\u1c89\u1c8a\ua7cb-\ua7cd\ua7da-\ua7dc\U000105c0-\U000105ff\U00010d40-\U00010d8f"
     "\U00010ec2-\U00010ec7\U00010efa-\U00010efc\U00011380-\U000113ff\U000116d0-\U000116ff"
@@ -275,14 +275,14 @@ _SINCE_UNICODE_16: Final = re.compile(
 
 
 class UnsupportedError(ValueError):
-    """This vocabulary, or this text, cannot be tokenized exactly here."""
+    """We cannot tokenize this vocabulary, or this text, exactly as the engine does."""
 
 
 class LocalVocab:
-    """Exact ids as llama.cpp gives them with parse_special=true."""
+    """Gives exactly the ids that llama.cpp gives with parse_special=true."""
 
     def __init__(self, vocabulary: GgufVocabulary) -> None:
-        """Blocks for about a second with 150,000 tokens; raises UnsupportedError."""
+        """Build the encoder; blocks for about a second with 150,000 tokens. Raises UnsupportedError."""
         pattern = PATTERNS.get(vocabulary.pre)
         if vocabulary.model != "gpt2" or pattern is None:
             raise UnsupportedError(f"tokenizer {vocabulary.model!r}, pre-tokenizer {vocabulary.pre!r}")
@@ -304,7 +304,7 @@ class LocalVocab:
         )
 
     def tokenize(self, text: str, *, add_special: bool = False) -> Tokens:
-        """Ids of the whole text; raises UnsupportedError for the rare text that would differ."""
+        """Return the ids of the whole text. Raises UnsupportedError for the rare text that would differ."""
         if too_blank(text):
             raise UnsupportedError(f"a run of {MAX_BLANKS} blanks")
         if not text.isascii() and _SINCE_UNICODE_16.search(text):
@@ -323,26 +323,26 @@ class LocalVocab:
         try:
             return self._encoding.encode_ordinary(part)
         except BaseException as error:
-            # a panic inside tiktoken is no Exception, and it must not end the process
+            # a panic inside tiktoken is not an Exception, and it must not end the process
             if type(error).__name__ != "PanicException":
                 raise
             raise UnsupportedError(f"tiktoken gave up: {error}") from error
 
 
 def too_blank(text: str) -> bool:
-    """Whether it has a run of blanks that tiktoken would not survive."""
+    """Whether the text has a run of blanks on which tiktoken would panic."""
     return len(text) >= MAX_BLANKS and _LONG_RUN.search(text) is not None
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-in for each byte 0..255."""
+    """Return GPT-2's printable character for each byte 0..255."""
     keep = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in keep else chr(next(others)) for byte in range(256)]
 
 
 def _ranks(vocabulary: GgufVocabulary, ids: Mapping[str, int]) -> tuple[dict[bytes, int], list[int]]:
-    """Pieces by rank (bytes first, then merge order, which need not be id order), and rank -> id."""
+    """Return the ranks of pieces (bytes, then merges in order, which may differ from ids), and rank -> id."""
     byte_of = {symbol: byte for byte, symbol in enumerate(byte_alphabet())}
     # dict.fromkeys: two merges may make the same piece; the earlier one counts
     pieces = list(dict.fromkeys([*byte_of, *_merged(vocabulary, byte_of.keys())]))
@@ -354,7 +354,7 @@ def _ranks(vocabulary: GgufVocabulary, ids: Mapping[str, int]) -> tuple[dict[byt
 
 
 def _merged(vocabulary: GgufVocabulary, alphabet: KeysView[str]) -> Iterator[str]:
-    """What merges make, in their order; behind that the whole words, where a model has such."""
+    """Yield the results of merges in order, then the whole words of models that take such."""
     for merge in vocabulary.merges:
         left, blank, right = merge.partition(" ")
         if not (left and blank and right):

@@ -1,8 +1,7 @@
-"""What we read from a GGUF: its header, the facts about the model, its vocabulary; never the tensors.
+"""Reads a GGUF file: its header, the facts about the model and its vocabulary; never the tensors.
 
-Whatever the bytes are, a call returns or raises GgufError, in bounded memory and time.
-Only what the caller wants is kept; arrays of hundreds of thousands of strings are walked over.
-
+For any bytes, a call returns or raises GgufError, in bounded memory and time.
+Only the arrays that the caller asks for are kept; others, of hundreds of thousands of strings, are skipped.
 Both readers block (about 0.1 to 0.2 s for a vocabulary of 150,000): call them in a thread.
 """
 
@@ -32,23 +31,23 @@ _STRING: Final = 8
 _ARRAY: Final = 9
 _LAST_KIND: Final = 12
 
-# Real files: about 60 keys, 1,200 tensors, 250,000 tokens, a header of 16 MB. The limits leave room
-# for a few times that; a file beyond them is not one we can serve anyway.
+# Real files: about 60 keys, 1,200 tensors, 250,000 tokens, a header of 16 MB. The limits allow a few times
+# that; we could not serve a larger file anyway.
 MAX_KEYS: Final = 1 << 14
 MAX_TENSORS: Final = 1 << 17
 MAX_ITEMS: Final = 1 << 21
 MAX_STRING: Final = 1 << 24  # bytes
 MAX_HEADER: Final = 1 << 27  # bytes
-SHORT_ARRAY: Final = 1 << 10  # numbers; per-layer arrays are kept, token types only where wanted
+SHORT_ARRAY: Final = 1 << 10  # numbers; per-layer arrays are kept, token types only if wanted
 
 
 class GgufError(ValueError):
-    """These bytes are not a GGUF header that we understand."""
+    """The file is not a GGUF file that we can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What was read. `lengths` counts the items of every array, kept or not."""
+    """The content of a header. `lengths` has the number of items of every array, kept or not."""
 
     values: Mapping[str, Value]
     lengths: Mapping[str, int]
@@ -71,7 +70,7 @@ def scan(path: Path, wanted: Collection[str] = ()) -> Scan:
 
 
 class _Scanner:
-    """A cursor over the header. It trusts no length that the file gives."""
+    """A cursor over the header. It checks every length that the file gives."""
 
     def __init__(self, file: BinaryIO, wanted: Collection[str]) -> None:
         self._file = file
@@ -130,7 +129,7 @@ class _Scanner:
             raise GgufError(f"{key}: array of type {kind}")
 
     def _strings(self, length: int, *, keep: bool) -> list[bytes]:
-        """Half a million strings are ordinary: hence no helper, and no call but read, in the loop."""
+        """Read `length` strings. Half a million are normal, so the loop calls nothing except `read`."""
         read, left, kept = self._file.read, self._left, list[bytes]()
         for _ in range(length):
             head = read(8)
@@ -193,7 +192,7 @@ class _Scanner:
             raise GgufError("the header ends in the middle of a value, or is longer than 128 MiB")
 
 
-# -- what is read of it ----------------------------------------------------------------------------------
+# -- the facts and the vocabulary ------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -203,13 +202,13 @@ if TYPE_CHECKING:
 _TOKENS: Final = "tokenizer.ggml.tokens"
 _KINDS: Final = "tokenizer.ggml.token_type"
 _MERGES: Final = "tokenizer.ggml.merges"
-# Recurrent state by whatever name: Mamba and DeltaNet, RWKV, LFM2's short convolution, Kimi's KDA
+# Keys of recurrent states: Mamba and DeltaNet, RWKV, LFM2's short convolution, Kimi's KDA
 _STATE_KEYS: Final = ("ssm.", "wkv.", "shortconv.", "kda.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """The facts about a model. 0, "" or None where the file does not say."""
+    """The facts about a model. 0, "" or None if the file does not have one."""
 
     architecture: str
     name: str
@@ -217,7 +216,7 @@ class GgufHeader:
     block_count: int
     head_count: int  # attention heads of the layer that has most; 0 = no attention
     sliding_window: int  # tokens
-    has_state: bool  # any key about a recurrent state
+    has_state: bool  # whether any key is about a recurrent state
     full_attention_interval: int
     nextn_predict_layers: int  # MTP blocks
     tokenizer_model: str
@@ -308,7 +307,7 @@ def read_vocabulary(path: Path) -> GgufVocabulary:
 
 
 def _fingerprint(found: Scan) -> str:
-    """Without reading tensors: shapes, types and offsets are in the header, their bytes in the size."""
+    """Return a digest of header and file size; the header has the tensors' shapes, types and offsets."""
     whole = hashlib.blake2b(f"{found.file_bytes}:{found.digest}".encode(), digest_size=16)
     return whole.hexdigest()
 
@@ -319,7 +318,7 @@ def _text(values: Mapping[str, Value], key: str) -> str:
 
 
 def _number(values: Mapping[str, Value], key: str) -> int:
-    """A count that may be given per layer: then the largest."""
+    """Return a count; of counts per layer, the largest."""
     value = values.get(key)
     items = value if isinstance(value, tuple) else (value,)
     return max((item for item in items if isinstance(item, int)), default=0)

@@ -1,8 +1,8 @@
-"""Token ids of one engine's model: by its own vocabulary, or by asking the engine in as few calls as can be.
+"""Token ids for one engine's model: by its own vocabulary, or from the engine in as few calls as possible.
 
 `POST /tokenize` never enters the engine's task queue (engine.md 1.4). Its `content` may mix strings and
-ids: every string is tokenized alone and ids are passed through, so an id that cannot come out of any
-piece tells us where each piece ends.
+ids: the engine tokenizes each string alone and returns ids unchanged. So an id that no piece can produce
+marks where each piece ends.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 # What a special token looks like in a chat template: <|im_start|>, <start_of_turn>, </s>, [INST]
 _LOOKS_SPECIAL: Final = re.compile(r"<[^<>\s'\"{}()]{1,48}>|\[/?[A-Z_]{2,24}\]")
-# Templates that build theirs from parts ('<|' + role + '|>') do not show them whole
+# Templates that build their special tokens from parts ('<|' + role + '|>') do not contain them whole
 _USUAL: Final = (
     "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|eot_id|>",
     "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<end_of_turn>", "<|endoftext|>",
 )  # fmt: skip
 MAX_CANDIDATES: Final = 48  # two small calls each, once per engine
-THREAD_IDS: Final = 200_000  # some 4 ms of packing: more would be felt by other requests' streams
+THREAD_IDS: Final = 200_000  # about 4 ms of packing: more would delay other requests' streams
 
 
 class TokenizeCall(Protocol):
@@ -47,14 +47,14 @@ class TokenizeCall(Protocol):
 
 
 class TokenizeError(RuntimeError):
-    """The engine's answer does not have the shape that we rely on."""
+    """The engine's answer to /tokenize does not have the expected shape."""
 
 
 async def learn_cuts(ask: TokenizeCall, candidates: Iterable[str]) -> dict[str, int]:
     """Find out which candidates are control tokens: one id if parsed as special, another result if not.
 
-    User-defined tokens give the same id both ways, as any word may: they stay inside the pieces, where
-    the engine finds them itself.
+    User-defined tokens give the same id both ways, as any word may. They stay inside the pieces, where the
+    engine itself recognises them.
     """
     found: dict[str, int] = {}
     for text in list(dict.fromkeys(candidates))[:MAX_CANDIDATES]:
@@ -65,12 +65,12 @@ async def learn_cuts(ask: TokenizeCall, candidates: Iterable[str]) -> dict[str, 
 
 
 def candidates_in(chat_template: str, hints: Iterable[str] = ()) -> list[str]:
-    """Texts that may be special tokens, the most likely first; `hints` are BOS and EOS."""
+    """Return texts that may be special tokens, the most likely first; `hints` are BOS and EOS."""
     return list(dict.fromkeys([*filter(None, hints), *_LOOKS_SPECIAL.findall(chat_template), *_USUAL]))
 
 
 async def learn_affixes(ask: TokenizeCall) -> tuple[Tokens, Tokens]:
-    """Return what add_special=true puts before and after a text: BOS, EOS or nothing."""
+    """Return the tokens that add_special=true puts before and after a text: BOS, EOS or none."""
     plain = await ask("hello", add_special=False, parse_special=True)
     full = await ask("hello", add_special=True, parse_special=True)
     for start in range(len(full) - len(plain) + 1):
@@ -80,7 +80,7 @@ async def learn_affixes(ask: TokenizeCall) -> tuple[Tokens, Tokens]:
 
 
 async def tokens_of(ids: list[int]) -> Tokens:
-    """The ids of an answer, beside the event loop where they are many."""
+    """Pack the ids of an answer; many ids in a thread, not to block the event loop."""
     return Tokens(ids) if len(ids) < THREAD_IDS else await asyncio.to_thread(Tokens, ids)
 
 
@@ -89,7 +89,7 @@ class RemoteEncoder:
 
     def __init__(self, ask: TokenizeCall, cuts: Mapping[str, int]) -> None:
         self._ask = ask
-        # any cut will do: pieces never contain its text, and nothing else gives its id
+        # any cut serves as separator: pieces never contain its text, and no other text gives its id
         self._separator = next(iter(cuts.values()), None)
 
     async def __call__(self, pieces: Sequence[str], /) -> list[Tokens]:
@@ -99,7 +99,7 @@ class RemoteEncoder:
         content: list[int | str] = []
         for piece in pieces:
             content += [separator, piece]
-        # the array begins with an id: so no piece is the first string, the only one that gets BOS
+        # the array begins with an id, so that no piece comes first: only a first string gets BOS
         return _cut_at(await self._tokens(content), separator, len(pieces))
 
     async def _tokens(self, content: str | list[int | str]) -> Tokens:
@@ -116,7 +116,7 @@ def _cut_at(ids: Tokens, separator: int, count: int) -> list[Tokens]:
 
 # -- the modes of a tokenizer, and the texts that prove one ----------------------------------------------
 
-# Each is here because two tokenizers once differed on something like it.
+# For each of these, two tokenizers once differed on a similar text.
 _PLAIN: Final = (
     "Hello world",
     " leading blank",
@@ -134,9 +134,9 @@ _PLAIN: Final = (
     "cafe\u0301 n\u0303 a\u0328\u0301 \u0301alone",  # combining marks
     "中文字符,日本語のテキスト。한국어",
     "العربية עברית हिन्दी ไทย ελληνικά русский",
-    "🎉 👩\u200d👩\u200d👧\u200d👦 🇩🇪 ❤\ufe0f ☕",  # joiners and selectors are the point
+    "🎉 👩\u200d👩\u200d👧\u200d👦 🇩🇪 ❤\ufe0f ☕",  # joiners and variation selectors
     "\u00a0no-break\u2003em\u3000wide\u200bzero\ufeff",
-    "²³¹ ½ Ⅷ ٣ \u0966",  # numbers that are no digits
+    "²³¹ ½ Ⅷ ٣ \u0966",  # numbers that are not ASCII digits
     "∑∫√≠ «»“”\u2018\u2019…—\u2013",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "<not|special> <| im_start |> <|", "[INST [/ ]", "</", "\x00\x07\x1b[0m\x7f",
@@ -144,7 +144,7 @@ _PLAIN: Final = (
 
 
 def samples(cuts: Iterable[str]) -> list[str]:
-    """About fifty texts; with the engine's own special tokens in every kind of neighbourhood."""
+    """Return about fifty texts, with the engine's special tokens next to all kinds of characters."""
     cuts = list(cuts)[:6]
     texts = list(_PLAIN)
     for cut in cuts:
@@ -159,19 +159,19 @@ def samples(cuts: Iterable[str]) -> list[str]:
 # -- tokenizers ------------------------------------------------------------------------------------------
 
 Mode: TypeAlias = Literal["local", "segments", "whole"]
-THREAD_CHARS: Final = 50_000  # about 4 ms of encoding: more would be felt by other requests' streams
+THREAD_CHARS: Final = 50_000  # about 4 ms of encoding: more would delay other requests' streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rung:
-    """A mode that passed the samples."""
+    """A mode, and its tokenizer; it is used once it has agreed with the engine on all samples."""
 
     mode: Mode
     pieces: SegmentTokenizer
 
 
 class Tokenizer:
-    """Token ids of one engine's model. Not thread-safe: one event loop owns it."""
+    """Gives token ids for one engine's model. Not thread-safe: one event loop owns it."""
 
     def __init__(self, ask: TokenizeCall) -> None:
         self._ask = ask
@@ -190,10 +190,10 @@ class Tokenizer:
         eos_token: str = "",
         cache_bytes: int = CACHE_BYTES,
     ) -> Self:
-        """Probe, self-check and choose a mode. The template and the two texts are those of /props.
+        """Probe the engine and choose a mode that agrees with it. Template, BOS and EOS come from /props.
 
-        Takes some 100 to 200 small calls to /tokenize. Never raises: an odd model, or an engine that
-        does not answer, gets mode `whole`, with `why`.
+        It makes about 100 to 200 small calls to /tokenize. It never raises: for an unusual model, or an
+        engine that does not answer, the mode is `whole`, and `why` says why.
         """
         self = cls(ask)
         try:
@@ -212,23 +212,23 @@ class Tokenizer:
         return f"<Tokenizer {self.mode}: {self.why}{cache}>"
 
     def distrust(self, why: str) -> None:
-        """The engine counted differently: drop to the next safer mode for good."""
+        """Change to the next safer mode for good, because the engine counted other tokens."""
         if self._rungs:
             dropped = self._rungs.pop(0)
             dropped.pieces.cache.clear()
             self.why = f"{dropped.mode} is distrusted: {why}"
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> Tokens:
-        """Ids as the chat route makes them from a rendered prompt (special tokens in the text count)."""
+        """Return the ids that the chat route makes from a rendered prompt; special tokens are recognised."""
         if not self._rungs:
             return await tokens_of(await self._ask(text, add_special=add_special, parse_special=True))
         tokens = await self._rungs[0].pieces.tokenize(text)
         return self._prefix + tokens + self._suffix if add_special else tokens
 
     async def tokenize_prompt(self, prompt: str | Sequence[int | str]) -> Tokens:
-        """Ids of a raw completion prompt: of an array, ids stay, and a string gets BOS only if it is first.
+        """Return the ids of a raw completion prompt. In an array, ids stay; only a first string gets BOS.
 
-        An array of several strings is several prompts to the engine: ValueError, ask for each.
+        Raises ValueError for an array of strings, which is several prompts to the engine: tokenize each.
         """
         if isinstance(prompt, str):
             return await self.tokenize(prompt)
@@ -268,12 +268,12 @@ class Tokenizer:
         self.why = "; ".join(filter(None, whys)) or "agrees with the engine"
 
     async def _try(self, rung: _Rung, truths: Mapping[str, Tokens]) -> str:
-        """Put the mode on top if it agrees on every sample; else say why not."""
+        """Use the mode first if it agrees on every sample, and return ""; else return why it does not."""
         try:
             for text, truth in truths.items():
                 if await rung.pieces.tokenize(text) != truth:
                     return f"{rung.mode} differs from the engine on {text[:40]!r}"
-        except Exception as error:  # noqa: BLE001 a mode that fails is a mode not to use
+        except Exception as error:  # noqa: BLE001 a mode that fails is not used
             return f"{rung.mode} failed: {error!r}"
         rung.pieces.cache.clear()
         self._rungs.insert(0, rung)
@@ -281,7 +281,7 @@ class Tokenizer:
 
 
 class LocalEncoder:
-    """Encodes pieces here; much text in a thread, and what cannot be done here by the engine."""
+    """Encodes pieces in this process, much text in a thread; the engine encodes unsupported text."""
 
     def __init__(self, vocab: LocalVocab, remote: RemoteEncoder) -> None:
         self._vocab = vocab

@@ -425,7 +425,8 @@ def test_a_reader_shows_how_far_it_got():
     reader = AnswerReader(Api.CHAT, stream=True)
     reader.feed("".join(CHAT_STREAM[:6]).encode())
     assert (
-        repr(reader) == "<AnswerReader OpenAiReading stream, <Draft open, 7 characters, 0 calls, 0 unread>>"
+        repr(reader)
+        == "<AnswerReader OpenAiReading stream, <AnswerBuilder open, 7 characters, 0 calls, 0 unread>>"
     )
     reader = AnswerReader(Api.MESSAGES, stream=False)
     reader.feed(b"{}")

@@ -1,4 +1,4 @@
-"""Rules for what should stand still: a stamp in the system text, white space, reasoning, tools and calls."""
+"""Rules that restore what should not change: the billing stamp, white space, reasoning, tools and calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STAMP_LENGTH: Final = 5
 
 
 class BillingNonce:
-    """The stamp that Claude Code puts into each request stays the one that its agent first sent."""
+    """Replaces the stamp that Claude Code puts into each request with the one that the agent first sent."""
 
     name = RuleName.BILLING_NONCE
     default = Mode.FIX
@@ -63,9 +63,9 @@ class BillingNonce:
 
 
 class TrailingWhitespace:
-    """White space around a text is as it was first sent, or sampled.
+    """Restores the white space around a text as it was first sent, or sampled.
 
-    Comes behind the rules that put facts back: it takes texts only that do not differ in anything else.
+    Runs after the rules that restore facts, because it changes only texts that differ in nothing else.
     """
 
     name = RuleName.TRAILING_WHITESPACE
@@ -93,7 +93,7 @@ class TrailingWhitespace:
 
 
 class Reasoning:
-    """Reasoning that was sent with a reply, or sampled with it, stays with it."""
+    """Restores the reasoning that was sent or sampled with a reply."""
 
     name = RuleName.REASONING
     default = Mode.OBSERVE
@@ -119,16 +119,16 @@ class Reasoning:
 
 
 def without_stamp(system: str, written: str = "f" * _STAMP_LENGTH) -> str:
-    """A system text with this stamp in its billing header; the engine makes it `fffff` on /v1/messages."""
-    found = _stamp(system)
-    if not found:
+    """Replace the stamp in a system text's billing header; on /v1/messages the engine writes `fffff`."""
+    stamp = _stamp(system)
+    if not stamp:
         return system
     start = system.index(_STAMP, len(_BILLING)) + len(_STAMP)
-    return system[:start] + written + system[start + len(found) :]
+    return system[:start] + written + system[start + len(stamp) :]
 
 
 def _stamp(system: str) -> str | None:
-    """That of a system text which begins with a billing header."""
+    """Return the stamp of a system text that begins with a billing header; None for other texts."""
     at = system.find(_STAMP, len(_BILLING)) if system.startswith(_BILLING) else -1
     start, end = at + len(_STAMP), at + len(_STAMP) + _STAMP_LENGTH
     return system[start:end] if at >= 0 and system[end : end + 1] == ";" else None
@@ -144,7 +144,7 @@ def _authored(message: Message) -> bool:
 
 
 def _ends(message: Message, first: Message) -> Iterator[Edit]:
-    """White space around each text as in `first`, where nothing else differs."""
+    """Restore the white space around each text as in `first`, if nothing else differs."""
     if len(message.texts) == len(first.texts):
         for text, was in zip(message.texts, first.texts, strict=True):
             yield from _end(text, was.text)
@@ -159,7 +159,10 @@ def _as_sampled(message: Message, reply: Doc) -> Iterator[Edit]:
 
 
 def _sampled_reasoning(before: Conversation, messages: Sequence[Message], at: int) -> Any:
-    """None where the reply is known by its words only: it may have answered something else."""
+    """Return the sampled reasoning; None for a reply without calls.
+
+    Such a reply is recognised by its text only, and it may be the answer to another request.
+    """
     reply = sampled(before, messages, at) or {}
     return reply.get("reasoning_content") if reply.get("tool_calls") else None
 
@@ -181,11 +184,11 @@ def _as(text: Text, written: str) -> Iterator[Edit]:
 
 # -- the list of tools -----------------------------------------------------------------------------------
 
-Key = tuple[str, int]  # the name of a tool, and how many of that name stand before it
+Key = tuple[str, int]  # the name of a tool, and how many tools of that name come before it
 
 
 class ToolOrder:
-    """Tools stand in the order in which this conversation first sent them, new ones behind them."""
+    """Restores the order in which this conversation first sent its tools; new tools follow at the end."""
 
     name = RuleName.TOOL_ORDER
     default = Mode.FIX
@@ -206,7 +209,7 @@ class ToolOrder:
 
 
 class SchemaKeys:
-    """A tool is written as it was first sent, where it says the same."""
+    """Restores the text of a tool as it was first sent, if the meaning is the same."""
 
     name = RuleName.SCHEMA_KEYS
     default = Mode.FIX
@@ -230,18 +233,18 @@ class SchemaKeys:
 
 
 def keyed(tools: Sequence[Doc]) -> dict[Key, Doc]:
-    """Tools by their names, in their order; of those with one name, by their order among each other."""
+    """Return the tools by name, in their order; a counter tells tools of the same name apart."""
     seen: Counter[str] = Counter()
-    found: dict[Key, Doc] = {}
+    by_key: dict[Key, Doc] = {}
     for tool in tools:
         name = _name(tool)
-        found[name, seen[name]] = tool
+        by_key[name, seen[name]] = tool
         seen[name] += 1
-    return found
+    return by_key
 
 
 def _name(tool: Doc) -> str:
-    """What a model calls it; tools that the server runs itself have only a type, or a label."""
+    """Return the name that a model calls; tools that the server runs have only a type or a label."""
     function = tool.get("function")
     names = (function if isinstance(function, dict) else tool).get("name"), tool.get("server_label")
     return next((name for name in names if isinstance(name, str)), str(tool.get("type")))
@@ -251,7 +254,7 @@ def _name(tool: Doc) -> str:
 
 
 class CallIds:
-    """A call that was sent before has the id that it had then, and so has its result."""
+    """Restores the id that a call had when it was first sent, in the call and in its result."""
 
     name = RuleName.CALL_IDS
     default = Mode.FIX
@@ -268,7 +271,7 @@ class CallIds:
         ids = _first_ids(scene)
         if not ids or _collide(scene, ids):
             return
-        current: dict[str, str] = {}  # the id that the latest call with that id has been given
+        current: dict[str, str] = {}  # the client's id -> the id that we gave the latest call with it
         for message in scene.now.messages:
             for answer in message.answers:
                 given = current.get(answer.text, answer.text)
@@ -281,7 +284,7 @@ class CallIds:
 
 
 class ToolCalls:
-    """The arguments of a call are written as they were first sent, or as they were sampled."""
+    """Restores the text of a call's arguments as it was first sent, or as it was sampled."""
 
     name = RuleName.TOOL_CALLS
     default = Mode.FIX
@@ -304,13 +307,13 @@ class ToolCalls:
 
 
 def _first_ids(scene: Scene) -> Mapping[Path, str]:
-    """By the paths of ids: those that calls had, where they have other ones now."""
-    found = {}
+    """Return the first ids of calls whose ids have changed, by the paths of the ids."""
+    ids = {}
     for message, first in paired(scene):
         for call, was in zip(message.calls, first.calls, strict=False):
             if call.id and was.id and call.id != was.id and _same_call(call, was):
-                found[call.id_path] = was.id
-    return found
+                ids[call.id_path] = was.id
+    return ids
 
 
 def _same_call(call: Call, was: Call) -> bool:
@@ -320,7 +323,7 @@ def _same_call(call: Call, was: Call) -> bool:
 
 
 def _collide(scene: Scene, ids: Mapping[Path, str]) -> bool:
-    """Whether two calls with different ids would get the same."""
+    """Whether two calls with different ids would get the same id."""
     named = defaultdict(set)
     for message in scene.now.messages:
         for call in message.calls:
@@ -329,17 +332,17 @@ def _collide(scene: Scene, ids: Mapping[Path, str]) -> bool:
 
 
 def _sampled(before: Conversation, call: Call) -> Any:
-    """The arguments of this call as the model wrote them, if they are known."""
+    """Return the arguments of this call as the model wrote them; None if they are not known."""
     reply = before.replies.get(call.id, {})
-    for told in reply.get("tool_calls") or ():
-        function = told.get("function") or {}
-        if told.get("id") == call.id and function.get("name") == call.name:
+    for sampled_call in reply.get("tool_calls") or ():
+        function = sampled_call.get("function") or {}
+        if sampled_call.get("id") == call.id and function.get("name") == call.name:
             return function.get("arguments")
     return None
 
 
 def _written(call: Call, first: Any) -> Iterator[Edit]:
-    """An object stays an object, whose keys come in their first order."""
+    """Restore the arguments' first text. An object stays an object; its keys get their first order."""
     if first is None or same_writing(call.arguments, first) or not _say_the_same(call.arguments, first):
         return
     after = first if isinstance(call.arguments, str) else parsed(first)
