@@ -57,6 +57,15 @@ def integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+LIMITS: Final = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+def longest(doc: Doc) -> int | None:
+    """Tokens that an answer may have, by the largest limit that the body names; None: there is none."""
+    named = [limit for key in LIMITS if (limit := integer(doc.get(key))) is not None]
+    return max(named) if named and min(named) >= 0 else None
+
+
 def compact(value: Any) -> str:
     """JSON text as the engine's own `dump()` writes it: no spaces, keys in their order."""
     try:

@@ -298,3 +298,10 @@ def _keep(kept: OrderedDict[Seen, V], key: Seen, value: V, most: int) -> None:
     kept.move_to_end(key)
     if len(kept) > most:
         kept.popitem(last=False)
+
+
+def program_of(request: web.BaseRequest, caller: Caller, trusted: Sequence[Network]) -> str:
+    """Which program of whom asks, as far as they can be told apart. Digests, never what was sent."""
+    who = f"name {caller.key.name}" if caller.key else next(iter(credentials(request.headers).values()), None)
+    who = who or asker(request, trusted)
+    return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +18,9 @@ from slotkeeper.api.routes import Api
 from slotkeeper.api.sse import ProgressFilter, ask_for, can_ask
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.connections import Network, asker
-from slotkeeper.exchange.door import Caller, Door, KeyCheck, Refusal, credentials, digest_of
+from slotkeeper.exchange.cells import OutOfCells
+from slotkeeper.exchange.connections import Network
+from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.keys import CrowdedFault, Used
 from slotkeeper.exchange.relay import ReadAhead, Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
@@ -117,7 +117,7 @@ class Exchange:
             gate.door.lent(request),
             known,
             secrets=secrets,
-            client=_program(request, self._caller, gate.trusted),
+            client=program_of(request, self._caller, gate.trusted),
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
@@ -126,6 +126,7 @@ class Exchange:
         self._forward: Forward | None = None  # where it is sent, once that is decided
         self._settled = False
         self._deaths = 0  # of engines that were at work on it
+        self._outgrown = False  # an engine had no cells left for it
         tasks, labels = gate.driver.tasks, self._labels
         self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
 
@@ -192,6 +193,8 @@ class Exchange:
             losses = self._gate.driver.links[forward.engine].losses
             try:
                 return await self._answer(forward, losses)
+            except OutOfCells:
+                self._outgrown = True
             except UpstreamFault as fault:
                 if not await self._again(forward.engine, losses, fault):
                     raise
@@ -199,11 +202,11 @@ class Exchange:
                     "sent_again", request_id=self._account.id, engine=forward.engine, error=fault.message
                 )
                 self._gate.metrics.sent_again.inc()
-                self._waits_since = self._gate.driver.now()
-                self._account.gone()
-                self._forward = None
-                if self._hears_comments():
-                    self._waiting.start()
+            self._waits_since = self._gate.driver.now()
+            self._account.gone()
+            self._forward = None
+            if self._hears_comments():
+                self._waiting.start()
 
     def _settle(self) -> None:
         """What is said and kept of it, once. Nothing that goes to the engine depends on this."""
@@ -301,6 +304,10 @@ class Exchange:
             uncached=ask is not None and not ask.cache_prompt,
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
+            kind=self._account.record.client,
+            most=self._account.claim.most,
+            size=len(self._body),
+            outgrown=self._outgrown,
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
@@ -350,9 +357,9 @@ class Exchange:
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
             driver.post(Started(at=driver.now(), request=self._account.key))
-            relay = Relay(
-                driver, self._request, self._api, self._account, self._waiting, ahead=self._gate.ahead
-            )
+            again, ahead = not self._outgrown and forward.reason is not Reason.BYPASS, self._gate.ahead
+            answered = (self._request, self._api, self._account, self._waiting)
+            relay = Relay(driver, *answered, ahead=ahead, again=again)
             return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
 
     def _apart(self, body: bytes, forward: Forward) -> bytes:
@@ -388,10 +395,3 @@ def _outcome_of(fault: Fault) -> str:
     if isinstance(fault, UpstreamFault):
         return "upstream_error"
     return "client_error" if isinstance(fault, ClientFault) else "broken"
-
-
-def _program(request: web.BaseRequest, caller: Caller, trusted: Sequence[Network]) -> str:
-    """Which program of whom asks, as far as they can be told apart. Digests, never what was sent."""
-    who = f"name {caller.key.name}" if caller.key else next(iter(credentials(request.headers).values()), None)
-    who = who or asker(request, trusted)
-    return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"

@@ -24,7 +24,7 @@ from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.log import id_of
 from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
-from slotkeeper.scheduler.effects import Poison, Purpose, Report
+from slotkeeper.scheduler.effects import Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, of_request
@@ -135,6 +135,11 @@ class Metrics:
         self.poisoned = counter(
             "poisoned_slots_total",
             "Times that an engine said it reused more than is possible, or was unsound after a refused file.",
+            "reason",
+        )
+        self.pool_acts = counter(
+            "kv_pool_total",
+            "What was done about the KV buffer that all slots of an engine share.",
             "reason",
         )
         self.freezes = counter(
@@ -302,6 +307,7 @@ class Metrics:
             (self.fallbacks, get_args(Fallback)),
             (self.refusals, Doubt),
             (self.poisoned, Poison),
+            (self.pool_acts, PoolAct),
             (self.overhead, get_args(Stage)),
             (self.cuts, ConnectionCut),
             (self.crowded, Crowded),

@@ -9,25 +9,28 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.effects import Effect, Purpose, SetTimer, Stop
+from slotkeeper.scheduler import kv_pool
+from slotkeeper.scheduler.effects import Effect, PoolAct, Pooled, Purpose, SetTimer, Stop
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
     coldest,
     first_step,
     needs_warming,
     next_step,
+    parking_step,
     prefetch_plan,
     restore_step,
     unsaved,
     warming_step,
     way_back,
 )
+from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.retention import drop
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, Wipe, effect
+from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, Wipe, effect, foreign_token
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
 
 SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
 CROWD_SHARE: Final = 2.0  # the same where another conversation will have the slot soon: it is saved anyway
@@ -151,6 +154,8 @@ def _chore_ahead(
     if not (way := prefetch_plan(contents, table, state.catalog)):
         return None
     file, goal, computes = way
+    if not kv_pool.has_room(state, table, slot, len(goal.tokens)):
+        return None
     given_up = contents.total - contents.tokens.lcp(goal.tokens)
     if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
         # Others need the engine, and who has the slot next is not sure: only a reply is put right.
@@ -184,7 +189,7 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
 def _decided_again(chore: Chore, *, ok: bool) -> bool:
     """Whether the chore ends with this step, and what follows is decided again."""
     ended_ahead = chore.computes_ahead or (chore.ahead and not ok)
-    return ended_ahead or isinstance(chore.step, Wipe)
+    return ended_ahead or isinstance(chore.step, Wipe) or chore.empties
 
 
 def _rested(state: State, chore: Chore, now: float) -> bool:
@@ -324,6 +329,8 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
         return
     if (end := coldest(table, state.catalog, now)) is None:
         return
+    if not kv_pool.has_room(state, table, empty[0], len(end.tokens)):
+        return
     table.warmed.add(end.id)
     if step := warming_step(end, state.catalog, table):
         goal = Prefill(end.tokens, Purpose.DRAFT)
@@ -345,6 +352,30 @@ def _name(state: State, now: float) -> RequestId:
 def wipe(state: State, table: EngineTable, slot: SlotId, now: float) -> Effect:
     """Empty a free slot, before it is given out again."""
     return _begin(state, Chore(_name(state, now), table, slot, Wipe(), None), now)
+
+
+def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now: float) -> Iterator[Effect]:
+    """One step of emptying a free slot for a request that needs its cells: it is saved first where that pays.
+
+    Without erasures one token is put there, which makes the engine give up all else.
+    """
+    contents = table.shadow.slots[slot]
+    if contents is None:
+        return
+    in_files = contents.tokens in {written.tokens for written in state.coming.values()}
+    fits = table.rates.size_of(contents.total) <= state.limits.hot_bytes
+    if fits and not in_files and table.settled.get(slot) is not contents:
+        if saving := parking_step(contents, table, state.catalog, now):
+            leaves = isinstance(saving, Prefill)
+            yield _begin(state, Chore(_name(state, now), table, slot, saving, contents, leaves=leaves), now)
+            return
+    step: Step = Wipe()
+    if not table.may_wipe(now):
+        step = Prefill(foreign_token(pending.prompt or contents.tokens or Tokens([0])), Purpose.TOUCH)
+    in_files = in_files or (table.traits.snapshots and not unsaved(contents, table.traits, state.catalog))
+    act, request = PoolAct.PARKED if in_files else PoolAct.ERASED, pending.arrived.request
+    yield Pooled(request=request, engine=table.engine, act=act, slot=slot, cells=contents.total)
+    yield _begin(state, Chore(_name(state, now), table, slot, step, None), now)
 
 
 def _begin(state: State, chore: Chore, now: float) -> Effect:

@@ -179,6 +179,28 @@ class Poisoned:
     possible: int
 
 
+class PoolAct(StrEnum):
+    """What was done about the KV buffer that all slots share. In metrics, `why` and tests alike."""
+
+    WAITED = "waited"  # a request was held back, because its cells did not fit
+    PARKED = "parked"  # an idle slot was emptied for one, after what it held was saved
+    ERASED = "erased"  # the same, of which no file has all
+    PURGED = "purged"  # the engine has emptied an idle slot by itself
+    RETRIED = "retried"  # a request failed for lack of cells, before its client had a byte, and went again
+    FAILED = "failed"  # a request failed for lack of cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooled:
+    """Cells of a shared KV buffer were wanted for a request."""
+
+    request: RequestId
+    engine: EngineId
+    act: PoolAct
+    slot: int | None  # that it is about
+    cells: int  # that were missing, or that a slot gave up
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one request cost, from the engine's figures, once all of it is known."""
@@ -212,5 +234,6 @@ Effect = (
     | Observe
     | Learned
     | Poisoned
+    | Pooled
     | Report
 )

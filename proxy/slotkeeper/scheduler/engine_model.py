@@ -38,6 +38,8 @@ class Known(StrEnum):
     MISSED = "missed"  # a checkpoint was gone that this value explains
     UNFOUND = "unfound"  # the RAM cache did not hold what it would otherwise have held
     WIPED = "wiped"  # idle slots were emptied by a task in another
+    FAILED = "failed"  # a request failed for lack of cells before its slot was full
+    HELD = "held"  # slots hold more together than one buffer has
 
 
 FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields that a flag decides, and /props does not show

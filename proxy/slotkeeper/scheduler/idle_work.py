@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.choice import restore_price
+from slotkeeper.scheduler.choice import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.engine_model import EngineTraits
@@ -76,6 +76,21 @@ def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Pr
         return None
     back = contents.tokens.cut(0, end)
     return Prefill(back, Purpose.CUT) if end - catalog.covered(back, table.traits) >= NEW else None
+
+
+def parking_step(contents: SlotContents, table: EngineTable, catalog: Catalog, now: float) -> Step | None:
+    """What saves a state that is about to go; None: it is in files, or that costs more than it saves."""
+    if not table.may_save(now):
+        return None
+    if parked_price(table, contents, now) >= blind_price(table, contents, catalog, now):
+        return None
+    if back := way_back(contents, table, catalog):
+        return back
+    return (
+        first_step(contents, table, catalog, rested=False)
+        if unsaved(contents, table.traits, catalog)
+        else None
+    )
 
 
 def done(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:

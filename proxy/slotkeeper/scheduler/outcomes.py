@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler import chores, retention
+from slotkeeper.scheduler import chores, kv_pool, retention
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.effects import Effect, Poison, Poisoned
 from slotkeeper.scheduler.events import (
@@ -98,6 +98,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         _release(pending, *owned, event, event.at, certain=pinned or event.slot == owned[1])
     elif pending.plan and event.request in pending.plan.table.unsettled:
         forgotten = _end_unseen(pending, pending.plan.table, event)
+    yield from kv_pool.finished(state, pending, event)
     if event.prompt_tokens is not None:
         pending.remember(state.tree(pending.arrived.model), event.at)
         yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from slotkeeper.scheduler import chores, retention
-from slotkeeper.scheduler.arrivals import forward, next_step, requeue
 from slotkeeper.scheduler.effects import Effect, Purpose
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
+from slotkeeper.scheduler.launching import forward, next_step, requeue
 from slotkeeper.scheduler.outcomes import SURPRISE
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.shadow import Source
@@ -156,6 +156,8 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         shadow.slots[slot] = (
             shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
         )
+        if step.purpose is Purpose.TOUCH:
+            table.no_touch_until = event.at + SAVES_REST
         table.leave(slot, event.at)
         return False
     end, cached = len(tokens), len(tokens) - event.computed

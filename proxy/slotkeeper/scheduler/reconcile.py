@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.scheduler.events import Observed, SlotView
+from slotkeeper.scheduler.kv_pool import not_shared
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Orphan, Sent, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
@@ -26,6 +27,7 @@ def observe(table: EngineTable, seen: Observed) -> dict[RequestId, SlotId]:
     table.observed_at = seen.at
     table.patience += 1
     settled: dict[RequestId, SlotId] = {}
+    not_shared(table, seen.slots)
     if _wiped(table, seen):
         return settled
     _whose(table, seen, settled)

@@ -117,8 +117,10 @@ class EngineTable:
     warmed: set[SnapshotId] = field(default_factory=set)  # since it came up
     no_save_until: float = -1.0  # a save failed, and so would the next ones
     no_wipe_until: float = -1.0  # an erasure failed
+    no_touch_until: float = -1.0  # a prefill of one token failed
     crowded_until: float = -1.0  # there are more conversations than slots
     doubts: Doubts = field(default_factory=Doubts)
+    promised: dict[SlotId, int] = field(default_factory=dict)  # cells of a shared KV buffer, see `kv_pool`
     active_at: float = -1.0  # when a client's task last began or ended
     private: bool = False  # all that it ever computed was for us, as far as we have seen
     unknown: int = 0  # the most tokens that one task of ours has left there without our knowing them
