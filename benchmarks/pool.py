@@ -1,10 +1,14 @@
 """Growing chats on slots that share one KV buffer: who fails, what is computed, and who waits for how long.
 
 `python -m benchmarks.pool [--chats 4 8] [--turns 5] [--model tiny-dense]`. Four slots share 4,096 cells
-(`-np 4 --kv-unified -c 4096 --cache-ram 0`), and each chat grows to about 2,500 tokens. All chats ask at once,
-and each asks again as soon as it was answered; what has failed is asked again. The oracle, and the texts that
-all must say, come from an engine with room: a slot of its own for each chat, one at a time.
-Tokens are the engine's own counter, with idle work and what was broken off.
+(`-np 4 --kv-unified -c 4096 --cache-ram 0`), and each chat grows to about 2,500 tokens. All ask at once, and
+each asks again as soon as it was answered; what has failed is asked again. The oracle, and the texts that all
+must say, come from an engine with room: a slot of its own for each chat, one at a time. Tokens are the engine's
+own counter, with idle work and what was broken off.
+
+How a prompt is divided into batches moves logprobs, and with it words that were nearly others: so every chat
+goes on with the texts of the engine with room, and a text is compared up to the first word of which another one
+was within 0.01 there.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ QUESTION: Final = 1250  # characters, about 380 tokens
 ANSWER: Final = 120  # tokens
 ATTEMPTS: Final = 20  # of one turn, after which its chat is over
 PATIENCE: Final = 600.0  # seconds for one answer
+MARGIN: Final = 0.01  # of a logprob: fivefold what another division into batches changes (engine.md 9)
 
 
 class Way(StrEnum):
@@ -53,8 +58,10 @@ class GrowingChat:
     """One chat whose questions are known beforehand."""
 
     number: int
+    script: Sequence[str] = ()  # what it takes for the answers
     messages: list[dict[str, Any]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    sure: list[str] = field(default_factory=list)  # of each, what no other division into batches changes
     failed: int = 0
     longest: int = 0  # prompt, in tokens
 
@@ -75,11 +82,24 @@ class GrowingChat:
                 said = response.json()
                 reply = said["choices"][0]["message"]["content"]
                 self.longest = max(self.longest, said["usage"]["prompt_tokens"])
-                self.messages.append({"role": "assistant", "content": reply})
+                scripted = self.script[len(self.texts)] if self.script else reply
+                self.messages.append({"role": "assistant", "content": scripted})
                 self.texts.append(reply)
+                self.sure.append(sure_part(said["choices"][0], reply))
                 return True
             self.failed += 1
         return False
+
+
+def sure_part(choice: dict[str, Any], text: str) -> str:
+    """Up to the first word that was nearly another."""
+    length = 0
+    for word in (choice.get("logprobs") or {}).get("content", ()):
+        one, other = (top["logprob"] for top in word["top_logprobs"])
+        if one - other < MARGIN:
+            return text.encode()[:length].decode(errors="ignore")
+        length += len(word["bytes"])
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +115,21 @@ class Played:
     @property
     def texts(self) -> list[list[str]]:
         return [chat.texts for chat in self.chats]
+
+    def others(self, oracle: Played) -> int:
+        """Answers that are not what an engine with room has said."""
+        pairs = [
+            pair
+            for mine, its in zip(self.chats, oracle.chats, strict=True)
+            for pair in zip(mine.texts, its.sure, strict=False)
+        ]
+        return sum(not text.startswith(sure) for text, sure in pairs)
+
+    @property
+    def compared(self) -> float:
+        """The share of all text that is compared."""
+        sure = sum(len(text) for chat in self.chats for text in chat.sure)
+        return sure / sum(len(text) for texts in self.texts for text in texts)
 
     @property
     def failed(self) -> int:
@@ -116,7 +151,7 @@ async def shared_engine(model: Tiny, folder: Path, way: Way) -> AsyncIterator[la
         yield engine
 
 
-async def played(model: Tiny, chats: int, turns: int, way: Way) -> Played:
+async def played(model: Tiny, oracle: Played, turns: int, way: Way) -> Played:
     """All at once, on a shared buffer."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -126,7 +161,8 @@ async def played(model: Tiny, chats: int, turns: int, way: Way) -> Played:
             door = lab.keeping(engine) if way is Way.FILES else lab.in_front_of(engine.base, engine.flags)
             sidecar = await stack.enter_async_context(door)
             base = lab.url_of(sidecar)
-        found, before = [GrowingChat(n) for n in range(chats)], await lab.evaluated(engine.base)
+        found = [GrowingChat(n, script=texts) for n, texts in enumerate(oracle.texts)]
+        before = await lab.evaluated(engine.base)
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=PATIENCE))
         began = time.monotonic()
         await asyncio.gather(*(chat.play(client, turns) for chat in found))
@@ -149,7 +185,8 @@ async def with_room(model: Tiny, chats: int, turns: int) -> Played:
             before = await lab.evaluated(engine.base)
             async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as client:
                 for chat in found:
-                    await chat.play(client, turns, id_slot=chat.number)
+                    probed = {"logprobs": True, "top_logprobs": 2}
+                    await chat.play(client, turns, id_slot=chat.number, **probed)
             computed = await lab.evaluated(engine.base) - before
             return Played(
                 chats=found, computed=computed, seconds=time.monotonic() - began, waited=0.0, acts={}
@@ -175,7 +212,7 @@ def acts(sidecar: Sidecar | None) -> dict[str, int]:
 async def compared(model: Tiny, chats: int, turns: int) -> list[dict[str, Any]]:
     oracle, rows = await with_room(model, chats, turns), []
     for way in Way:
-        found = await played(model, chats, turns, way)
+        found = await played(model, oracle, turns, way)
         rows.append(
             {
                 "chats": chats,
@@ -183,9 +220,8 @@ async def compared(model: Tiny, chats: int, turns: int) -> list[dict[str, Any]]:
                 "way": way.value,
                 "requests": sum(len(texts) for texts in found.texts) + found.failed,
                 "failed": found.failed,
-                "other_texts": sum(
-                    one != other for one, other in zip(found.texts, oracle.texts, strict=True)
-                ),
+                "other_texts": found.others(oracle),
+                "compared": round(oracle.compared, 3),
                 "computed": found.computed,
                 "oracle": oracle.computed,
                 "longest_wait_seconds": round(found.waited, 2),
