@@ -289,7 +289,8 @@ async def copy(
 ) -> None:
     """Every chunk as it comes, shown to `seen` after `write` had what `through` leaves of it.
 
-    `read` was read of it before. Raises UpstreamFault when the engine breaks off, and GONE errors when the client does.
+    `read` was read of it before. Raises UpstreamFault when the engine breaks off, and GONE errors when the
+    client does.
     """
     while chunk := read or await _next(answer):
         if passing := through(chunk):

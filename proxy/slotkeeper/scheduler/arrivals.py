@@ -126,7 +126,7 @@ def _make_room(
 ) -> Iterator[Effect]:
     """Cells are missing for it: idle slots are emptied where that is enough."""
     table, request = plan.table, pending.arrived.request
-    if pending.short_since is None:
+    if short.cells and pending.short_since is None:
         pending.short_since = now
         yield Pooled(
             request=request, engine=table.engine, act=PoolAct.WAITED, slot=plan.slot, cells=short.cells

@@ -357,23 +357,25 @@ def wipe(state: State, table: EngineTable, slot: SlotId, now: float) -> Effect:
 def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now: float) -> Iterator[Effect]:
     """One step of emptying a free slot for a request that needs its cells: it is saved first where that pays.
 
-    Without erasures one token is put there, which makes the engine give up all else.
+    Without erasures one token is put there, which makes the engine give up all else; so it is where a task
+    makes it move all idle slots to its RAM cache.
     """
     contents = table.shadow.slots[slot]
     if contents is None:
         return
     in_files = contents.tokens in {written.tokens for written in state.coming.values()}
     fits = table.rates.size_of(contents.total) <= state.limits.hot_bytes
-    if fits and not in_files and table.settled.get(slot) is not contents:
-        if saving := parking_step(contents, table, state.catalog, now):
-            leaves = isinstance(saving, Prefill)
-            yield _begin(state, Chore(_name(state, now), table, slot, saving, contents, leaves=leaves), now)
-            return
+    wanted = fits and not in_files and table.settled.get(slot) is not contents
+    if wanted and (saving := parking_step(contents, table, state.catalog, now)):
+        leaves = isinstance(saving, Prefill)
+        yield _begin(state, Chore(_name(state, now), table, slot, saving, contents, leaves=leaves), now)
+        return
     step: Step = Wipe()
-    if not table.may_wipe(now):
+    if kv_pool.wipes(table.traits) or not table.may_wipe(now):
         step = Prefill(foreign_token(pending.prompt or contents.tokens or Tokens([0])), Purpose.TOUCH)
     in_files = in_files or (table.traits.snapshots and not unsaved(contents, table.traits, state.catalog))
-    act, request = PoolAct.PARKED if in_files else PoolAct.ERASED, pending.arrived.request
+    kept = in_files or (isinstance(step, Prefill) and table.traits.ram_cache)
+    act, request = PoolAct.PARKED if kept else PoolAct.ERASED, pending.arrived.request
     yield Pooled(request=request, engine=table.engine, act=act, slot=slot, cells=contents.total)
     yield _begin(state, Chore(_name(state, now), table, slot, step, None), now)
 

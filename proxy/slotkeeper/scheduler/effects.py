@@ -183,8 +183,8 @@ class PoolAct(StrEnum):
     """What was done about the KV buffer that all slots share. In metrics, `why` and tests alike."""
 
     WAITED = "waited"  # a request was held back, because its cells did not fit
-    PARKED = "parked"  # an idle slot was emptied for one, after what it held was saved
-    ERASED = "erased"  # the same, of which no file has all
+    PARKED = "parked"  # an idle slot was emptied for one; a file or the RAM cache has what it held
+    ERASED = "erased"  # the same, and nothing has it
     PURGED = "purged"  # the engine has emptied an idle slot by itself
     RETRIED = "retried"  # a request failed for lack of cells, before its client had a byte, and went again
     FAILED = "failed"  # a request failed for lack of cells

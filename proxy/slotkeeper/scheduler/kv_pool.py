@@ -28,6 +28,7 @@ from slotkeeper.scheduler.effects import Effect, PoolAct, Pooled
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import Arrived, Exceeded, Finished, SlotView
 from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.steps import Load, Prefill
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
@@ -113,7 +114,7 @@ def taken(state: State, table: EngineTable, slot: SlotId) -> int:
     contents, what = table.shadow.slots[slot], table.states[slot]
     held = contents.total if contents else 0
     if what is SlotState.IDLE:
-        return 0 if _wipes(table.traits) else held
+        return held
     owner = table.owners[slot]
     if owner is not None and (chore := state.chores.get(owner)):
         home, goal = chore.home, chore.goal
@@ -127,9 +128,9 @@ def taken(state: State, table: EngineTable, slot: SlotId) -> int:
     return max(held, promised)
 
 
-def _wipes(traits: EngineTraits) -> bool:
+def wipes(traits: EngineTraits) -> bool:
     """Whether each task moves all idle slots to the RAM cache (engine.md T6): they take no cells then."""
-    return traits.ram_cache and traits.idle_copy
+    return traits.unified and traits.ram_cache and traits.idle_copy
 
 
 def _step_takes(step: object) -> int:
@@ -150,9 +151,10 @@ def _adrift(state: State, table: EngineTable) -> int:
     return unseen + sum(need(state, pending, table) for pending in sent if pending)
 
 
-def in_use(state: State, table: EngineTable, *, but: SlotId | None = None) -> int:
-    """Cells that are taken or promised, less those of one slot."""
-    slots = (SlotId(slot) for slot in range(len(table.states)) if slot != but)
+def in_use(state: State, table: EngineTable, *, but: SlotId | None = None, idle: bool = True) -> int:
+    """Cells that are taken or promised, less those of one slot, and without `idle` of all idle ones."""
+    counted = [slot for slot in range(len(table.states)) if idle or table.states[slot] is not SlotState.IDLE]
+    slots = (SlotId(slot) for slot in counted if slot != but)
     return _adrift(state, table) + sum(taken(state, table, slot) for slot in slots)
 
 
@@ -179,11 +181,12 @@ def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage
     pool = cells_of(table.traits)
     if not pool or request.action or plan.clears:
         return None
+    if wipes(table.traits) and _beginning(state, table, but=plan.slot):
+        return Shortage(0, ())
     wanted = need(state, pending, table)
     if not wanted:
         return None
-    wanted = max([wanted, *map(_step_takes, plan.steps)])
-    lacking = in_use(state, table, but=plan.slot) + wanted - pool
+    lacking = _takes_in_all(state, plan, wanted) - pool
     if lacking <= 0:
         return None
     if not pending.rendered and not request.brief:
@@ -193,6 +196,33 @@ def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage
         return Shortage(lacking, ()) if lacking > 0 else None
     coming = sum(taken(state, table, slot) for slot in table.in_state(SlotState.MAINTENANCE))
     return Shortage(lacking, _victims(state, table, lacking - coming, but=plan.slot, now=now))
+
+
+def _takes_in_all(state: State, plan: Plan, wanted: int) -> int:
+    """Cells that are taken when the request is at its end, or when a state is loaded for it, if these are more.
+
+    Where each task wipes the idle slots, that comes after what the engine loads from its RAM cache for it,
+    and before what comes after a touch.
+    """
+    table, reuse_plan = plan.table, plan.reuse_plan
+    loads = max(map(_step_takes, plan.steps), default=0)
+    if reuse_plan and reuse_plan.source is Source.RAM and reuse_plan.base:
+        loads = max(loads, reuse_plan.base.total)
+    if not wipes(table.traits):
+        return in_use(state, table, but=plan.slot) + max(wanted, loads)
+    touched = any(isinstance(step, Prefill) for step in plan.steps)
+    at_end = in_use(state, table, but=plan.slot, idle=False) + max(wanted, loads)
+    return max(at_end, in_use(state, table, but=plan.slot) + loads) if loads and not touched else at_end
+
+
+def _beginning(state: State, table: EngineTable, *, but: SlotId | None) -> bool:
+    """Whether a task is on its way that will empty all slots which the engine thinks idle.
+
+    One that was sent, or into which a file was restored, is idle for the engine until its task begins.
+    """
+    chores = (state.chores.get(owner) for owner in table.owners if owner is not None)
+    computes = any(isinstance(chore.step, Prefill | Load) for chore in chores if chore)
+    return computes or any(slot != but for slot in table.in_state(SlotState.LAUNCHED))
 
 
 def _victims(
@@ -247,7 +277,7 @@ def finished(state: State, pending: Pending, event: Finished) -> Iterator[Effect
 def _purged(state: State, table: EngineTable, pending: Pending, cells: int) -> Iterator[Effect]:
     """Idle slots that the engine has emptied for so many cells of one request: the lowest first."""
     pool = cells_of(table.traits)
-    if not pool or _wipes(table.traits):
+    if not pool or wipes(table.traits):
         return
     others = [SlotId(slot) for slot in range(len(table.states)) if slot != pending.slot]
     over = cells - pool + sum(_at_least(state, table, slot) for slot in others)
