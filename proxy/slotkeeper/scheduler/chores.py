@@ -372,7 +372,7 @@ def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now:
         return
     step: Step = Wipe()
     if kv_pool.wipes(table.traits) or not table.may_wipe(now):
-        step = Prefill(foreign_token(pending.prompt or contents.tokens or Tokens([0])), Purpose.TOUCH)
+        step = Prefill(foreign_token(pending.prompt or contents.tokens or Tokens([0])), Purpose.EMPTY)
     in_files = in_files or (table.traits.snapshots and not unsaved(contents, table.traits, state.catalog))
     kept = in_files or (isinstance(step, Prefill) and table.traits.ram_cache)
     act, request = PoolAct.PARKED if kept else PoolAct.ERASED, pending.arrived.request

@@ -21,12 +21,13 @@ class Purpose(StrEnum):
     CUT = "cut"  # back to a checkpoint, so that the state there can be saved
     BACK = "back"  # to where the next turn will go on, since the slot is overwritten once that is saved
     HOME = "home"  # forward again to where the slot was before its states were saved
+    EMPTY = "empty"  # one token, so that a slot gives up its cells of a shared KV buffer
     DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
 
     @property
     def idle(self) -> bool:
         """Whether it is idle work, not work for one request."""
-        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT}
+        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT, Purpose.EMPTY}
 
 
 class Poison(StrEnum):

@@ -171,7 +171,7 @@ def has_room(state: State, table: EngineTable, slot: SlotId, tokens: int) -> boo
 class Shortage:
     """Why a request cannot go out now."""
 
-    cells: int  # that are missing
+    cells: int  # that are missing; 0: it waits for something else
     victims: tuple[SlotId, ...]  # idle slots that must be emptied for it; none: others have to end first
 
 
@@ -190,16 +190,18 @@ def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage
     if lacking <= 0:
         return None
     if not pending.rendered and not request.brief:
-        return Shortage(lacking, ())  # it may be shorter: its tokens are being counted
+        return Shortage(0, ())  # perhaps not: its tokens are being counted
     if not table.may_wipe(now) and now < table.no_touch_until:  # the engine empties them itself
         lacking -= sum(taken(state, table, slot) for slot in table.idle if slot != plan.slot)
         return Shortage(lacking, ()) if lacking > 0 else None
+    if not table.open_for_pins(now):  # a task on its way may take any idle slot
+        return Shortage(lacking, ())
     coming = sum(taken(state, table, slot) for slot in table.in_state(SlotState.MAINTENANCE))
     return Shortage(lacking, _victims(state, table, lacking - coming, but=plan.slot, now=now))
 
 
 def _takes_in_all(state: State, plan: Plan, wanted: int) -> int:
-    """Cells that are taken when the request is at its end, or when a state is loaded for it, if these are more.
+    """Cells that are taken at its end, or when a state is loaded for it, if these are more.
 
     Where each task wipes the idle slots, that comes after what the engine loads from its RAM cache for it,
     and before what comes after a touch.

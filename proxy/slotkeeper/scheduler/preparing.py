@@ -156,14 +156,14 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         shadow.slots[slot] = (
             shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
         )
-        if step.purpose is Purpose.TOUCH:
+        if step.purpose is Purpose.EMPTY:
             table.no_touch_until = event.at + SAVES_REST
         table.leave(slot, event.at)
         return False
     end, cached = len(tokens), len(tokens) - event.computed
     table.rates.prefilled(event.computed, event.seconds)
     table.learn(by_batches(table.traits, cached=cached, end=end, cuts=event.cuts))
-    if step.purpose is Purpose.TOUCH:
+    if step.purpose in {Purpose.TOUCH, Purpose.EMPTY}:
         shadow.touch(slot, table.idle_beside(slot))
     else:
         _prefilled(table, slot, step, event, cached)

@@ -134,7 +134,7 @@ class Chore:
     @property
     def empties(self) -> bool:
         """Whether it only makes a slot give up its cells, where none can be erased."""
-        return isinstance(self.step, Prefill) and self.step.purpose is Purpose.TOUCH
+        return isinstance(self.step, Prefill) and self.step.purpose is Purpose.EMPTY
 
     @property
     def owns(self) -> bool:
