@@ -3,7 +3,8 @@
 `python -m benchmarks.pool [--chats 4 8] [--turns 5] [--model tiny-dense]`. Four slots share 4,096 cells, and
 each chat grows to about 2,500 tokens. All ask at once, and each asks again as soon as it was answered; what
 has failed is asked again. The oracle, and the texts that all must say, come from an engine with room: a slot
-of its own for each chat, one at a time. Tokens are the engine's own counter, with idle work and what was broken off.
+of its own for each chat, one at a time. Tokens are the engine's own counter, with idle work and what was
+broken off.
 
 How a prompt is divided into batches moves logprobs, and with it words that were nearly others: so every chat
 goes on with the texts of the engine with room, and a text is compared up to the first word of which another

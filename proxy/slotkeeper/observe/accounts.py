@@ -22,7 +22,7 @@ from slotkeeper.observe.request_record import (
     RequestStage,
     Span,
 )
-from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.effects import PoolAct, Purpose, SaveMoment
 from slotkeeper.scheduler.figures import Loss
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Reason
@@ -71,6 +71,16 @@ STEPS: Final[Mapping[str, str]] = MappingProxyType(
         RequestStage.ERASE: "erasing it",
     }
 )
+POOLED: Final[Mapping[PoolAct, str]] = MappingProxyType(
+    {
+        PoolAct.WAITED: "It waited: {cells:,} cells were missing in the KV buffer that all slots share.",
+        PoolAct.PARKED: "Slot {slot} was emptied for it ({cells:,} cells); what it held can be loaded again.",
+        PoolAct.ERASED: "Slot {slot} was emptied for it ({cells:,} cells); nothing else has what it held.",
+        PoolAct.PURGED: "The engine emptied slot {slot} by itself ({cells:,} cells).",
+        PoolAct.RETRIED: "It failed for lack of cells and was sent again; its client had no byte yet.",
+        PoolAct.FAILED: "It failed for lack of cells. With -np N each slot has a KV buffer of its own.",
+    }
+)
 LOST: Final[Mapping[Loss, str]] = MappingProxyType(
     {
         Loss.CHECKPOINT: (
@@ -95,13 +105,14 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
     `taker`: the request that took the slot of this conversation meanwhile.
     """
     if record.outcome == RUNNING:
-        return ["It has not ended yet.", *_went(record.decision)]
+        return ["It has not ended yet.", *_went(record.decision), *_pooled(record)]
     return [
         *_computed(record),
         *_parted(record.divergence),
         *_lost(record, taker),
         *_weighed(record),
         *_went(record.decision),
+        *_pooled(record),
     ]
 
 
@@ -225,6 +236,11 @@ def _went(decision: Decision | None) -> Iterator[str]:
         yield f"The next best was {_place_and_price(second)}, for {more:,.0f} more tokens."
 
 
+def _pooled(record: Record) -> Iterator[str]:
+    for pooled in record.pooled:
+        yield POOLED[pooled.act].format(cells=pooled.cells, slot=pooled.slot)
+
+
 def _place_and_price(option: Option) -> str:
     where = f"slot {option.slot}" if option.slot is not None else "the engine's own choice"
     counted = Counter(option.steps)
@@ -286,6 +302,9 @@ def detail(record: Record, taker: Record | None = None) -> Document:
         "slot_taken_by": taker.request_id if taker else None,
         "changes": [_change(change) for change in record.changes],
         "forms": _forms(record.weighed) if record.weighed else None,
+        "pool": [
+            {"act": pooled.act.value, "slot": pooled.slot, "cells": pooled.cells} for pooled in record.pooled
+        ],
     }
 
 

@@ -23,7 +23,17 @@ from slotkeeper.observe.request_record import (
     Work,
 )
 from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.effects import Effect, Erase, Forward, Plant, Report, Restore, Save, SaveMoment
+from slotkeeper.scheduler.effects import (
+    Effect,
+    Erase,
+    Forward,
+    Plant,
+    Pooled,
+    Report,
+    Restore,
+    Save,
+    SaveMoment,
+)
 from slotkeeper.scheduler.events import (
     Arrived,
     Erased,
@@ -336,6 +346,8 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
             record.work = record.work or Work(begun=now)
         case Report():
             _reported(record, effect)
+        case Pooled():
+            record.pooled.append(effect)
         case _:
             pass
 

@@ -83,6 +83,7 @@ class EngineTraits:
     similarity: float = 0.1  # --slot-prompt-similarity
     ram_cache: bool = True  # --cache-ram is not 0
     idle_copy: bool = True  # --cache-idle-slots
+    pool_cells: int = 0  # of the buffer that --kv-unified shares, where a slot may not have all; 0 = n_ctx
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
     speculative: bool = False
     user_start: tuple[tuple[int, ...], ...] = ()  # token sequences that open a user message

@@ -55,7 +55,7 @@ def cells_of(traits: EngineTraits) -> int:
     sure = traits.known("unified") is not Known.DEFAULT
     shared = traits.unified and sure and traits.n_slots > 1
     # A recurrent state takes one cell for its sequence, however long that is.
-    return traits.n_ctx if shared and traits.memory is not Memory.RECURRENT else 0
+    return traits.pool_cells or traits.n_ctx if shared and traits.memory is not Memory.RECURRENT else 0
 
 
 @dataclass(slots=True)
@@ -90,11 +90,11 @@ class Outputs:
 
 def need(state: State, pending: Pending, table: EngineTable) -> int:
     """Cells that a request will take at most, as far as that can be said; 0: the engine will refuse it."""
-    pool, request = cells_of(table.traits), pending.arrived
+    pool, most, request = cells_of(table.traits), table.traits.n_ctx, pending.arrived
     prompt = _prompt_tokens(pending, table)
-    if prompt >= pool:
+    if prompt >= most:
         return 0
-    answer = state.outputs.expected(request, pool - prompt) if request.generates else 0
+    answer = state.outputs.expected(request, most - prompt) if request.generates else 0
     drafts = DRAFTED if table.traits.speculative else 0
     return min(pool, (prompt + max(0, answer - 1) + drafts) * request.copies)
 

@@ -208,6 +208,11 @@ class Placement:
             for contents in t.shadow.slots
         )
 
+    def pool_of(self, table: EngineTable) -> dict[str, int] | None:
+        """The KV buffer that all of its slots share: its cells, and those taken or promised; None: none."""
+        cells = kv_pool.cells_of(table.traits)
+        return {"cells": cells, "taken": kv_pool.in_use(self._state, table)} if cells else None
+
     def back_by(self, now: float, model: ModelName) -> float | None:
         """Until when to wait for an engine of this model; None where one is there, or none is expected."""
         return self._state.back_by(now, model)
