@@ -251,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shown = Table(title=f"{SLOTS} slots share {CELLS} cells, {chosen.model}, {BUILD}")
     for name in (
         "chats",
+        "engine",
         "way",
         "requests",
         "failed",

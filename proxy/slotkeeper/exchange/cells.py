@@ -85,9 +85,11 @@ class CellsGate:
     def _may_be_error(self) -> bool:
         """Whether its first event is not complete, and may be an error, or is one."""
         held = self._held
-        if len(held) > LONGEST or held.startswith(b":"):
+        if len(held) > LONGEST:
             return False
-        if not any(held.startswith(begin) or begin.startswith(held) for begin in ERRORS):
+        if not held.startswith(b":") and not any(
+            held.startswith(begin) or begin.startswith(held) for begin in ERRORS
+        ):
             return False
         return END not in held or WORDS in held.partition(END)[0]
 

@@ -283,7 +283,7 @@ class Driver:
     def _pooled(self, what: Pooled) -> None:
         self.metrics.pool_acts.labels(reason=what.act.value).inc()
         log.info(
-            "pool",
+            "kv_pool",
             request_id=id_of(what.request),
             engine=what.engine,
             act=what.act.value,

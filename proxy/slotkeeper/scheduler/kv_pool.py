@@ -31,7 +31,7 @@ from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.steps import Load, Prefill
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
 
 if TYPE_CHECKING:
     from slotkeeper.scheduler.state import State
@@ -321,6 +321,13 @@ def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
         if contents := table.shadow.slots[slot]:
             yield _emptied(table, slot, PoolAct.PURGED, event.request, contents.total)
     table.look_again = True
+
+
+def moved_one_known(table: EngineTable, request: RequestId, tokens: Tokens) -> None:
+    """The tokens of a request whose slot was moved to the RAM cache before they were known."""
+    if wipes(table.traits):
+        ram = table.shadow.ram
+        ram[:] = [entry.known_as(tokens) if entry.request == request else entry for entry in ram]
 
 
 def not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:

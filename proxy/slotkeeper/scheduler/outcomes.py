@@ -249,7 +249,7 @@ def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: i
     table = plan.table
     if plan.pinned and base and plan.source is Source.SLOT:
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
-    if plan.source is Source.RAM:
+    if plan.source is Source.RAM and not kv_pool.cells_of(table.traits):  # there cells in a row were missing
         table.ram_loaded(hit=cached * 2 >= predicted)
         if cached < predicted - SURPRISE:  # it took another entry
             table.shadow.forget_ram()
@@ -316,6 +316,7 @@ def reply_known(state: State, event: ReplyKnown) -> None:
             if contents and contents.request == event.request and table.owners[slot] is None:
                 known = table.shadow.slots[slot] = contents.known_as(event.tokens)
                 state.tree(table.model).add(known.tokens, event.at)
+        kv_pool.moved_one_known(table, event.request, event.tokens)
 
 
 def next_known(state: State, event: NextKnown) -> None:
@@ -363,4 +364,5 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
         for slot, contents in enumerate(shadow.slots):
             if contents and contents.request == event.request:
                 shadow.slots[slot] = contents.known_as(pending.prompt)
+        kv_pool.moved_one_known(pending.plan.table, event.request, pending.prompt)
     yield from close(state, pending)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, retention
+from slotkeeper.scheduler import chores, kv_pool, retention
 from slotkeeper.scheduler.effects import Effect, Purpose
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
@@ -267,7 +267,10 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
             return []
         case Loading.REFUSED:
             table.shadow.erase(slot)
-            state.catalog.take(snapshot.id)  # but not deleted: it may be this engine that is not as we think
+            if not kv_pool.cells_of(table.traits):  # which may have no room in a row for it
+                state.catalog.take(
+                    snapshot.id
+                )  # but not deleted: it may be the engine that is not as we think
             return []
         case Loading.LOST:
             table.shadow.slots[slot] = None
