@@ -103,8 +103,7 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
                 break
             if not state.open_for(pending.arrived.model):
                 continue
-            plan = _decide(state, pending, now)
-            short = kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
+            plan, short = _decide_with_room(state, pending, now)
             if plan and not plan.wait and not short:
                 begun = True
                 yield _serve_as_planned(state, pending, plan, now)
@@ -119,6 +118,14 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             scene.changed()
             if not _any_free(state):
                 break
+
+
+def _decide_with_room(
+    state: State, pending: Pending, now: float
+) -> tuple[Plan | None, kv_pool.Shortage | None]:
+    """Where it goes, and what keeps it from there."""
+    plan = _decide(state, pending, now)
+    return plan, kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
 
 
 def _make_room(

@@ -14,7 +14,9 @@ from slotkeeper.scheduler.effects import Effect, PoolAct, Pooled, Purpose, SetTi
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
     coldest,
+    emptying_step,
     first_step,
+    kept_elsewhere,
     needs_warming,
     next_step,
     parking_step,
@@ -28,9 +30,9 @@ from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.retention import drop
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, Wipe, effect, foreign_token
+from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, Wipe, effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
+from slotkeeper.scheduler.types import RequestId, SlotId
 
 SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
 CROWD_SHARE: Final = 2.0  # the same where another conversation will have the slot soon: it is saved anyway
@@ -363,18 +365,16 @@ def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now:
     contents = table.shadow.slots[slot]
     if contents is None:
         return
-    in_files = contents.tokens in {written.tokens for written in state.coming.values()}
-    fits = table.rates.size_of(contents.total) <= state.limits.hot_bytes
-    wanted = fits and not in_files and table.settled.get(slot) is not contents
-    if wanted and (saving := parking_step(contents, table, state.catalog, now)):
+    coming = contents.tokens in {written.tokens for written in state.coming.values()}
+    saving = None
+    if not coming and table.settled.get(slot) is not contents:
+        saving = parking_step(contents, table, state.catalog, now, most_bytes=state.limits.hot_bytes)
+    if saving:
         leaves = isinstance(saving, Prefill)
         yield _begin(state, Chore(_name(state, now), table, slot, saving, contents, leaves=leaves), now)
         return
-    step: Step = Wipe()
-    if kv_pool.wipes(table.traits) or not table.may_wipe(now):
-        step = Prefill(foreign_token(pending.prompt or contents.tokens or Tokens([0])), Purpose.EMPTY)
-    in_files = in_files or (table.traits.snapshots and not unsaved(contents, table.traits, state.catalog))
-    kept = in_files or (isinstance(step, Prefill) and table.traits.ram_cache)
+    step = emptying_step(table, pending.prompt or contents.tokens, now)
+    kept = coming or kept_elsewhere(contents, table, state.catalog, step)
     act, request = PoolAct.PARKED if kept else PoolAct.ERASED, pending.arrived.request
     yield Pooled(request=request, engine=table.engine, act=act, slot=slot, cells=contents.total)
     yield _begin(state, Chore(_name(state, now), table, slot, step, None), now)

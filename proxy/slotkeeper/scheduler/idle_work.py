@@ -30,10 +30,22 @@ from slotkeeper.scheduler.choice import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.kv_pool import wipes
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import user_starts
-from slotkeeper.scheduler.steps import Chore, Keep, Load, Prefill, Step, is_marked, marked
+from slotkeeper.scheduler.steps import (
+    Chore,
+    Keep,
+    Load,
+    Prefill,
+    Step,
+    Wipe,
+    foreign_token,
+    is_marked,
+    marked,
+)
 from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.types import Tokens
 
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
@@ -78,19 +90,32 @@ def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Pr
     return Prefill(back, Purpose.CUT) if end - catalog.covered(back, table.traits) >= NEW else None
 
 
-def parking_step(contents: SlotContents, table: EngineTable, catalog: Catalog, now: float) -> Step | None:
-    """What saves a state that is about to go; None: it is in files, or that costs more than it saves."""
-    if not table.may_save(now):
+def parking_step(
+    contents: SlotContents, table: EngineTable, catalog: Catalog, now: float, *, most_bytes: int
+) -> Step | None:
+    """What saves a state that is about to go; None: it is in files, has no room, or is not worth it."""
+    if not table.may_save(now) or table.rates.size_of(contents.total) > most_bytes:
         return None
     if parked_price(table, contents, now) >= blind_price(table, contents, catalog, now):
         return None
     if back := way_back(contents, table, catalog):
         return back
-    return (
-        first_step(contents, table, catalog, rested=False)
-        if unsaved(contents, table.traits, catalog)
-        else None
-    )
+    if not unsaved(contents, table.traits, catalog):
+        return None
+    return first_step(contents, table, catalog, rested=False)
+
+
+def emptying_step(table: EngineTable, prompt: Tokens, now: float) -> Step:
+    """What makes a slot give up its cells, for this prompt in another one."""
+    if table.may_wipe(now) and not wipes(table.traits):
+        return Wipe()
+    return Prefill(foreign_token(prompt or Tokens([0])), Purpose.EMPTY)
+
+
+def kept_elsewhere(contents: SlotContents, table: EngineTable, catalog: Catalog, step: Step) -> bool:
+    """Whether a file has most of what such a step takes from a slot, or the RAM cache will."""
+    in_files = table.traits.snapshots and not unsaved(contents, table.traits, catalog)
+    return in_files or (isinstance(step, Prefill) and table.traits.ram_cache)
 
 
 def done(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:

@@ -192,6 +192,12 @@ def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage
         return None
     if not pending.rendered and not request.brief:
         return Shortage(0, ())  # perhaps not: its tokens are being counted
+    return _made_up(state, plan, lacking, now)
+
+
+def _made_up(state: State, plan: Plan, lacking: int, now: float) -> Shortage | None:
+    """How so many cells can be had; None where the engine will see to it."""
+    table = plan.table
     if not table.may_wipe(now) and now < table.no_touch_until:  # the engine empties them itself
         lacking -= sum(taken(state, table, slot) for slot in table.idle if slot != plan.slot)
         return Shortage(lacking, ()) if lacking > 0 else None
