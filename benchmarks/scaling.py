@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from slotkeeper.bench.simulate import ONE_SIDECAR, WAYS, Files, FleetShape, Simulation
-from slotkeeper.bench.simulated_load import Load, Synthetic
+from slotkeeper.bench.simulated_load import LoadProfile, Synthetic
 from slotkeeper.bench.timed_engine import EngineRates
 
 BOTH: Final = (Files.LOCAL, Files.SHARED)
@@ -28,18 +28,18 @@ SHORT: Final = {
 NETWORKS: Final = (1.25e8, 1.25e9, 1.25e10)  # bytes a second: 1, 10 and 100 Gbit/s
 
 
-def agents(engines: int, each: int, **more: Any) -> Load:
+def agents(engines: int, each: int, **more: Any) -> LoadProfile:
     return Synthetic(conversations=each * engines, **more).load()
 
 
-def gateways() -> Iterator[tuple[Load, FleetShape]]:
+def gateways() -> Iterator[tuple[LoadProfile, FleetShape]]:
     """Four engines of four slots, twice as many conversations as slots."""
     for files in BOTH:
         for way in WAYS:
             yield agents(4, 8), FleetShape(engines=4, way=way, files=files)
 
 
-def growth() -> Iterator[tuple[Load, FleetShape]]:
+def growth() -> Iterator[tuple[LoadProfile, FleetShape]]:
     """The same load for each engine, from 1 to 500 of them."""
     for engines in (1, 4, 16, 64, 500):
         load = agents(engines, 5, **SHORT)
@@ -48,14 +48,14 @@ def growth() -> Iterator[tuple[Load, FleetShape]]:
                 yield load, FleetShape(engines=engines, way=way, files=files)
 
 
-def crowds() -> Iterator[tuple[Load, FleetShape]]:
+def crowds() -> Iterator[tuple[LoadProfile, FleetShape]]:
     """Conversations for each engine, of four slots."""
     for each in (2, 4, 8, 12):
         for files in Files:
             yield agents(4, each), FleetShape(engines=4, way="cache-aware", files=files)
 
 
-def networks() -> Iterator[tuple[Load, FleetShape]]:
+def networks() -> Iterator[tuple[LoadProfile, FleetShape]]:
     """The line to the shared store, where every turn may land elsewhere."""
     for network in NETWORKS:
         for token_bytes in (16384, 65536, 262144):
@@ -63,7 +63,7 @@ def networks() -> Iterator[tuple[Load, FleetShape]]:
             yield agents(4, 6), FleetShape(engines=4, way="round-robin", files=Files.SHARED, rates=rates)
 
 
-TABLES: Final[dict[str, Callable[[], Iterator[tuple[Load, FleetShape]]]]] = {
+TABLES: Final[dict[str, Callable[[], Iterator[tuple[LoadProfile, FleetShape]]]]] = {
     "gateways": gateways,
     "growth": growth,
     "crowds": crowds,

@@ -282,6 +282,17 @@ def swaps() -> str:
     return table(head, map(cells, measured("swaps")))
 
 
+def pool() -> str:
+    def cells(row: Row) -> Sequence[str]:
+        ratio, wait = f"{row['computed'] / row['oracle']:.2f}", f"{row['longest_wait_seconds']:.1f} s"
+        ours = row["way"] != "stock"
+        failed = f"{row['failed']} of {row['requests']}"
+        return str(row["chats"]), row["engine"], row["way"], failed, ratio, wait if ours else "-"
+
+    head = ("chats", "engine", "way", "requests that failed", "total / oracle", "longest wait")
+    return table(head, map(cells, measured("pool")))
+
+
 MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "README.md": {
         "demo": comparison,
@@ -301,6 +312,7 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "crowd-cells": crowd_cells,
     },
     "docs/models.md": {"swaps": swaps},
+    "docs/kv-pool.md": {"pool": pool},
     "docs/reliability.md": {"soak": soak},
     "docs/scaling.md": fleet_tables.of(measured, table),
 }

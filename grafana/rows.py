@@ -308,4 +308,12 @@ def trouble() -> list[Panel]:
             },
             width=COLUMNS,
         ),
+        lines(
+            "Shared KV buffer",
+            "Where all slots of an engine share one: requests that waited for cells, idle slots that were "
+            "emptied for them, with a copy (parked) or without (erased), what the engine emptied itself, and "
+            "requests that it failed. Good is no failed and no retried.",
+            {"{{reason}}": NOW.increase("kv_pool_total", "reason")},
+            width=COLUMNS,
+        ),
     ]

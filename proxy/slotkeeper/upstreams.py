@@ -22,7 +22,7 @@ class UpstreamsError(ValueError):
     """The engines cannot be used as they are named; the message says what to do."""
 
 
-class _Table(BaseModel):
+class _UpstreamEntry(BaseModel):
     """What stands in the file under the name of an engine."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -86,7 +86,7 @@ def _upstream(name: str, table: Any) -> NamedUpstream:
     if not isinstance(table, Mapping):
         raise UpstreamsError(f'{name} is no table; write [{name}] and url = "http://HOST:PORT" below it')
     try:
-        found = _Table.model_validate(table)
+        found = _UpstreamEntry.model_validate(table)
     except ValidationError as error:
         wrong = error.errors()[0]
         raise UpstreamsError(f"{name}.{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None

@@ -28,6 +28,8 @@ from slotkeeper.scheduler.effects import (
     LoadModel,
     Observe,
     Plant,
+    PoolAct,
+    Pooled,
     Prove,
     Purpose,
     Refuse,
@@ -50,6 +52,7 @@ from slotkeeper.scheduler.events import (
     EngineUp,
     Erased,
     Event,
+    Exceeded,
     Filed,
     Finished,
     Gone,
@@ -204,6 +207,11 @@ def ends(request: str, tokens: int | None = 100, cached: int | None = 0, **more:
 def fails(request: str) -> Finished:
     """The engine answered with an error."""
     return ends(request, None, None, generated=None)
+
+
+def lacks_cells(request: str, *, again: bool = False) -> Exceeded:
+    """The engine had no cells left for it. `again`: it will come again."""
+    return Exceeded(at=0.0, request=RequestId(request), again=again)
 
 
 def acts(request: str, left: int | None = None) -> Acted:
@@ -440,6 +448,11 @@ def drained(engine: str = ENGINE) -> Expected:
 
 
 refuses = _expected(Refuse)
+
+
+def pooled(request: str, act: PoolAct, **wanted: Any) -> Expected:
+    """Cells of a shared KV buffer were wanted for it."""
+    return Expected(Pooled, {"request": request, "act": act, **wanted})
 
 
 def proves(name: str, *, paid: bool) -> Expected:

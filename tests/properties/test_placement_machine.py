@@ -81,11 +81,17 @@ BOUNDARIES = (
 KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "two prompts", "embeddings", "resumable")
 
 
+def longest_answer(prompt: Tokens) -> int:
+    """Tokens that are generated after this prompt."""
+    return 1 + len(prompt) % 5
+
+
 class Quiet(RuleBasedStateMachine):
     """Everything that happens to us alone: nobody else uses the engines."""
 
     foreign_tasks: ClassVar[bool] = False
     namespaces: ClassVar[bool] = False  # one for each client
+    offered: ClassVar[tuple[str, ...]] = KINDS  # kinds of requests that come
 
     # -- the world -----------------------------------------------------------------------------------
 
@@ -108,6 +114,7 @@ class Quiet(RuleBasedStateMachine):
                 slot_files=files > 0,
                 state_version=files,
                 fingerprint="f",
+                **self.more_traits(),
             )
             for name, n in zip(names, slots, strict=True)
         }
@@ -142,6 +149,9 @@ class Quiet(RuleBasedStateMachine):
         self.purposes: dict[RequestId, Purpose] = {}
         for name in names:
             self.post(EngineUp(at=self.clock, engine=name, traits=self.traits[name]))
+
+    def more_traits(self) -> dict[str, Any]:
+        return {}
 
     def post(self, event: Event) -> None:
         self.clock += 1e-6
@@ -182,7 +192,7 @@ class Quiet(RuleBasedStateMachine):
         spared = effect.engine in self.drained and effect.reason is not Reason.FAIL_OPEN
         assert not spared, "begun on an engine that is drained"
         prompt = self.prompts[effect.request]
-        task = Task(effect.request, prompt, effect.slot, 1 + len(prompt) % 5)
+        task = Task(effect.request, prompt, effect.slot, longest_answer(prompt))
         task.copies = 2 if self.kinds[effect.request] == "two copies" else 1
         task.prompts = 2 if self.kinds[effect.request] == "two prompts" else 1
         task.space, kind = self.spaces[effect.request], self.kinds[effect.request]
@@ -332,7 +342,10 @@ class Quiet(RuleBasedStateMachine):
     )
     def arrive(self, choices: list[int], who: tuple[str, int], kind: str, turn: int, renders: bool) -> None:
         client, talk = who
-        request = RequestId(f"r{len(self.prompts)}")
+        request, kind = (
+            RequestId(f"r{len(self.prompts)}"),
+            self.offered[KINDS.index(kind) % len(self.offered)],
+        )
         self.prompts[request] = self.prompt_of(client, talk, turn)
         self.kinds[request] = kind
         self.spaces[request] = client if self.namespaces else ""
@@ -356,6 +369,8 @@ class Quiet(RuleBasedStateMachine):
                 copies=2 if kind in ("two copies", "two prompts") else 1,
                 hash_chain=tuple(b"%d/%d" % (talk, n) for n in range(turn + 1)) if kind == "chat" else (),
                 resumable=kind == "resumable",
+                most=None if kind == "messages" else longest_answer(self.prompts[request]),
+                size=4 * len(self.prompts[request]),
                 bypass=kind == "bypass" or (kind == "two prompts" and turn > 2),
             )
         )

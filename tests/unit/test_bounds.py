@@ -38,6 +38,8 @@ from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.idle_work import coldest
+from slotkeeper.scheduler.kv_pool import KINDS, Outputs
+from slotkeeper.scheduler.kv_pool import REMEMBERED as ANSWERS
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
@@ -348,8 +350,19 @@ def series_of_metrics() -> tuple[int, int]:
     return count(), before
 
 
+def lengths_of_answers() -> tuple[int, int]:
+    outputs = Outputs()
+    for n in range(10 * KINDS):
+        for _ in range(3):
+            outputs.add(f"{n}", 100)
+    for _ in range(10 * ANSWERS):
+        outputs.add("one", 100)
+    return sum(map(len, outputs._seen.values())), 3 * KINDS + ANSWERS
+
+
 FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     states_computed_ahead,
+    lengths_of_answers,
     agents,
     conversations_by_number,
     conversations_by_characters,

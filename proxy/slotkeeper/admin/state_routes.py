@@ -38,6 +38,7 @@ from slotkeeper.units import Address
 NOTHING_KNOWN: Final[dict[str, Any]] = {
     "memory": Memory.UNKNOWN.value,
     "context_tokens": 0,
+    "pool": None,
     "checkpoint_limit": 0,
     "flags": [],
     "prefill_tokens_per_second": None,
@@ -168,6 +169,7 @@ class StateRoutes:
         return known | {
             "memory": table.traits.memory.value,
             "context_tokens": table.traits.n_ctx,
+            "pool": self._driver.placement.pool_of(table),
             "checkpoint_limit": table.traits.checkpoint_cap,
             "flags": [flag(told) for told in table.traits.told()],
             "prefill_tokens_per_second": round(rates.prefill, 1) if "prefill" in rates.measured else None,

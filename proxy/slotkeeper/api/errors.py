@@ -138,3 +138,10 @@ def _anthropic(fault: Fault) -> dict[str, Any]:
     fallback = "invalid_request_error" if fault.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(fault.status, fallback)
     return {"type": "error", "error": {"type": kind, "message": fault.message}}
+
+
+def outcome_of(fault: Fault) -> str:
+    """The request's outcome, as metrics and logs call it."""
+    if isinstance(fault, UpstreamFault):
+        return "upstream_error"
+    return "client_error" if isinstance(fault, ClientFault) else "broken"

@@ -19,7 +19,16 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from slotkeeper.api import anthropic, openai, responses
-from slotkeeper.api.document import Doc, NotOurs, Prompt, SeenRequest, Shape, hash_chain, integer, offered
+from slotkeeper.api.document import (
+    Doc,
+    NotOurs,
+    Prompt,
+    SeenRequest,
+    Shape,
+    hash_chain,
+    integer,
+    offered,
+)
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
@@ -107,6 +116,7 @@ class Claim:
     id_slot: int | None  # the slot that this chooses, as the engine reads it (T8); None: it chooses none
     copies: int  # tasks that it becomes: `n`, times the number of prompts
     model: Any = None  # what stands under `model`
+    most: int | None = None  # tokens that its answer may have
 
 
 UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
@@ -135,16 +145,15 @@ def load(body: bytes, encoding: str = "") -> Doc:
 
 def claim(api: Api, doc: Doc) -> Claim:
     """What `doc` takes on a route of this kind."""
-    named, model = doc.get("id_slot", _ABSENT), doc.get("model")
+    named, model, most = doc.get("id_slot", _ABSENT), doc.get("model"), answer_cap(api, doc)
     if not api.pinnable:  # there the engine drops id_slot and n (T5)
-        return Claim(named=named, id_slot=None, copies=_tasks(doc) if api is Api.TASK else 1, model=model)
+        copies = _tasks(doc) if api is Api.TASK else 1
+        return Claim(named=named, id_slot=None, copies=copies, model=model, most=most)
     slot = as_int(named)
     prompts = _count(doc.get("prompt")) if api in {Api.COMPLETION, Api.COMPLETIONS} else 1
-    copies = as_int(doc.get("n_cmpl"))
-    if copies is None:
-        copies = as_int(doc.get("n"))
-    copies = max(1, copies or 1) * prompts
-    return Claim(named=named, id_slot=None if slot == -1 else slot, copies=copies, model=model)
+    given = next((n for key in ("n_cmpl", "n") if (n := as_int(doc.get(key))) is not None), 1)
+    copies, slot = max(1, given) * prompts, None if slot == -1 else slot
+    return Claim(named=named, id_slot=slot, copies=copies, model=model, most=most)
 
 
 def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:

@@ -19,11 +19,11 @@ from slotkeeper.bench.measure import percentile
 from slotkeeper.bench.simulated_fleet import (
     Asked,
     Moved,
-    SharedStore,
     SimulatedSidecar,
+    SimulatedStore,
     VirtualClock,
 )
-from slotkeeper.bench.simulated_load import Load, SimulatedTurn
+from slotkeeper.bench.simulated_load import LoadProfile, SimulatedTurn
 from slotkeeper.bench.timed_engine import EngineRates, traits_of
 from slotkeeper.scheduler.costs import GIB, Limits
 from slotkeeper.scheduler.effects import Report
@@ -118,7 +118,7 @@ class Fleet:
     ) -> None:
         traits = traits_of(shape.memory, shape.slots, shape.rates, files=shape.files is not Files.NONE)
         shared = shape.files is Files.SHARED
-        store = SharedStore(shape.store_bytes, shape.rates) if shared else None
+        store = SimulatedStore(shape.store_bytes, shape.rates) if shared else None
         limits = Limits(hot_bytes=shape.hot_bytes, cold_bytes=shape.store_bytes if shared else 0)
         names = [f"e{n}" for n in range(shape.engines)]
         groups = [names] if shape.way == ONE_SIDECAR else [[name] for name in names]
@@ -130,7 +130,7 @@ class Fleet:
 class Simulation:
     """One load on one fleet."""
 
-    def __init__(self, load: Load, shape: FleetShape) -> None:
+    def __init__(self, load: LoadProfile, shape: FleetShape) -> None:
         self._clock = VirtualClock()
         self._tree = PromptTree()
         self._known: dict[int, int] = {}  # of a turn on its way: what one large cache has of it

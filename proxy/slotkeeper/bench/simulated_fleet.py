@@ -85,7 +85,7 @@ class VirtualClock:
 
 
 @dataclass(slots=True)
-class SharedStore:
+class SimulatedStore:
     """Snapshots of all machines. At the budget those go that were asked for least recently.
 
     Of a state that can be cut anywhere a longer snapshot of the same conversation takes the place of the
@@ -167,7 +167,7 @@ class SimulatedSidecar:
         limits: Limits,
         clock: VirtualClock,
         *,
-        store: SharedStore | None,
+        store: SimulatedStore | None,
         reports: Callable[[Report, Asked], None],
     ) -> None:
         self.engines = {EngineId(name): TimedEngine(traits, rates) for name in names}

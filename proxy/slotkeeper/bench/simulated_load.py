@@ -47,7 +47,7 @@ class SimulatedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadProfile:
     """Conversations by their names; each is begun anew for every run."""
 
     told: str  # what it is, for people
@@ -72,7 +72,7 @@ class Synthetic:
     begin_within: float = 120.0  # all conversations begin within this time
     seed: int = 1
 
-    def load(self) -> Load:
+    def load(self) -> LoadProfile:
         chance = random.Random(self.seed)
         weights = [1 / (n + 1) for n in range(self.systems)]
         made = {}
@@ -84,7 +84,7 @@ class Synthetic:
             f"synthetic: {self.conversations} conversations of {self.turns} turns, {self.systems} system "
             f"prompts of {self.system_tokens} tokens, seed {self.seed}"
         )
-        return Load(told=told, conversations=made)
+        return LoadProfile(told=told, conversations=made)
 
     def _turns(self, number: int, system: int, begins: float) -> Iterator[SimulatedTurn]:
         chance = random.Random(f"{self.seed}/{number}")
@@ -120,7 +120,7 @@ def _noise(chance: random.Random, tokens: int) -> Tokens:
 # -- Mooncake's traces -----------------------------------------------------------------------------------
 
 
-def mooncake(lines: Iterable[bytes], *, name: str, most: int | None = None) -> Load:
+def mooncake(lines: Iterable[bytes], *, name: str, most: int | None = None) -> LoadProfile:
     """At most so many requests of a trace. Raises LineError for a line that is no request."""
     conversations: dict[str, list[SimulatedTurn]] = {}
     ends: dict[bytes, str] = {}  # the whole blocks of a request -> its conversation
@@ -141,7 +141,7 @@ def mooncake(lines: Iterable[bytes], *, name: str, most: int | None = None) -> L
     if not count:
         raise LineError(f"{name}: holds no request")
     told = f"{name}: {count:,} requests in {len(conversations):,} conversations, by blocks of {BLOCK} tokens"
-    return Load(
+    return LoadProfile(
         told=told, conversations={name: partial(iter, turns) for name, turns in conversations.items()}
     )
 
@@ -173,7 +173,7 @@ def _block(block: int) -> range:
 # -- recordings ------------------------------------------------------------------------------------------
 
 
-def recorded(traces: Sequence[Trace], *, name: str) -> Load:
+def recorded(traces: Sequence[Trace], *, name: str) -> LoadProfile:
     """Chats of recordings, with the pauses between requests that were recorded."""
     entries = [entry for entry in merged(traces) if generates(entry)]
     laid: dict[str, list[tuple[Entry, Layout]]] = {}
@@ -188,7 +188,7 @@ def recorded(traces: Sequence[Trace], *, name: str) -> Load:
     count = sum(map(len, laid.values()))
     told = f"{name}: {count:,} requests in {len(laid):,} sessions, four bytes of text as one token"
     made = {session: partial(_recorded_turns, found, begin) for session, found in laid.items()}
-    return Load(told=told, conversations=made)
+    return LoadProfile(told=told, conversations=made)
 
 
 def _recorded_turns(found: Sequence[tuple[Entry, Layout]], begin: float) -> Iterator[SimulatedTurn]:
@@ -249,7 +249,7 @@ def _bytes_as_tokens(content: bytes) -> Tokens:
 # -- files -----------------------------------------------------------------------------------------------
 
 
-def from_files(paths: Sequence[Path], *, most: int | None = None) -> Load:
+def from_files(paths: Sequence[Path], *, most: int | None = None) -> LoadProfile:
     """Recordings, or one trace of Mooncake's. Raises TraceError, LineError."""
     if len(paths) == 1 and _is_mooncake(paths[0]):
         with paths[0].open("rb") as file:

@@ -15,7 +15,7 @@ from slotkeeper.cli.arguments import positive
 from slotkeeper.config import UsageError
 
 if TYPE_CHECKING:
-    from slotkeeper.bench.simulated_load import Load
+    from slotkeeper.bench.simulated_load import LoadProfile
     from slotkeeper.cli.terminal import Column, Row
 
 WAYS: Final = ("round-robin", "consistent-hash", "cache-aware", "lmetric", "one-sidecar")
@@ -146,7 +146,7 @@ def _columns() -> list[Column]:
     ]
 
 
-def _read(args: argparse.Namespace) -> Load:
+def _read(args: argparse.Namespace) -> LoadProfile:
     from slotkeeper.bench.replay import LineError, TraceError
     from slotkeeper.bench.simulated_load import from_files
 
@@ -156,7 +156,7 @@ def _read(args: argparse.Namespace) -> Load:
         raise UsageError(str(error)) from None
 
 
-def _made(args: argparse.Namespace, engines: int) -> Load:
+def _made(args: argparse.Namespace, engines: int) -> LoadProfile:
     from slotkeeper.bench.simulated_load import Synthetic
 
     return Synthetic(

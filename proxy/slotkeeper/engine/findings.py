@@ -14,6 +14,7 @@ from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.traits import Reading
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
+from slotkeeper.scheduler.kv_pool import cells_of
 
 SMALL_CONTEXT: Final = 16384  # an agent's system prompt and tools alone are 10,000 to 25,000 tokens
 FEW_CHECKPOINTS: Final = 16  # a turn of an agent makes up to four
@@ -159,6 +160,7 @@ def about_slots(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Fin
     elif flags is None and traits.n_slots == AUTO_SLOTS:
         what = "Four slots: if this engine was started without -np they share one KV buffer and are wiped."
         yield Finding(trap="T6", severity=Severity.NOTE, what=what, do="State -np N.")
+    yield from about_pool(traits)
     if 0 < traits.n_ctx < SMALL_CONTEXT:
         what = f"{traits.n_ctx} tokens of context in each of {traits.n_slots} slots: too few for an agent."
         do = "Raise -c (it is for all slots together) or lower -np."
@@ -166,6 +168,16 @@ def about_slots(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Fin
     if traits.n_batch > LARGE_BATCH:
         what = f"-b {traits.n_batch}: a cancelled prompt and everybody who waits sit out a whole batch."
         yield Finding(trap="batch", severity=Severity.NOTE, what=what, do="Try -b 1024.")
+
+
+def about_pool(traits: EngineTraits) -> Iterator[Finding]:
+    if cells := cells_of(traits):
+        what = f"{traits.n_slots} slots share {cells} cells of KV: alone the server fails all running answers"
+        what += (
+            " when they grow beyond that. Slotkeeper lets requests wait, and saves and empties idle slots."
+        )
+        do = "State -np N with --no-kv-unified: each slot then has -c / N tokens for itself. Or raise -c."
+        yield Finding(trap="pool", severity=Severity.WARN, what=what, do=do)
 
 
 def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:

@@ -61,6 +61,9 @@ OPTIONS: Final[Mapping[str, FlagOption]] = {
     "unified": FlagOption(
         names=("-kvu", "--kv-unified"), off=("-no-kvu", "--no-kv-unified"), env="LLAMA_ARG_KV_UNIFIED"
     ),
+    "unified_per_slot": FlagOption(
+        names=("--kv-unified-per-slot",), read=int, env="LLAMA_ARG_KV_UNIFIED_PER_SLOT"
+    ),
     "checkpoint_cap": FlagOption(
         names=("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), read=int, env="LLAMA_ARG_CTX_CHECKPOINTS"
     ),
@@ -138,6 +141,7 @@ class EngineFlags:
     cache_idle_slots: bool = True
     similarity: float = 0.1
     unified: bool = False
+    unified_per_slot: int = 0  # tokens that one slot may have of a shared buffer; 0 = all
     checkpoint_cap: int = 32
     checkpoint_min_step: int = 8192
     swa_full: bool = False
@@ -223,6 +227,7 @@ class EngineFlags:
             idle_copy=self.cache_idle_slots and self.cache_ram != 0,
             unified=self.unified or self.auto_slots,
         )
+        known = replace(known, pool_cells=self.n_ctx if self.unified_per_slot else 0)
         return replace(known, speculative=self.spec_type not in {"", "none"} or bool(self.draft_model))
 
 

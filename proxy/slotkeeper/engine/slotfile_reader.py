@@ -287,7 +287,7 @@ def _record(view: View, start: int) -> SlotFileRecord:
 # -- the whole file --------------------------------------------------------------------------------------
 
 MAGIC: Final = 0x67677371
-VERSIONS: Final = (2, 4)  # b10434, b11549; neither reads the other's (engine.md 2.2)
+VERSIONS: Final = (2, 3, 4)  # b10434, b10793, b11549; none reads another's (engine.md 2.2)
 WITH_APPENDIX: Final = 4
 AROUND_IDS: Final = BEFORE_IDS + 1  # words; the last one is the count of media after the ids
 MAX_TOKENS: Final = 1 << 24  # the longest contexts have 10 million tokens

@@ -86,6 +86,7 @@ VALUES: Final[Mapping[tuple[str, ...], tuple[str, Callable[[str], Any]]]] = {
     ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"): ("n_ctx_checkpoints", int),
     ("-cms", "--checkpoint-min-step"): ("checkpoint_min_step", int),
     ("--cache-reuse",): ("n_cache_reuse", int),
+    ("--kv-unified-per-slot",): ("kv_unified_per_slot", int),
     ("--slot-save-path",): ("slot_save_path", lambda text: text.rstrip("/") + "/"),
     ("--sleep-idle-seconds",): ("sleep_idle_seconds", int),
     ("-to", "--timeout"): ("timeout_read", int),

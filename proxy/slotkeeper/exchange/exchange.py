@@ -17,6 +17,7 @@ from slotkeeper.api.head import request_id as safe_id
 from slotkeeper.api.request import NotPlain, ask_for, can_ask, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
+from slotkeeper.exchange.cells import OutOfCells
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.keys import CrowdedFault, Used
@@ -126,6 +127,7 @@ class Exchange:
         self._forward: Forward | None = None  # where it is sent, once that is decided
         self._settled = False
         self._deaths = 0  # of engines that were at work on it
+        self._outgrown = False  # an engine had no cells left for it
         tasks, labels = gate.driver.tasks, self._labels
         self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
 
@@ -142,7 +144,7 @@ class Exchange:
             account.outcome = "client_gone"
             raise
         except Fault as fault:
-            account.outcome = _outcome_of(fault)
+            account.outcome = errors.outcome_of(fault)
             if self._waiting.opened is None:
                 raise
             account.gone()
@@ -192,6 +194,8 @@ class Exchange:
             losses = self._gate.driver.links[forward.engine].losses
             try:
                 return await self._answer(forward, losses)
+            except OutOfCells:
+                self._outgrown = True
             except UpstreamFault as fault:
                 if not await self._again(forward.engine, losses, fault):
                     raise
@@ -199,11 +203,11 @@ class Exchange:
                     "sent_again", request_id=self._account.id, engine=forward.engine, error=fault.message
                 )
                 self._gate.metrics.sent_again.inc()
-                self._waits_since = self._gate.driver.now()
-                self._account.gone()
-                self._forward = None
-                if self._hears_comments():
-                    self._waiting.start()
+            self._waits_since = self._gate.driver.now()
+            self._account.gone()
+            self._forward = None
+            if self._hears_comments():
+                self._waiting.start()
 
     def _settle(self) -> None:
         """What is said and kept of it, once. Nothing that goes to the engine depends on this."""
@@ -302,6 +306,10 @@ class Exchange:
             uncached=ask is not None and not ask.cache_prompt,
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
+            kind=self._account.record.client,
+            answer_limit=self._account.claim.most,
+            size=len(self._body),
+            outgrown=self._outgrown,
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
@@ -355,9 +363,9 @@ class Exchange:
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
             driver.post(Started(at=driver.now(), request=self._account.key))
-            relay = Relay(
-                driver, self._request, self._api, self._account, self._waiting, ahead=self._gate.ahead
-            )
+            again, ahead = not self._outgrown and forward.reason is not Reason.BYPASS, self._gate.ahead
+            answered = (self._request, self._api, self._account, self._waiting)
+            relay = Relay(driver, *answered, ahead=ahead, again=again)
             return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
 
     def _apart(self, body: bytes, forward: Forward) -> bytes:
@@ -389,9 +397,3 @@ class Exchange:
         if pending and pending.predicted is not None:
             labels[names.PREDICTED] = str(pending.predicted)
         return labels
-
-
-def _outcome_of(fault: Fault) -> str:
-    if isinstance(fault, UpstreamFault):
-        return "upstream_error"
-    return "client_error" if isinstance(fault, ClientFault) else "broken"

@@ -23,6 +23,7 @@ from slotkeeper.api.answer import ProgressFilter, comment
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.account import Account
+from slotkeeper.exchange.cells import CellsGate, OutOfCells
 from slotkeeper.exchange.upstream import (
     CHUNK,
     EVENT_STREAM,
@@ -280,7 +281,10 @@ class Relay:
         waiting: Waiting,
         *,
         ahead: ReadAhead,
+        again: bool,
     ) -> None:
+        """`again`: it may be sent again where the engine has no cells for it."""
+        self._cells = CellsGate(driver, account.key, shut=again)
         self._driver = driver
         self._ahead = ahead
         self._request = request
@@ -303,6 +307,7 @@ class Relay:
         """
         account, waiting = self._account, self._waiting
         account.listener.begin(answer)
+        body = await self._cells.whole(answer)
         await self._predicted()
         if waiting.opened is not None and not flows(answer):
             return await self._retell(answer, forward, link)
@@ -315,25 +320,32 @@ class Relay:
 
         def heard(chunk: bytes) -> None:
             link.pulse.heard()
+            self._cells.heard(chunk)
             account.listener.heard(chunk)
+
+        def passing(chunk: bytes) -> bytes:
+            return waiting.ends_with(self._cells.passing(rest(chunk)) if flows(answer) else chunk)
 
         with Outlet(self._ahead, self._request, response) as out:
             try:
                 async with answering(link):
-                    await copy(answer, out.write, heard, lambda chunk: waiting.ends_with(rest(chunk)))
+                    await copy(answer, out.write, heard, passing, read=body)
                 waiting.stop()
-                if progress:
-                    await out.write(progress.close())
+                if flows(answer):
+                    await out.write(self._cells.close() + (progress.close() if progress else b""))
                 if link.address.model:
                     self._check_whole(answer)
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
-                if not waiting.begun:  # the client sees nothing, if another engine can answer
+                if not waiting.begun or isinstance(
+                    fault, OutOfCells
+                ):  # the client sees nothing, if another engine can answer
                     raise
                 account.gone()
                 await self._break_off(answer, out, fault)
                 return response
+            self._cells.ended(account.listener.end())
             account.finished(forward, link, answer.status)
             await out.end()
         return response

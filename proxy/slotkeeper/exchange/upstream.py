@@ -284,15 +284,19 @@ async def copy(
     write: Callable[[bytes], Awaitable[None]],
     seen: Callable[[bytes], None],
     through: Callable[[bytes], bytes] = bytes,
+    *,
+    read: bytes = b"",
 ) -> None:
     """Every chunk as it comes, shown to `seen` after `write` had what `through` leaves of it.
 
-    Raises UpstreamFault when the engine breaks off, and GONE errors when the client does.
+    `read` was read of it before. Raises UpstreamFault when the engine breaks off, and GONE errors when the
+    client does.
     """
-    while chunk := await _next(answer):
+    while chunk := read or await _next(answer):
         if passing := through(chunk):
             await write(passing)
         seen(chunk)
+        read = b""
 
 
 async def whole(answer: aiohttp.ClientResponse, seen: Callable[[bytes], None]) -> bytes:

@@ -22,7 +22,7 @@ from slotkeeper.observe.request_record import (
     RequestStage,
     Span,
 )
-from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.effects import PoolAct, Purpose, SaveMoment
 from slotkeeper.scheduler.figures import Loss
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Reason
@@ -71,6 +71,16 @@ STEPS: Final[Mapping[str, str]] = MappingProxyType(
         RequestStage.ERASE: "erasing it",
     }
 )
+POOLED: Final[Mapping[PoolAct, str]] = MappingProxyType(
+    {
+        PoolAct.WAITED: "It waited: {cells:,} cells were missing in the KV buffer that all slots share.",
+        PoolAct.PARKED: "Slot {slot} was emptied for it ({cells:,} cells); what it held can be loaded again.",
+        PoolAct.ERASED: "Slot {slot} was emptied for it ({cells:,} cells); nothing else has what it held.",
+        PoolAct.PURGED: "The engine emptied slot {slot} by itself ({cells:,} cells).",
+        PoolAct.RETRIED: "It failed for lack of cells and was sent again; its client had no byte yet.",
+        PoolAct.FAILED: "It failed for lack of cells. With -np N each slot has a KV buffer of its own.",
+    }
+)
 LOST: Final[Mapping[Loss, str]] = MappingProxyType(
     {
         Loss.CHECKPOINT: (
@@ -95,13 +105,14 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
     `taker`: the request that took the slot of this conversation meanwhile.
     """
     if record.outcome == RUNNING:
-        return ["It has not ended yet.", *_went(record.decision)]
+        return ["It has not ended yet.", *_went(record.decision), *_pooled(record)]
     return [
         *_computed(record),
         *_parted(record.divergence),
         *_lost(record, taker),
         *_weighed(record),
         *_went(record.decision),
+        *_pooled(record),
     ]
 
 
@@ -228,6 +239,11 @@ def _went(decision: Decision | None) -> Iterator[str]:
         yield f"The next best was {_place_and_price(second)}{far}, for {more}."
 
 
+def _pooled(record: Record) -> Iterator[str]:
+    for pooled in record.pooled:
+        yield POOLED[pooled.act].format(cells=pooled.cells, slot=pooled.slot)
+
+
 def _place_and_price(option: Option) -> str:
     where = f"slot {option.slot}" if option.slot is not None else "the engine's own choice"
     counted = Counter(option.steps)
@@ -289,6 +305,7 @@ def detail(record: Record, taker: Record | None = None) -> Document:
         "slot_taken_by": taker.request_id if taker else None,
         "changes": [_change(change) for change in record.changes],
         "forms": _forms(record.weighed) if record.weighed else None,
+        "pool": [{"act": each.act.value, "slot": each.slot, "cells": each.cells} for each in record.pooled],
     }
 
 
@@ -335,22 +352,18 @@ def _choice(decision: Decision) -> Document:
 
 
 def _option(option: Option, rate: float) -> Document:
+    seconds = option.seconds  # among several engines: with what is before it, and how long answers take there
+    if seconds is None and rate:
+        seconds = option.price / rate
     return {
         "decision": option.reason.value,
         "engine": option.engine,
         "slot": option.slot,
         "reuse_tokens": option.reuse,
         "price_tokens": round(option.price, 1),
-        "price_seconds": _seconds(option, rate),
+        "price_seconds": None if seconds is None else round(seconds, 4),
         "steps": list(option.steps),
     }
-
-
-def _seconds(option: Option, rate: float) -> float | None:
-    """Beside places on other engines also what is before it, and how long answers take there."""
-    if option.seconds is not None:
-        return round(option.seconds, 4)
-    return round(option.price / rate, 4) if rate else None
 
 
 def _divergence_at(divergence: PromptDivergence) -> Document:

@@ -30,6 +30,7 @@ from slotkeeper.scheduler.effects import (
     Keep,
     Load,
     Plant,
+    Pooled,
     Prefill,
     Report,
     Restore,
@@ -350,6 +351,8 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
             record.work = record.work or Work(begun=now)
         case Report():
             _reported(record, effect)
+        case Pooled():
+            record.pooled.append(effect)
         case _:
             pass
 

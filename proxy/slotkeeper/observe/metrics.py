@@ -23,7 +23,7 @@ from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
-from slotkeeper.scheduler.effects import Poison, Purpose, Report
+from slotkeeper.scheduler.effects import Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, of_request
@@ -142,6 +142,11 @@ class Metrics:
         self.poisoned = counter(
             "poisoned_slots_total",
             "Times that an engine said it reused more than is possible, or was unsound after a refused file.",
+            "reason",
+        )
+        self.pool_acts = counter(
+            "kv_pool_total",
+            "What was done about the KV buffer that all slots of an engine share.",
             "reason",
         )
         self.freezes = counter(
@@ -322,6 +327,7 @@ class Metrics:
             (self.fallbacks, get_args(Fallback)),
             (self.refusals, Doubt),
             (self.poisoned, Poison),
+            (self.pool_acts, PoolAct),
             (self.overhead, get_args(Stage)),
             (self.cuts, ConnectionCut),
             (self.crowded, Crowded),

@@ -23,6 +23,7 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import UNKNOWN, Name
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.scheduler.effects import Pooled
 from slotkeeper.scheduler.figures import Lost, Sums, Usage, of_request
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Reason, RequestId
@@ -226,6 +227,7 @@ class Record:
     lost: Lost | None = None
     reused_seconds: float | None = None  # of prefill that the reused tokens would have taken
     step_seconds: float = 0.0  # that it waited for restores, touches and steers
+    pooled: list[Pooled] = field(default_factory=list)  # what was done for it in a shared KV buffer
     first_token: float | None = None  # seconds
     seconds: float | None = None
     work: Work | None = None

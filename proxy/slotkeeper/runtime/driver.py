@@ -29,7 +29,7 @@ from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Drained, Effect, Forward, Learned, Poisoned, Refuse, Report
+from slotkeeper.scheduler.effects import Drained, Effect, Forward, Learned, Poisoned, Pooled, Refuse, Report
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits
 from slotkeeper.scheduler.events import (
     Arrived,
@@ -273,6 +273,8 @@ class Driver:
                 self._learned(effect)
             case Poisoned():
                 self._poisoned(effect)
+            case Pooled():
+                self._pooled(effect)
             case _:
                 self.effect_runner.perform(effect)
 
@@ -309,6 +311,11 @@ class Driver:
             cached=what.cached,
             possible=what.possible,
         )
+
+    def _pooled(self, what: Pooled) -> None:
+        self.metrics.pool_acts.labels(reason=what.act.value).inc()
+        about = {"engine": what.engine, "act": what.act.value, "slot": what.slot, "cells": what.cells}
+        log.info("kv_pool", request_id=id_of(what.request), **about)
 
     # -- when things go wrong ----------------------------------------------------------------------
 

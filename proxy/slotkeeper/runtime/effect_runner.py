@@ -25,6 +25,7 @@ from slotkeeper.scheduler.effects import (
     Observe,
     Plant,
     Poisoned,
+    Pooled,
     Prove,
     Refuse,
     Report,
@@ -93,7 +94,7 @@ class EffectRunner:
                 self._tasks.start(self._observe(effect))
             case LoadModel() | UnloadModel():
                 self._swap(effect)
-            case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned():
+            case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned() | Pooled():
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:

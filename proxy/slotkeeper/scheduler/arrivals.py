@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler import chores, draining, en_route, swaps, unplanned
+from slotkeeper.scheduler import chores, draining, en_route, kv_pool, swaps, unplanned
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
-from slotkeeper.scheduler.effects import Effect, Forward, Observe
+from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
+from slotkeeper.scheduler.launching import begin, forward, requeue
 from slotkeeper.scheduler.pending import (
     Form,
     Pending,
@@ -20,7 +21,6 @@ from slotkeeper.scheduler.pending import (
     priced_late,
 )
 from slotkeeper.scheduler.state import CurrentScene, State
-from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 
@@ -107,11 +107,14 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
                 break
             if not state.open_for(pending.arrived.model):
                 continue
-            plan = _decide(state, pending, now)
-            if plan and not plan.wait:
+            plan, short = _decide_with_room(state, pending, now)
+            if plan and not plan.wait and not short:
                 begun = True
                 yield _serve_as_planned(state, pending, plan, now)
             else:
+                if plan and short:  # 8
+                    yield from _make_room(state, pending, plan, short, now)
+                    scene.changed()
                 pending.waits_in = scene.drawn()
                 pending.waits_for = plan.table if plan and plan.until else None
                 pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
@@ -124,11 +127,33 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
                 break
 
 
+def _decide_with_room(
+    state: State, pending: Pending, now: float
+) -> tuple[Plan | None, kv_pool.Shortage | None]:
+    """Where it goes, and what keeps it from there."""
+    plan = _decide(state, pending, now)
+    return plan, kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
+
+
+def _make_room(
+    state: State, pending: Pending, plan: Plan, short: kv_pool.Shortage, now: float
+) -> Iterator[Effect]:
+    """Cells are missing for it: idle slots are emptied where that is enough."""
+    table, request = plan.table, pending.arrived.request
+    if short.cells and pending.short_since is None:
+        pending.short_since = now
+        yield Pooled(
+            request=request, engine=table.engine, act=PoolAct.WAITED, slot=plan.slot, cells=short.cells
+        )
+    for slot in short.victims:
+        yield from chores.empty(state, table, slot, pending, now)
+
+
 def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     """It leaves the queue. If many had overtaken it, nothing begins there while slots are cleared for it."""
     plan = en_route.planted(state, pending, plan, now)
     state.queue.served(pending.arrived.request)
-    first = _begin(state, pending, plan, now)
+    first = begin(state, pending, plan, now)
     plan.table.awaited |= plan.clearing and _overtaken(state, pending)
     return first
 
@@ -156,6 +181,8 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
     moment would be like this one: where pins never pause it would never begin.
     """
     request, pinned = pending.arrived, pending.arrived.to_be_pinned
+    if plan is not None and not plan.wait:  # it waits for cells
+        return (plan.table,) if _overtaken(state, pending) else ()
     if plan is not None:  # it waits for the best place
         return () if pinned or plan.table.open_for_unpinned(now) else (plan.table,)
     room = state.with_room(request)
@@ -273,80 +300,6 @@ def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Pla
         if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
             return Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE)
     return None
-
-
-def requeue(state: State, pending: Pending) -> None:
-    """Back into the queue: its slot was lost on the way, with the engine or by a step that failed."""
-    pending.stage = Stage.QUEUED
-    if pending.plan:
-        pending.plan.table.work.ends(pending.arrived.request)
-    pending.plan = pending.slot = None
-    pending.steps_left = 0
-    state.queue.put_back(pending.arrived.request, pending.arrived.client)
-
-
-def _begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
-    state.begun += 1
-    pending.plan, pending.begun_at = plan, now
-    pending.work_begins(now)
-    pending.steps_left = len(plan.steps)
-    found = plan.found
-    pending.ahead_from = state.ahead.begins(found.tokens) if found else None
-    if plan.slot is not None and not pending.arrived.action:
-        plan.table.crowd(plan.slot, pending.arrived.hash_chain, now)
-    if not plan.steps:
-        return forward(pending, now)
-    if plan.slot is None:
-        raise AssertionError("a step needs a slot")
-    pending.stage = Stage.PREPARING
-    pending.slot = plan.slot
-    return next_step(state, pending, now)
-
-
-def next_step(state: State, pending: Pending, now: float) -> Effect:
-    plan, owner = pending.plan, pending.arrived.request
-    if plan is None or plan.slot is None:
-        raise AssertionError("only a planned request takes steps")
-    plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
-    pending.step_began = now
-    return effect(pending.step, owner, plan.table, plan.slot, tree=state.tree(plan.table.model))
-
-
-def forward(pending: Pending, now: float) -> Forward:
-    """The request goes out: the shadow makes the same move as the engine will."""
-    plan, request = pending.plan, pending.arrived.request
-    if plan is None:
-        raise AssertionError("only a planned request is forwarded")
-    table, slot = plan.table, plan.slot
-    if slot is not None and not pending.arrived.action:  # which begins no task: no other slot is copied
-        _launch(pending, plan, slot)
-    pending.stage = Stage.RUNNING
-    if plan.pinned and slot is not None:
-        pending.slot = slot
-        table.move(slot, SlotState.LAUNCHED, request, now)
-    else:
-        pending.slot = None
-        if slot is not None and table.owners[slot] == request:
-            table.move(slot, SlotState.IDLE, None, now)
-        table.send(request, pending.arrived.copies, now, alone=plan.cleared)
-    pending.predict()
-    return Forward(
-        request=request,
-        engine=table.engine,
-        slot=slot if plan.pinned else None,
-        reason=plan.reason,
-        changed=pending.goes_changed,
-        apart=plan.apart,
-    )
-
-
-def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
-    """Its task begins there, as far as we know."""
-    reuse_plan = pending.reuse_now(plan, slot)
-    plan.table.shadow.launch(reuse_plan, plan.table.idle_beside(slot))
-    pending.base = reuse_plan.base
-    if plan.reason is Reason.BRIEF:
-        pending.predicted = reuse_plan.reuse  # its tokens will come too late to say better
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:

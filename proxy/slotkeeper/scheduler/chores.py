@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final
 
+from slotkeeper.scheduler import kv_pool
 from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
     Keep,
     Load,
+    PoolAct,
+    Pooled,
     Prefill,
     Purpose,
     SetTimer,
@@ -23,25 +26,29 @@ from slotkeeper.scheduler.effects import (
 )
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
+    LONGEST,
     coldest,
+    emptying_step,
     first_step,
+    kept_elsewhere,
     next_step,
+    parking_step,
+    patience,
+    pause,
     prefetch_plan,
+    rest_until,
     restore_step,
     unsaved,
     warming_step,
     way_back,
 )
+from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore, effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
 
-SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
-CROWD_SHARE: Final = 2.0  # the same where another conversation will have the slot soon: it is saved anyway
-LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
-CUTS: Final = 8.0  # times as long a pause, before a slot is cut back so that its boundaries can be saved
 LOOKS: Final = 1.0  # seconds between looks at an engine that others use as well
 EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
 
@@ -100,7 +107,7 @@ def _may_begin(state: State, table: EngineTable, now: float) -> bool:
 def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: bool, now: float) -> float:
     """When idle work in this slot begins; `ahead`: on the prompt of the turn that will follow."""
     if ahead:
-        return contents.used + _patience(state, table, contents, now)
+        return contents.used + patience(state, table, contents, now)
     return _due(state, table, contents, now)
 
 
@@ -164,6 +171,8 @@ def _chore_ahead(
     if not (way := prefetch_plan(contents, table, state.catalog)):
         return None
     file, goal, computes = way
+    if not kv_pool.has_room(state, table, slot, len(goal.tokens)):
+        return None
     given_up = contents.total - contents.tokens.lcp(goal.tokens)
     if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
         # Others need the engine, and who has the slot next is not sure: only a reply is put right.
@@ -197,12 +206,12 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
 def _decided_again(chore: Chore, *, ok: bool) -> bool:
     """Whether the chore ends with this step, and what follows is decided again."""
     ended_ahead = chore.computes_ahead or (chore.ahead and not ok)
-    return ended_ahead or isinstance(chore.step, Wipe)
+    return ended_ahead or isinstance(chore.step, Wipe) or chore.empties
 
 
 def _rested(state: State, chore: Chore, now: float) -> bool:
     """Whether its conversation has paused long enough for all of it."""
-    return state.ends(chore.table) or chore.home is None or now >= _rest(state, chore.table, chore.home)
+    return state.ends(chore.table) or chore.home is None or now >= rest_until(state, chore.table, chore.home)
 
 
 def _step_done(state: State, chore: Chore) -> Iterator[Effect]:
@@ -280,41 +289,13 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
         return table.no_save_until
     back = table.crowded(now) and way_back(contents, table, state.catalog)
     if back or unsaved(contents, table.traits, state.catalog):
-        paused = contents.used + _pause(state, table, contents, now)
+        paused = contents.used + pause(state, table, contents, now)
     else:
-        paused = _rest(state, table, contents)
+        paused = rest_until(state, table, contents)
     if not _at_rest(state, table):
         paused = contents.used + LONGEST
     paid = now + state.writes.wait(table.rates.size_of(contents.total), now)
     return max(paused, paid, table.no_save_until)
-
-
-def _pause(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
-    """How long it has to pause before it is saved.
-
-    In a crowd a pause may not come before the slot is overwritten, so a quick save is not put off. A slow one
-    would hold up all slots for what may be parked anyway.
-    """
-    seconds = table.rates.save_seconds(contents.total)
-    hurried = CROWD_SHARE * seconds
-    if table.crowded(now) and hurried <= state.limits.pause:
-        return hurried
-    return min(LONGEST, max(state.limits.pause, SHARE * seconds))
-
-
-def _patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
-    """How long it has to pause before the next turn is computed ahead."""
-    return min(state.limits.pause, _pause(state, table, contents, now))
-
-
-def _rest(state: State, table: EngineTable, contents: SlotContents) -> float:
-    """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted.
-
-    Not in a crowd: the restore step could take long, and another conversation would have the slot by then.
-    """
-    usual = max(state.limits.pause, SHARE * table.rates.save_seconds(contents.total))
-    rested = contents.used + min(LONGEST, CUTS * usual)
-    return max(rested, table.rests_at)
 
 
 def _look_before(table: EngineTable, now: float) -> float:
@@ -337,6 +318,8 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
     if not empty or not _may_warm(state, table, now):
         return
     if (end := coldest(table, state.catalog, now)) is None:
+        return
+    if not kv_pool.has_room(state, table, empty[0], len(end.tokens)):
         return
     table.warmed.add(end.id)
     if step := warming_step(end, state.catalog, table):
@@ -361,6 +344,30 @@ def _name(state: State, now: float) -> RequestId:
 def wipe(state: State, table: EngineTable, slot: SlotId, now: float) -> Effect:
     """Empty a free slot, before it is given out again."""
     return _begin(state, Chore(_name(state, now), table, slot, Wipe(), None), now)
+
+
+def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now: float) -> Iterator[Effect]:
+    """One step of emptying a free slot for a request that needs its cells: it is saved first where that pays.
+
+    Without erasures one token is put there, which makes the engine give up all else; so it is where a task
+    makes it move all idle slots to its RAM cache.
+    """
+    contents = table.shadow.slots[slot]
+    if contents is None:
+        return
+    coming = contents.tokens in {written.tokens for written in state.coming.values()}
+    saving = None
+    if not coming and table.settled.get(slot) is not contents:
+        saving = parking_step(contents, table, state.catalog, now, most_bytes=state.limits.hot_bytes)
+    if saving:
+        leaves = isinstance(saving, Prefill)
+        yield _begin(state, Chore(_name(state, now), table, slot, saving, contents, leaves=leaves), now)
+        return
+    step = emptying_step(table, pending.prompt or contents.tokens, now)
+    kept = coming or kept_elsewhere(contents, table, state.catalog, step)
+    act, request = PoolAct.PARKED if kept else PoolAct.ERASED, pending.arrived.request
+    yield Pooled(request=request, engine=table.engine, act=act, slot=slot, cells=contents.total)
+    yield _begin(state, Chore(_name(state, now), table, slot, step, None), now)
 
 
 def _begin(state: State, chore: Chore, now: float) -> Effect:

@@ -25,12 +25,13 @@ class Purpose(StrEnum):
     CUT = "cut"  # back to a checkpoint, so that the state there can be saved
     BACK = "back"  # to where the next turn will go on, since the slot is overwritten once that is saved
     HOME = "home"  # forward again to where the slot was before its states were saved
+    EMPTY = "empty"  # one token, so that a slot gives up its cells of a shared KV buffer
     DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
 
     @property
     def idle(self) -> bool:
         """Whether it is idle work, not work for one request."""
-        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT}
+        return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT, Purpose.EMPTY}
 
 
 class Poison(StrEnum):
@@ -198,6 +199,28 @@ class Poisoned:
     possible: int
 
 
+class PoolAct(StrEnum):
+    """What was done about the KV buffer that all slots share. In metrics, `why` and tests alike."""
+
+    WAITED = "waited"  # a request was held back, because its cells did not fit
+    PARKED = "parked"  # an idle slot was emptied for one; a file or the RAM cache has what it held
+    ERASED = "erased"  # the same, and nothing has it
+    PURGED = "purged"  # the engine has emptied an idle slot by itself
+    RETRIED = "retried"  # a request failed for lack of cells, before its client had a byte, and went again
+    FAILED = "failed"  # a request failed for lack of cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooled:
+    """Cells of a shared KV buffer were wanted for a request."""
+
+    request: RequestId
+    engine: EngineId
+    act: PoolAct
+    slot: int | None  # that it is about
+    cells: int  # that were missing, or that a slot gave up
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one request cost, from the engine's figures, once all of it is known."""
@@ -233,6 +256,7 @@ Effect = (
     | Observe
     | Learned
     | Poisoned
+    | Pooled
     | Report
 )
 

@@ -38,6 +38,8 @@ class Known(StrEnum):
     MISSED = "missed"  # a checkpoint was gone that this value explains
     UNFOUND = "unfound"  # the RAM cache did not hold what it would otherwise have held
     WIPED = "wiped"  # idle slots were emptied by a task in another
+    FAILED = "failed"  # a request failed for lack of cells before its slot was full
+    HELD = "held"  # slots hold more together than one buffer has
 
 
 FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields that a flag decides, and /props does not show
@@ -81,6 +83,7 @@ class EngineTraits:
     similarity: float = 0.1  # --slot-prompt-similarity
     ram_cache: bool = True  # --cache-ram is not 0
     idle_copy: bool = True  # --cache-idle-slots
+    pool_cells: int = 0  # of the buffer that --kv-unified shares, where a slot may not have all; 0 = n_ctx
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
     speculative: bool = False
     user_start: tuple[tuple[int, ...], ...] = ()  # token sequences that open a user message

@@ -60,6 +60,10 @@ class Arrived:
     resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
     bypass: bool = False
     slotless: bool = False  # it takes no slot: it only needs its model to be loaded
+    kind: str = ""  # of client: the program and its user, whose answers are alike in length
+    answer_limit: int | None = None  # tokens that its answer may have, as its client says
+    size: int = 0  # bytes of its body
+    outgrown: bool = False  # it has failed for lack of cells once, see `kv_pool`
 
     @property
     def to_be_pinned(self) -> bool:
@@ -202,6 +206,15 @@ class Acted:
     at: float
     request: RequestId
     left: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exceeded:
+    """The engine had no cells left for a request. `again`: it is sent again; `Gone` or `Finished` follows."""
+
+    at: float
+    request: RequestId
+    again: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +373,7 @@ Event = (
     | Closing
     | Started
     | Finished
+    | Exceeded
     | Acted
     | Gone
     | ReplyKnown

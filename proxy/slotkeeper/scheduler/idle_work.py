@@ -27,13 +27,15 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE
-from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step
-from slotkeeper.scheduler.engine_model import EngineTraits, is_marked, marked
-from slotkeeper.scheduler.prices import restore_price
+from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
+from slotkeeper.scheduler.engine_model import EngineTraits, foreign_token, is_marked, marked
+from slotkeeper.scheduler.kv_pool import wipes
+from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
-from slotkeeper.scheduler.state import user_starts
+from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.types import Tokens
 
 NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
 BOUNDARIES: Final = 8  # at most, of one slot
@@ -76,6 +78,34 @@ def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Pr
         return None
     back = contents.tokens.cut(0, end)
     return Prefill(back, Purpose.CUT) if end - catalog.covered(back, table.traits) >= NEW else None
+
+
+def parking_step(
+    contents: SlotContents, table: EngineTable, catalog: Catalog, now: float, *, most_bytes: int
+) -> Step | None:
+    """What saves a state that is about to go; None: it is in files, has no room, or is not worth it."""
+    if not table.may_save(now) or table.rates.size_of(contents.total) > most_bytes:
+        return None
+    if parked_price(table, contents, now) >= blind_price(table, contents, catalog, now):
+        return None
+    if back := way_back(contents, table, catalog):
+        return back
+    if not unsaved(contents, table.traits, catalog):
+        return None
+    return first_step(contents, table, catalog, rested=False)
+
+
+def emptying_step(table: EngineTable, prompt: Tokens, now: float) -> Step:
+    """What makes a slot give up its cells, for this prompt in another one."""
+    if table.may_wipe(now) and not wipes(table.traits):
+        return Wipe()
+    return Prefill(foreign_token(prompt or Tokens([0])), Purpose.EMPTY)
+
+
+def kept_elsewhere(contents: SlotContents, table: EngineTable, catalog: Catalog, step: Step) -> bool:
+    """Whether a file has most of what such a step takes from a slot, or the RAM cache will."""
+    in_files = table.traits.snapshots and not unsaved(contents, table.traits, catalog)
+    return in_files or (isinstance(step, Prefill) and table.traits.ram_cache)
 
 
 def done(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:
@@ -293,3 +323,39 @@ def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | 
         if len(end.tokens) <= 2 * tail:
             return Prefill(end.tokens, Purpose.DRAFT)
     return None
+
+
+# -- when -------------------------------------------------------------------------------------------------
+
+SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
+CROWD_SHARE: Final = 2.0  # the same where another conversation will have the slot soon: it is saved anyway
+LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
+CUTS: Final = 8.0  # times as long a pause, before a slot is cut back so that its boundaries can be saved
+
+
+def pause(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+    """How long it has to pause before it is saved.
+
+    In a crowd a pause may not come before the slot is overwritten, so a quick save is not put off. A slow one
+    would hold up all slots for what may be parked anyway.
+    """
+    seconds = table.rates.save_seconds(contents.total)
+    hurried = CROWD_SHARE * seconds
+    if table.crowded(now) and hurried <= state.limits.pause:
+        return hurried
+    return min(LONGEST, max(state.limits.pause, SHARE * seconds))
+
+
+def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+    """How long it has to pause before the next turn is computed ahead."""
+    return min(state.limits.pause, pause(state, table, contents, now))
+
+
+def rest_until(state: State, table: EngineTable, contents: SlotContents) -> float:
+    """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted.
+
+    Not in a crowd: the restore step could take long, and another conversation would have the slot by then.
+    """
+    usual = max(state.limits.pause, SHARE * table.rates.save_seconds(contents.total))
+    rested = contents.used + min(LONGEST, CUTS * usual)
+    return max(rested, table.rests_at)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler import chores, retention
+from slotkeeper.scheduler import chores, kv_pool, retention
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.effects import Effect, Keep, Load, Poison, Poisoned, Prefill, Step
@@ -101,6 +101,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         _release(pending, *owned, event, event.at, certain=pinned or event.slot == owned[1])
     elif pending.plan and event.request in pending.plan.table.unsettled:
         forgotten = _end_unseen(pending, pending.plan.table, event)
+    yield from kv_pool.finished(state, pending, event)
     if event.prompt_tokens is not None:
         if pending.plan:
             pending.plan.table.breaker.worked()
@@ -265,7 +266,7 @@ def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: i
     table = plan.table
     if plan.pinned and base and plan.source is Source.SLOT:
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
-    if plan.source is Source.RAM:
+    if plan.source is Source.RAM and not kv_pool.cells_of(table.traits):  # there cells in a row were missing
         table.ram_loaded(hit=cached * 2 >= predicted)
         if cached < predicted - SURPRISE:  # it took another entry
             table.shadow.forget_ram()
@@ -334,6 +335,7 @@ def reply_known(state: State, event: ReplyKnown) -> None:
             if contents and contents.request == event.request and table.owners[slot] is None:
                 known = table.shadow.slots[slot] = contents.known_as(event.tokens)
                 state.tree(table.model).add(known.tokens, event.at)
+        kv_pool.moved_one_known(table, event.request, event.tokens)
 
 
 def next_known(state: State, event: NextKnown) -> None:
@@ -381,4 +383,5 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
         for slot, contents in enumerate(shadow.slots):
             if contents and contents.request == event.request:
                 shadow.slots[slot] = contents.known_as(pending.prompt)
+        kv_pool.moved_one_known(pending.plan.table, event.request, pending.prompt)
     yield from close(state, pending)

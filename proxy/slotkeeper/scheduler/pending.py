@@ -138,6 +138,7 @@ class Pending:
     waits_for: EngineTable | None = None  # until a request there is over, though others have free slots
     holds: Sequence[EngineTable] = ()  # engines for which those behind it wait as well
     could_begin: int | None = None  # how many had begun when it was first found to need more than a slot
+    short_since: float | None = None  # when it first had to wait for cells of a shared KV buffer
     plain: bool = False  # no steps for it: one has failed, or they would be in vain
     finished: Finished | None = None
     other: Form | None = None  # as rules would have it, until it is decided which form goes out

@@ -15,6 +15,8 @@ A request is served by the first of these that applies (`arrivals` carries the n
 6 Its tokens cannot be known: the free slot that loses least.
 7 Otherwise it waits in our queue, never in the engine's. Where only tasks on their way keep it from a free
   slot, nothing that came later goes first.
+8 Where all slots share one KV buffer, what 1 to 6 have found is for it only if its cells fit; else idle
+  slots are emptied for it, or it waits as in 7. See `kv_pool`.
 
 One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
 In idle time, slots whose conversations have paused are saved: see `chores`.
@@ -27,7 +29,17 @@ from dataclasses import replace
 from math import inf
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import arrivals, chores, draining, elsewhere, outcomes, preparing, retention, swaps
+from slotkeeper.scheduler import (
+    arrivals,
+    chores,
+    draining,
+    elsewhere,
+    kv_pool,
+    outcomes,
+    preparing,
+    retention,
+    swaps,
+)
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.comparison import share_guesses
@@ -45,6 +57,7 @@ from slotkeeper.scheduler.events import (
     EngineUp,
     Erased,
     Event,
+    Exceeded,
     Filed,
     FilesFound,
     Finished,
@@ -227,6 +240,11 @@ class Placement:
             for contents in t.shadow.slots
         )
 
+    def pool_of(self, table: EngineTable) -> dict[str, int] | None:
+        """The KV buffer that all of its slots share: its cells, and those taken or promised; None: none."""
+        cells = kv_pool.cells_of(table.traits)
+        return {"cells": cells, "taken": kv_pool.in_use(self._state, table)} if cells else None
+
     def back_by(self, now: float, model: ModelName) -> float | None:
         """Until when to wait for an engine of this model; None where one is there, or none is expected."""
         return self._state.back_by(now, model)
@@ -288,7 +306,8 @@ class Placement:
             self._state.wakes_at = None
 
     def _of_request(
-        self, event: Arrived | Rendered | Acted | Started | Finished | Gone | ReplyKnown | NextKnown
+        self,
+        event: Arrived | Rendered | Acted | Started | Finished | Exceeded | Gone | ReplyKnown | NextKnown,
     ) -> Iterator[Effect]:
         state = self._state
         match event:
@@ -303,6 +322,8 @@ class Placement:
                 outcomes.started(state, event)
             case Finished():
                 yield from outcomes.finished(state, event)
+            case Exceeded():
+                yield from kv_pool.exceeded(state, event)
             case Gone():
                 yield from outcomes.gone(state, event)
             case ReplyKnown():

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, retention
-from slotkeeper.scheduler.arrivals import forward, next_step, requeue
+from slotkeeper.scheduler import chores, kv_pool, retention
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
+from slotkeeper.scheduler.launching import forward, next_step, requeue
 from slotkeeper.scheduler.outcomes import SURPRISE
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.shadow import Source
@@ -156,12 +156,14 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         shadow.slots[slot] = (
             shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
         )
+        if step.purpose is Purpose.EMPTY:
+            table.no_touch_until = event.at + SAVES_REST
         table.leave(slot, event.at)
         return False
     end, cached = len(tokens), len(tokens) - event.computed
     table.rates.prefilled(event.computed, event.seconds)
     table.learn(by_batches(table.traits, cached=cached, end=end, cuts=event.cuts))
-    if step.purpose is Purpose.TOUCH:
+    if step.purpose in {Purpose.TOUCH, Purpose.EMPTY}:
         shadow.touch(slot, table.idle_beside(slot))
     else:
         _prefilled(table, slot, step, event, cached)
@@ -266,7 +268,10 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
             return []
         case Loading.REFUSED:
             table.shadow.erase(slot)
-            state.catalog.take(snapshot.id)  # but not deleted: it may be this engine that is not as we think
+            if not kv_pool.cells_of(table.traits):  # which may have no room in a row for it
+                state.catalog.take(
+                    snapshot.id
+                )  # but not deleted: it may be the engine that is not as we think
             return []
         case Loading.LOST:
             table.shadow.slots[slot] = None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.scheduler.events import Observed, SlotView
+from slotkeeper.scheduler.kv_pool import not_shared, wipes
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Orphan, Sent, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
@@ -26,6 +27,7 @@ def observe(table: EngineTable, seen: Observed) -> dict[RequestId, SlotId]:
     table.observed_at = seen.at
     table.patience += 1
     settled: dict[RequestId, SlotId] = {}
+    not_shared(table, seen.slots)
     if _wiped(table, seen):
         return settled
     _whose(table, seen, settled)
@@ -123,7 +125,9 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
     if _unrun(table, view):
         return
     count = view.held or 0
-    if contents is None or count == 0:
+    if count == 0 and wipes(table.traits):
+        table.shadow.moved(view.slot)
+    elif contents is None or count == 0:
         table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now) if count else None
     else:
         table.shadow.slots[view.slot] = _as_counted(table, contents, count, now)

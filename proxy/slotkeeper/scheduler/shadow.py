@@ -266,9 +266,13 @@ class EngineShadow:
         """These idle slots were cleared by another's task: they are in the RAM cache now (T6)."""
         self.traits = self.traits.corrected(Known.WIPED, unified=True)
         for slot in wiped:
-            if contents := self.slots[slot]:
-                publish(self.ram, contents, self.traits)
-            self.slots[slot] = None
+            self.moved(slot)
+
+    def moved(self, slot: SlotId) -> None:
+        """The engine has moved what an idle slot held to its RAM cache."""
+        if contents := self.slots[slot]:
+            publish(self.ram, contents, self.traits)
+        self.slots[slot] = None
 
     def distrust_ram(self) -> None:
         """Twice the RAM cache did not hold what stock settings would have put there."""

@@ -16,6 +16,7 @@ from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.engine_model import EngineTraits, unmarked
 from slotkeeper.scheduler.events import Arrived
+from slotkeeper.scheduler.kv_pool import Outputs
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.router import Router
@@ -130,6 +131,7 @@ class State:
     idle: HourlyBudget = field(init=False)  # tokens
     coming: dict[RequestId, SlotContents] = field(default_factory=dict)  # written, and not yet in the catalog
     ahead: Ahead = field(default_factory=Ahead)
+    outputs: Outputs = field(default_factory=Outputs)
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     begun: int = 0  # requests that were taken from the queue

@@ -70,6 +70,11 @@ class Chore:
         return self.ahead and self.step == self.goal
 
     @property
+    def empties(self) -> bool:
+        """Whether it only makes a slot give up its cells, where none can be erased."""
+        return isinstance(self.step, Prefill) and self.step.purpose is Purpose.EMPTY
+
+    @property
     def owns(self) -> bool:
         """Whether the slot is still its own: it is not once the engine was restarted."""
         return self.table.owners[self.slot : self.slot + 1] == [self.id]

@@ -19,7 +19,7 @@ from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId, Tokens
-from slotkeeper.scheduler.work import Expected, Work
+from slotkeeper.scheduler.work import EngineWork, Expected
 
 CROWDED_FOR: Final = 60.0  # seconds after a conversation lost its slot to another
 LULL: Final = 1.0  # seconds without a task, after which a crowd is at rest as well
@@ -82,7 +82,7 @@ class EngineTable:
     changed: list[float] = field(init=False)  # when a slot's state last changed, by our clock
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
     breaker: Breaker = field(default_factory=Breaker)
-    work: Work = field(default_factory=Work)  # what it has begun for clients
+    work: EngineWork = field(default_factory=EngineWork)  # what it has begun for clients
     # Of slots that are in maintenance; of others it says nothing.
     maintenance: dict[SlotId, Maintenance] = field(default_factory=dict)
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
@@ -105,8 +105,10 @@ class EngineTable:
     warmed: set[SnapshotId] = field(default_factory=set)  # since it came up
     no_save_until: float = -1.0  # a save failed, and so would the next ones
     no_wipe_until: float = -1.0  # an erasure failed
+    no_touch_until: float = -1.0  # a prefill of one token failed
     crowded_until: float = -1.0  # there are more conversations than slots
     doubts: Doubts = field(default_factory=Doubts)
+    promised: dict[SlotId, int] = field(default_factory=dict)  # cells of a shared KV buffer, see `kv_pool`
     active_at: float = -1.0  # when a client's task last began or ended
     private: bool = False  # all that it ever computed was for us, as far as we have seen
     unknown: int = 0  # the most tokens that one task of ours has left there without our knowing them

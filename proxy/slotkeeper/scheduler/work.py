@@ -41,7 +41,7 @@ class Served(Expected):
 
 
 @dataclass(slots=True)
-class Work:
+class EngineWork:
     """Requests that were begun. The engine computes their prompts one after the other, as they came."""
 
     served: dict[RequestId, Served] = field(default_factory=dict)

@@ -8,7 +8,7 @@ import pytest
 
 from slotkeeper.engine.findings import Finding, SaveSupport, Severity, examine
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 
 GOOD = EngineTraits(
     n_slots=2,
@@ -37,6 +37,7 @@ def test_a_well_started_engine_gets_one_ok():
     [
         ({"n_slots": 1}, "one-slot", Severity.WARN),
         ({"unified": True}, "T6", Severity.FAIL),
+        ({"unified": True, "knowledge": {"unified": Known.FLAGS}}, "pool", Severity.WARN),
         ({"n_ctx": 4096}, "context", Severity.WARN),
         ({"eager_thinning": True}, "T7", Severity.WARN),
         ({"checkpoint_min_step": 0}, "T7", Severity.WARN),

@@ -60,6 +60,12 @@ def test_context_never_exceeds_what_the_model_was_trained_for(tmp_path):
     assert EngineFlags.parse(line).n_ctx == 8192
 
 
+def test_a_shared_buffer_of_which_a_slot_may_not_have_all_is_as_large_as_the_context_flag_says():
+    line = ["-np", "4", "-kvu", "-c", "2048", "--kv-unified-per-slot", "1024"]
+    assert EngineFlags.parse(line).traits_into(EngineTraits()).pool_cells == 2048
+    assert EngineFlags.parse(line[:5]).traits_into(EngineTraits()).pool_cells == 0
+
+
 def test_slots_without_a_number_are_automatic_and_unified():
     assert EngineFlags.parse([]).traits_into(EngineTraits()).unified
     assert EngineFlags.parse(["-np", "-1"]).traits_into(EngineTraits()).unified

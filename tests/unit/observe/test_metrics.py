@@ -58,6 +58,7 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_inexact_prompts_total": set(),
     "slotkeeper_refused_requests_total": {"reason"},
     "slotkeeper_requests_sent_again_total": set(),
+    "slotkeeper_kv_pool_total": {"reason"},
     "slotkeeper_repeated_tokens_total": {"cause"},
     "slotkeeper_queued_requests": set(),
     "slotkeeper_log_lines_dropped_total": set(),

@@ -10,11 +10,22 @@ from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.observe.accounts import FEW, LOST, PLACES, STEPS, WENT, place, sentences, verdict
+from slotkeeper.observe.accounts import (
+    FEW,
+    LOST,
+    PLACES,
+    POOLED,
+    STEPS,
+    WENT,
+    detail,
+    place,
+    sentences,
+    verdict,
+)
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
-from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from unit.observe.watched import record
 
 PRIVATE = "xyzzy"
@@ -227,3 +238,14 @@ def test_no_sentence_has_a_word_of_a_prompt():
     text = said(came) + verdict(came)
     assert PRIVATE not in text
     assert "7000" not in text.replace(",", "")
+
+
+# -- a shared KV buffer ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", PoolAct)
+def test_what_was_done_about_a_shared_buffer_is_said_and_listed(act):
+    done = Pooled(request=RequestId("1:r"), engine=EngineId("http://e"), act=act, slot=2, cells=1234)
+    came = record(pooled=[done])
+    assert POOLED[act].format(cells=1234, slot=2) in sentences(came)
+    assert detail(came)["pool"] == [{"act": act.value, "slot": 2, "cells": 1234}]

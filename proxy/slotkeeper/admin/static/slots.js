@@ -14,12 +14,13 @@ function makeEngine() {
     { class: "engine" },
     el("h3", {}, el("span", { class: "state" }), el("span", { class: "address" })),
     el("p", { class: "quiet" }),
+    el("div", { class: "gauge pool", role: "meter", "aria-valuemin": 0, hidden: "" }, el("span", { class: "fill" })),
     el("ul", { class: "slots" }),
   );
 }
 
 function showEngine(node, engine) {
-  const [title, facts, list] = node.children;
+  const [title, facts, pool, list] = node.children;
   const [state, address] = title.children;
   const unloaded = engine.health === "unloaded"; // its router loads it when it is wanted
   put(state, { "data-state": engine.up ? "up" : unloaded ? "idle" : "down" });
@@ -33,7 +34,8 @@ function showEngine(node, engine) {
     [
       engine.build,
       engine.up ? `${words(engine.memory)} memory` : null,
-      engine.context_tokens ? `${tokens(engine.context_tokens)} tokens each` : null,
+      engine.context_tokens && !engine.pool ? `${tokens(engine.context_tokens)} tokens each` : null,
+      engine.pool ? `${tokens(engine.pool.taken)} of ${tokens(engine.pool.cells)} cells of one KV buffer taken` : null,
       speed ? `prefill ${tokens(Math.round(speed))} tokens/s` : null,
       kept ? `${plural(kept, "prompt")} in its RAM cache` : null,
       ...Object.entries(engine.labels).map(([label, value]) => `${label} ${value}`),
@@ -41,7 +43,20 @@ function showEngine(node, engine) {
       .filter(Boolean)
       .join(" · "),
   );
+  showPool(pool, engine.pool);
   keyed(list, unloaded ? [] : engine.slots, (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine));
+}
+
+/** What all slots together hold, or were promised, of a KV buffer that they share. */
+function showPool(gauge, pool) {
+  gauge.hidden = !pool;
+  if (!pool) return;
+  part(gauge.firstElementChild, pool.taken / pool.cells);
+  put(gauge, {
+    "aria-label": "Shared KV buffer: cells taken or promised",
+    "aria-valuemax": pool.cells,
+    "aria-valuenow": Math.min(pool.taken, pool.cells),
+  });
 }
 
 function makeSlot() {

@@ -1,0 +1,99 @@
+"""Answers in which an engine says that no cell of its KV buffer was left (engine.md 14).
+
+It says so in a whole answer of 500, or in the last event of a stream, whose head has long been sent. As long
+as the client has nothing but heads and comments, the request can be sent again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aiohttp
+
+from slotkeeper.api.answer import Answer
+from slotkeeper.api.errors import UpstreamFault
+from slotkeeper.exchange.upstream import flows, whole
+from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.events import Exceeded
+from slotkeeper.scheduler.types import RequestId
+
+WORDS: Final = b"Context size has been exceeded"
+ERRORS: Final = (b'data: {"error"', b"event: error", b"error: ")  # how an event of an error begins
+END: Final = b"\n\n"
+LONGEST: Final = 4096  # bytes of such an answer, or event
+
+
+class OutOfCells(UpstreamFault):
+    """No byte of an answer is with the client."""
+
+
+class CellsGate:
+    """Holds the beginning of one answer back, as long as it may be this error. Tells the driver of it."""
+
+    def __init__(self, driver: Driver, request: RequestId, *, shut: bool) -> None:
+        """If it is not `shut`, everything passes."""
+        self._driver = driver
+        self._request = request
+        self._shut = shut
+        self._held = b""
+        self._last = b""
+
+    def ended(self, answer: Answer) -> None:
+        """It went on to its end."""
+        if answer.error is not None and WORDS in self._last:
+            self._tell(again=False)
+
+    def _out(self) -> OutOfCells:
+        self._tell(again=True)
+        return OutOfCells("the engine had no room for this request in its KV buffer", status=500)
+
+    def _tell(self, *, again: bool) -> None:
+        self._driver.post(Exceeded(at=self._driver.now(), request=self._request, again=again))
+
+    async def whole(self, answer: aiohttp.ClientResponse) -> bytes:
+        """A short answer of 500 that is no stream; else nothing is read. Raises OutOfCells, UpstreamFault."""
+        size = answer.content_length
+        if not self._shut or answer.status != 500 or flows(answer) or size is None or size > LONGEST:
+            return b""
+        body = await whole(answer, lambda _: None)
+        if WORDS in body and b'"error"' in body:
+            raise self._out()
+        return body
+
+    def heard(self, chunk: bytes) -> None:
+        self._last = chunk
+
+    def passing(self, chunk: bytes) -> bytes:
+        """What of a stream may go on. Raises OutOfCells."""
+        if not self._shut or not chunk:
+            return chunk
+        self._held += chunk
+        out = []
+        while self._held.startswith(b":"):  # comments say nothing of where we are
+            line, end, rest = self._held.partition(END)
+            if not end:
+                break
+            out.append(line + end)
+            self._held = rest
+        if self._may_be_error():
+            if WORDS in self._held:
+                raise self._out()
+        else:
+            out.append(self.close())
+        return b"".join(out)
+
+    def _may_be_error(self) -> bool:
+        """Whether its first event is not complete, and may be an error, or is one."""
+        held = self._held
+        if len(held) > LONGEST:
+            return False
+        if not held.startswith(b":") and not any(
+            held.startswith(begin) or begin.startswith(held) for begin in ERRORS
+        ):
+            return False
+        return END not in held or WORDS in held.partition(END)[0]
+
+    def close(self) -> bytes:
+        """What was held back; all that follows passes."""
+        held, self._held, self._shut = self._held, b"", False
+        return held

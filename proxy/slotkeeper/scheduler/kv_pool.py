@@ -1,0 +1,346 @@
+"""One KV buffer for all slots: which request may have how many of its cells.
+
+With a unified buffer (`--kv-unified`, and a llama-server without `-np`) the context of `n_ctx` tokens is
+shared by all slots. A slot takes prompt + generated - 1 cells, and equal prefixes count twice. The engine
+refuses nothing at admission: where cells run out it empties idle slots, the lowest first and unsaved, and
+where none is idle, all running requests fail together (engine.md 14). So, before a request goes out:
+
+1. Its prompt and the answer that is expected of it must fit beside what other slots hold or were promised.
+2. If they would where idle slots were empty, the cheapest of these are saved, where that pays, and emptied.
+3. Else it waits in our queue until answers have ended; after `arrivals.PASSES` others nothing goes first.
+4. A prompt that fits into no slot goes on: the engine refuses it and loses nothing.
+
+How long an answer will be is not known. `Outputs` has a bound that is rarely wrong. Where it was, the engine
+may still fail requests: those of which no byte went out go once more, with all that they may need.
+
+An engine counts as unified only where that was read or seen, never where it is only likely.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.effects import Effect, Load, PoolAct, Pooled, Prefill
+from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
+from slotkeeper.scheduler.events import Arrived, Exceeded, Finished, SlotView
+from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.prices import blind_price, parked_price
+from slotkeeper.scheduler.shadow import Source
+from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
+
+if TYPE_CHECKING:
+    from slotkeeper.scheduler.state import State
+
+EMPTIED: Final = 1  # token that may be left in a slot without erasures; the engine takes its cell if it must
+DRAFTED: Final = 64  # cells that drafts of one answer may take beside it
+BYTES_PER_TOKEN: Final = 2  # of a body, at least: only where the tokens are not known yet
+
+# How long an answer is, while nothing was learned of its client and it names no limit.
+UNKNOWN_OUTPUT: Final = 1024
+LEARNED_FROM: Final = 8  # answers of one kind of client, before they count more than its own limit
+REMEMBERED: Final = 64  # of each
+KINDS: Final = 256
+# Beyond the longest of these. A client's limit is a bound and no forecast: agents send 32,000 and take some
+# hundred, so that two of them would never run beside one another.
+MARGIN: Final = 4
+LEAST_OUTPUT: Final = 1024
+
+
+def cells_of(traits: EngineTraits) -> int:
+    """Cells of the buffer that all slots share; 0 where each has its own, or where that is not sure."""
+    sure = traits.known("unified") is not Known.DEFAULT
+    shared = traits.unified and sure and traits.n_slots > 1
+    # A recurrent state takes one cell for its sequence, however long that is.
+    return traits.pool_cells or traits.n_ctx if shared and traits.memory is not Memory.RECURRENT else 0
+
+
+@dataclass(slots=True)
+class Outputs:
+    """How long answers were, by kind of client."""
+
+    _seen: OrderedDict[str, deque[int]] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, kind: str, generated: int) -> None:
+        seen = self._seen.setdefault(kind, deque(maxlen=REMEMBERED))
+        seen.append(generated)
+        self._seen.move_to_end(kind)
+        if len(self._seen) > KINDS:
+            self._seen.popitem(last=False)
+
+    def expected(self, request: Arrived, room: int) -> int:
+        """Tokens that its answer will hardly exceed, of `room` at most."""
+        limit = room if request.answer_limit is None else min(request.answer_limit, room)
+        if request.outgrown:  # it was wrong before
+            return limit
+        seen = self._seen.get(request.kind, ())
+        if len(seen) >= LEARNED_FROM:
+            return min(limit, max(LEAST_OUTPUT, MARGIN * max(seen)))
+        return limit if request.answer_limit is not None else min(limit, UNKNOWN_OUTPUT)
+
+
+# -- accounting ------------------------------------------------------------------------------------------
+
+
+def need(state: State, pending: Pending, table: EngineTable) -> int:
+    """Cells that a request will take at most, as far as that can be said; 0: the engine will refuse it."""
+    pool, most, request = cells_of(table.traits), table.traits.n_ctx, pending.arrived
+    prompt = _prompt_tokens(pending, table)
+    if prompt >= most:
+        return 0
+    answer = state.outputs.expected(request, most - prompt) if request.generates else 0
+    drafts = DRAFTED if table.traits.speculative else 0
+    return min(pool, (prompt + max(0, answer - 1) + drafts) * request.copies)
+
+
+def _prompt_tokens(pending: Pending, table: EngineTable) -> int:
+    """As far as known; where that is never known, the slot's fair share, or what its body can hold."""
+    if pending.prompt is not None:
+        return len(pending.prompt)
+    least = pending.arrived.size // BYTES_PER_TOKEN
+    if not pending.rendered:
+        return min(least, table.traits.n_ctx - 1)
+    return min(least, table.traits.n_ctx // table.traits.n_slots)
+
+
+def taken(state: State, table: EngineTable, slot: SlotId) -> int:
+    """Cells that a slot holds, or was promised."""
+    contents, what = table.shadow.slots[slot], table.states[slot]
+    held = contents.total if contents else 0
+    if what is SlotState.IDLE:
+        return held if held > EMPTIED else 0
+    owner = table.owners[slot]
+    if owner is not None and (chore := state.chores.get(owner)):
+        home, goal = chore.home, chore.goal
+        return max(held, home.total if home else 0, len(goal.tokens) if goal else 0, _step_takes(chore.step))
+    promised = table.promised.get(slot, 0)
+    pending = state.requests.get(owner) if owner is not None else None
+    if pending is not None and pending.stage is Stage.RUNNING:
+        return max(promised, need(state, pending, table))  # what lay there before is gone
+    if what is SlotState.FOREIGN:
+        return max(held, promised, table.traits.n_ctx // table.traits.n_slots)
+    return max(held, promised)
+
+
+def wipes(traits: EngineTraits) -> bool:
+    """Whether each task moves all idle slots to the RAM cache (engine.md T6): they take no cells then."""
+    return traits.unified and traits.ram_cache and traits.idle_copy
+
+
+def _step_takes(step: object) -> int:
+    match step:
+        case Prefill(tokens):
+            return len(tokens)
+        case Load(snapshot):
+            return len(snapshot.tokens)
+        case _:
+            return 0
+
+
+def _adrift(state: State, table: EngineTable) -> int:
+    """Cells of requests whose slots are not known."""
+    sent = (state.requests.get(request) for request in table.unsettled)
+    share = table.traits.n_ctx // table.traits.n_slots
+    unseen = sum(share if orphan.total is None else orphan.total for orphan in table.orphans)
+    return unseen + sum(need(state, pending, table) for pending in sent if pending)
+
+
+def in_use(state: State, table: EngineTable, *, but: SlotId | None = None, idle: bool = True) -> int:
+    """Cells that are taken or promised, less those of one slot, and without `idle` of all idle ones."""
+    counted = [slot for slot in range(len(table.states)) if idle or table.states[slot] is not SlotState.IDLE]
+    slots = (SlotId(slot) for slot in counted if slot != but)
+    return _adrift(state, table) + sum(taken(state, table, slot) for slot in slots)
+
+
+def has_room(state: State, table: EngineTable, slot: SlotId, tokens: int) -> bool:
+    """Whether idle work may fill a slot so far without pushing anything out."""
+    pool = cells_of(table.traits)
+    return not pool or in_use(state, table, but=slot) + tokens <= pool
+
+
+# -- admission -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why a request cannot go out now."""
+
+    cells: int  # that are missing; 0: it waits for something else
+    victims: tuple[SlotId, ...]  # idle slots that must be emptied for it; none: others have to end first
+
+
+def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage | None:
+    """What keeps a request from the place that was found for it; None where it may go there."""
+    table, request = plan.table, pending.arrived
+    pool = cells_of(table.traits)
+    if not pool or request.action or plan.clears:
+        return None
+    if wipes(table.traits) and _beginning(state, table, but=plan.slot):
+        return Shortage(0, ())
+    wanted = need(state, pending, table)
+    if not wanted:
+        return None
+    lacking = _takes_in_all(state, plan, wanted) - pool
+    if lacking <= 0:
+        return None
+    if not pending.rendered and not request.brief:
+        return Shortage(0, ())  # perhaps not: its tokens are being counted
+    return _made_up(state, plan, lacking, now)
+
+
+def _made_up(state: State, plan: Plan, lacking: int, now: float) -> Shortage | None:
+    """How so many cells can be had; None where the engine will see to it."""
+    table = plan.table
+    if not table.may_wipe(now) and now < table.no_touch_until:  # the engine empties them itself
+        lacking -= sum(taken(state, table, slot) for slot in table.idle if slot != plan.slot)
+        return Shortage(lacking, ()) if lacking > 0 else None
+    if not table.open_for_pins(now):  # a task on its way may take any idle slot
+        return Shortage(lacking, ())
+    coming = sum(taken(state, table, slot) for slot in table.in_state(SlotState.MAINTENANCE))
+    return Shortage(lacking, _victims(state, table, lacking - coming, but=plan.slot, now=now))
+
+
+def _takes_in_all(state: State, plan: Plan, wanted: int) -> int:
+    """Cells that are taken at its end, or when a state is loaded for it, if these are more.
+
+    Where each task wipes the idle slots, that comes after what the engine loads from its RAM cache for it,
+    and before what comes after a touch.
+    """
+    table, reuse_plan = plan.table, plan.reuse_plan
+    loads = max(map(_step_takes, plan.steps), default=0)
+    if reuse_plan and reuse_plan.source is Source.RAM and reuse_plan.base:
+        loads = max(loads, reuse_plan.base.total)
+    if not wipes(table.traits):
+        return in_use(state, table, but=plan.slot) + max(wanted, loads)
+    touched = any(isinstance(step, Prefill) for step in plan.steps)
+    at_end = in_use(state, table, but=plan.slot, idle=False) + max(wanted, loads)
+    return max(at_end, in_use(state, table, but=plan.slot) + loads) if loads and not touched else at_end
+
+
+def _beginning(state: State, table: EngineTable, *, but: SlotId | None) -> bool:
+    """Whether a task is on its way that will empty all slots which the engine thinks idle.
+
+    One that was sent, or into which a file was restored, is idle for the engine until its task begins.
+    """
+    chores = (state.chores.get(owner) for owner in table.owners if owner is not None)
+    computes = any(isinstance(chore.step, Prefill | Load) for chore in chores if chore)
+    return computes or any(slot != but for slot in table.in_state(SlotState.LAUNCHED))
+
+
+def _victims(
+    state: State, table: EngineTable, lacking: int, *, but: SlotId | None, now: float
+) -> tuple[SlotId, ...]:
+    """The idle slots that cost least for their cells; none where all of them would not be enough."""
+    sizes = {slot: size for slot in table.idle if slot != but and (size := taken(state, table, slot))}
+    if lacking <= 0 or sum(sizes.values()) < lacking:
+        return ()
+    prices = {slot: _price(state, table, slot, now) for slot in sizes}
+    chosen: list[SlotId] = []
+    for slot in sorted(sizes, key=lambda slot: (prices[slot] / sizes[slot], slot)):
+        if lacking > 0:
+            chosen.append(slot)
+            lacking -= sizes[slot]
+    for slot in sorted(chosen, key=lambda slot: prices[slot], reverse=True):
+        if lacking + sizes[slot] <= 0:  # the last one was so large that others can stay
+            chosen.remove(slot)
+            lacking += sizes[slot]
+    return tuple(chosen)
+
+
+def _price(state: State, table: EngineTable, slot: SlotId, now: float) -> float:
+    """Of emptying a slot: what will be computed again, or its file's way there and back."""
+    contents = table.shadow.slots[slot]
+    if contents is None:
+        return 0.0
+    lost = blind_price(table, contents, state.catalog, now)
+    return min(lost, parked_price(table, contents, now)) if table.may_save(now) else lost
+
+
+def reserve(state: State, pending: Pending, plan: Plan) -> None:
+    """It goes out: its cells are promised, until its slot is free again, also if its client leaves."""
+    if cells_of(plan.table.traits) and plan.slot is not None and not pending.arrived.action:
+        plan.table.promised[plan.slot] = need(state, pending, plan.table)
+
+
+# -- what the engine did ---------------------------------------------------------------------------------
+
+
+def finished(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
+    """An answer has ended: how long it was is learned, and whether idle slots had to go for it."""
+    if event.generated is not None and pending.arrived.generates:
+        state.outputs.add(pending.arrived.kind, event.generated)
+    if pending.plan is not None and event.prompt_tokens is not None:
+        cells = event.prompt_tokens + max(0, (event.generated or 0) - 1)
+        if pending.slot in pending.plan.table.idle:
+            pending.plan.table.promised.pop(pending.slot, None)
+        yield from _purged(state, pending.plan.table, pending, cells)
+
+
+def _purged(state: State, table: EngineTable, pending: Pending, cells: int) -> Iterator[Effect]:
+    """Idle slots that the engine has emptied for so many cells of one request: the lowest first."""
+    pool = cells_of(table.traits)
+    if not pool or wipes(table.traits):
+        return
+    others = [SlotId(slot) for slot in range(len(table.states)) if slot != pending.slot]
+    over = cells - pool + sum(_at_least(state, table, slot) for slot in others)
+    for slot in others:
+        contents = table.shadow.slots[slot]
+        if over > 0 and contents and table.states[slot] is SlotState.IDLE:
+            over -= contents.total
+            yield _emptied(table, slot, PoolAct.PURGED, pending.arrived.request, contents.total)
+
+
+def _at_least(state: State, table: EngineTable, slot: SlotId) -> int:
+    """Cells that a slot surely held just now."""
+    contents, owner = table.shadow.slots[slot], table.owners[slot]
+    if table.states[slot] is SlotState.IDLE:
+        return contents.total if contents else 0
+    running = state.requests.get(owner) if owner is not None else None
+    started = running is not None and table.states[slot] is SlotState.RUNNING
+    return len(running.prompt) if running and started and running.prompt is not None else 0
+
+
+def _emptied(table: EngineTable, slot: SlotId, act: PoolAct, request: RequestId, cells: int) -> Pooled:
+    table.shadow.erase(slot)
+    table.settled.pop(slot, None)
+    table.look_again = True
+    return Pooled(request=request, engine=table.engine, act=act, slot=slot, cells=cells)
+
+
+def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
+    """A request has failed for lack of cells. Before it did, all idle slots were emptied."""
+    pending = state.requests.get(event.request)
+    if pending is None or pending.plan is None:
+        return
+    table = pending.plan.table
+    act = PoolAct.RETRIED if event.again else PoolAct.FAILED
+    yield Pooled(request=event.request, engine=table.engine, act=act, slot=pending.slot, cells=0)
+    if not cells_of(table.traits):
+        table.shadow.traits = table.traits.learned(Known.FAILED, unified=True)
+    for slot in table.idle if cells_of(table.traits) else ():
+        if contents := table.shadow.slots[slot]:
+            yield _emptied(table, slot, PoolAct.PURGED, event.request, contents.total)
+    table.look_again = True
+
+
+def moved_one_known(table: EngineTable, request: RequestId, tokens: Tokens) -> None:
+    """The tokens of a request whose slot was moved to the RAM cache before they were known."""
+    if wipes(table.traits):
+        ram = table.shadow.ram
+        ram[:] = [entry.known_as(tokens) if entry.request == request else entry for entry in ram]
+
+
+def not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:
+    """Slots that together hold more than one of them may cannot share a buffer."""
+    traits = table.traits
+    if not traits.unified or traits.known("unified") is Known.FLAGS or not traits.n_ctx:
+        return
+    if sum(view.held or 0 for view in views) > traits.n_ctx:
+        table.shadow.traits = traits.corrected(Known.HELD, unified=False)

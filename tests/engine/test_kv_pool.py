@@ -1,0 +1,133 @@
+"""Slots that share one KV buffer: stock lets growing answers fail together, the sidecar none."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from benchmarks.pool import ENGINES, Way, played, shared_engine, with_room
+
+from patience import PATIENCE
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.sessions import prose
+from slotkeeper.scheduler.effects import PoolAct
+
+CHATS, TURNS = 4, 3
+SMALL = ("-np", "4", "--kv-unified", "-c", "2048", "--cache-ram", "0")  # cells for two of `STORIES`
+STORIES = 3
+
+
+# Of the oracle. Where each task moves all idle slots to the RAM cache, what is loaded from there may find no
+# cells in a row, and a conversation is then computed again.
+MOST = {"as it comes": 2.0, "no RAM cache": 1.10}
+
+
+@pytest.mark.parametrize("flags", ENGINES)
+async def test_growing_chats_do_not_fail_and_say_what_they_would_with_room(flags):
+    oracle = await with_room(Tiny.DENSE, CHATS, TURNS)
+    ours = await played(Tiny.DENSE, oracle, TURNS, Way.FILES, ENGINES[flags])
+    assert ours.failed == 0
+    assert ours.others(oracle) == 0
+    assert ours.computed <= MOST[flags] * oracle.computed
+    assert ours.acts["waited"] > 0
+    assert ours.acts["failed"] == ours.acts["retried"] == 0
+
+
+async def test_a_model_with_checkpoints_as_well():
+    oracle = await with_room(Tiny.HYBRID, CHATS, TURNS)
+    ours = await played(Tiny.HYBRID, oracle, TURNS, Way.FILES, ENGINES["no RAM cache"])
+    assert ours.failed == 0
+    assert ours.others(oracle) == 0
+    assert ours.computed <= 1.10 * oracle.computed
+
+
+def story(number: int, **more: Any) -> dict[str, Any]:
+    fixed = {"prompt": f"{number}. " + prose(1000, number), "n_predict": 700, "ignore_eos": True}
+    return {**fixed, "temperature": 0, **more}
+
+
+def count(sidecar: Sidecar, act: PoolAct) -> int:
+    value = sidecar.driver.metrics.registry.get_sample_value
+    return int(value("slotkeeper_kv_pool_total", {"reason": act.value}) or 0)
+
+
+async def test_stock_fails_them_together(tmp_path: Path):
+    async with (
+        shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
+        httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as client,
+    ):
+        asked = (client.post("/completion", json=story(number)) for number in range(STORIES))
+        answers = await asyncio.gather(*asked)
+        assert {answer.status_code for answer in answers} == {500}
+        assert {answer.json()["error"]["message"] for answer in answers} == {
+            "Context size has been exceeded."
+        }
+
+
+async def test_requests_that_failed_together_are_sent_again_and_the_buffer_is_known_from_then_on(
+    tmp_path: Path,
+):
+    """Nothing told that the slots share one: the first failure does."""
+    async with (
+        shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
+        lab.in_front_of(engine.base) as sidecar,
+        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+    ):
+        asked = (client.post("/completion", json=story(number)) for number in range(STORIES))
+        answers = await asyncio.gather(*asked)
+        assert [answer.status_code for answer in answers] == [200] * STORIES
+        assert {answer.json()["tokens_predicted"] for answer in answers} == {700}
+        assert count(sidecar, PoolAct.RETRIED) > 0
+        (table,) = sidecar.driver.placement.tables.values()
+        assert table.traits.unified
+        before = count(sidecar, PoolAct.RETRIED)
+        asked = (client.post("/completion", json=story(10 + number)) for number in range(STORIES))
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+        assert count(sidecar, PoolAct.RETRIED) == before
+        assert count(sidecar, PoolAct.FAILED) == 0
+
+
+async def test_a_buffer_of_which_a_slot_may_not_have_all(tmp_path: Path):
+    """GET /props shows what one slot may have, not the buffer."""
+    flags = (*SMALL, "--kv-unified-per-slot", "1024")
+    async with (
+        shared_engine(Tiny.DENSE, tmp_path, *flags) as engine,
+        lab.in_front_of(engine.base, engine.flags) as sidecar,
+        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+    ):
+        asked = (client.post("/completion", json=story(number)) for number in range(STORIES))
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+        assert count(sidecar, PoolAct.WAITED) > 0
+        assert count(sidecar, PoolAct.RETRIED) == 0
+
+
+async def test_a_stream_that_had_begun_ends_with_the_engines_error_and_is_counted(tmp_path: Path):
+    async with (
+        shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
+        lab.in_front_of(engine.base) as sidecar,
+        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+    ):
+        asked = (client.post("/completion", json=story(n, stream=True)) for n in range(STORIES))
+        answers = await asyncio.gather(*asked)
+        ends = [orjson.loads(answer.text.strip().rpartition("data: ")[2]) for answer in answers]
+        broken = [end for end in ends if "error" in end]
+        assert broken
+        assert all(end["error"]["message"].startswith("Context size has been exceeded") for end in broken)
+        assert count(sidecar, PoolAct.FAILED) == len(broken)
+
+
+async def test_a_prompt_that_fits_into_no_slot_is_refused_by_the_engine(tmp_path: Path):
+    async with (
+        shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
+        lab.in_front_of(engine.base, engine.flags) as sidecar,
+        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
+    ):
+        answer = await client.post("/completion", json=story(1) | {"prompt": prose(20000, 1)})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "exceed_context_size_error"

@@ -1,0 +1,74 @@
+"""An answer is held back only as long as it may say that no cell was left; in whatever pieces it comes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slotkeeper.api.answer import Answer
+from slotkeeper.api.answer_builder import Figures
+from slotkeeper.exchange.cells import CellsGate, OutOfCells
+from slotkeeper.scheduler.events import Exceeded
+from slotkeeper.scheduler.types import RequestId
+
+ERROR = b'data: {"error":{"code":500,"message":"Context size has been exceeded.","type":"server_error"}}\n\n'
+OF_MESSAGES = b'event: error\ndata: {"code":500,"message":"Context size has been exceeded."}\n\n'
+OTHER = b'data: {"error":{"code":500,"message":"Something else.","type":"server_error"}}\n\n'
+WORD = b'data: {"choices":[{"delta":{"content":"Context size has been exceeded"}}]}\n\n'
+PING = b": ping\n\n"
+
+
+def gate(*, shut: bool = True) -> tuple[CellsGate, list[Exceeded]]:
+    told: list[Exceeded] = []
+    driver = SimpleNamespace(post=told.append, now=lambda: 1.0)
+    return CellsGate(cast("Any", driver), RequestId("1:r"), shut=shut), told
+
+
+def cut(text: bytes, places: list[int]) -> list[bytes]:
+    at = sorted({0, len(text), *(place % len(text) for place in places)})
+    return [text[begin:end] for begin, end in pairwise(at)]
+
+
+@given(stream=st.sampled_from([ERROR, OF_MESSAGES, PING + ERROR]), places=st.lists(st.integers(0, 500)))
+def test_no_byte_of_the_error_passes(stream, places):
+    shut, told = gate()
+    passed: list[bytes] = []
+    with pytest.raises(OutOfCells):
+        passed.extend(shut.passing(piece) for piece in cut(stream, places))
+    assert b"".join(passed) in {b"", PING}
+    assert [event.again for event in told] == [True]
+
+
+@given(
+    events=st.lists(st.sampled_from([OTHER, WORD, PING]), min_size=1, max_size=4),
+    more=st.booleans(),
+    places=st.lists(st.integers(0, 500)),
+)
+def test_every_other_stream_passes_byte_by_byte(events, more, places):
+    stream = b"".join([*events, *([WORD, ERROR] if more else [])])
+    shut, told = gate()
+    if all(event is PING for event in events) and not more:
+        places = []
+    passed = b"".join(shut.passing(piece) for piece in cut(stream, places)) + shut.close()
+    assert passed == stream
+    assert told == []
+
+
+def test_what_was_sent_again_passes_with_its_error():
+    open_, told = gate(shut=False)
+    assert open_.passing(ERROR) == ERROR
+    open_.heard(ERROR)
+    open_.ended(Answer(figures=Figures(), reply=None, complete=False, error="server_error"))
+    assert [event.again for event in told] == [False]
+
+
+def test_an_answer_that_only_speaks_of_it_has_not_failed():
+    shut, told = gate()
+    shut.heard(WORD)
+    shut.ended(Answer(figures=Figures(), reply=None, complete=True, error=None))
+    assert told == []
