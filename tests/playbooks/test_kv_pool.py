@@ -57,9 +57,9 @@ def pool(n_ctx: int = 4096, **traits: Any) -> Play:
     return Play(limits=CALM, **known | {"knowledge": READ} | traits)
 
 
-def asks(play: Play, request: str, prompt: Tokens, most: int | None = 100, **more: Any) -> Play:
+def asks(play: Play, request: str, prompt: Tokens, answer_limit: int | None = 100, **more: Any) -> Play:
     """It comes, and its tokens are known."""
-    return play << arrives(request, most=most, **more) << knows(request, prompt)
+    return play << arrives(request, answer_limit=answer_limit, **more) << knows(request, prompt)
 
 
 def held(play: Play, *prompts: Tokens) -> Play:
@@ -216,7 +216,7 @@ def test_no_second_victim_is_taken_while_the_first_one_goes():
         >> pooled("r1", PoolAct.ERASED)
         >> fills(0, Purpose.EMPTY)
     )
-    assert play << arrives("r2", brief=True, rendered=False, size=100, most=10) >> goes("r2", slot=3)
+    assert play << arrives("r2", brief=True, rendered=False, size=100, answer_limit=10) >> goes("r2", slot=3)
     assert play << filled() >> goes("r1")
 
 
@@ -261,7 +261,7 @@ def test_small_requests_pass_a_large_one_but_not_for_ever():
 def test_a_request_whose_tokens_are_not_known_waits_for_them_where_they_may_not_fit():
     play = held(pool(2300), A)
     assert asks(play, "r1", B, 101) >> goes("r1", slot=1) << starts("r1")
-    assert play << arrives("r2", hash_chain=(b"t", b"1", b"2"), size=4000, most=10)
+    assert play << arrives("r2", hash_chain=(b"t", b"1", b"2"), size=4000, answer_limit=10)
     assert play.placement.queued == 1
     assert play << knows("r2", MORE) >> goes("r2")
 
@@ -274,8 +274,8 @@ def expected(outputs: Outputs, **more: Any) -> int:
 
 
 def test_an_answer_is_expected_to_be_as_long_as_its_client_allows():
-    assert expected(Outputs(), most=300) == 300
-    assert expected(Outputs(), most=80_000) == 50_000
+    assert expected(Outputs(), answer_limit=300) == 300
+    assert expected(Outputs(), answer_limit=80_000) == 50_000
     assert expected(Outputs()) == UNKNOWN_OUTPUT
 
 
@@ -283,8 +283,8 @@ def test_once_enough_answers_were_seen_a_high_limit_counts_no_more():
     outputs = Outputs()
     for _ in range(LEARNED_FROM):
         outputs.add("k", 500)
-    assert expected(outputs, most=32_000) == MARGIN * 500
-    assert expected(outputs, most=300) == 300
+    assert expected(outputs, answer_limit=32_000) == MARGIN * 500
+    assert expected(outputs, answer_limit=300) == 300
     assert expected(outputs) == MARGIN * 500
 
 
@@ -292,14 +292,14 @@ def test_short_answers_do_not_promise_more_of_them():
     outputs = Outputs()
     for _ in range(LEARNED_FROM):
         outputs.add("k", 2)
-    assert expected(outputs, most=32_000) == LEAST_OUTPUT
+    assert expected(outputs, answer_limit=32_000) == LEAST_OUTPUT
 
 
 def test_a_request_that_has_outgrown_its_cells_gets_all_it_may_need():
     outputs = Outputs()
     for _ in range(LEARNED_FROM):
         outputs.add("k", 2)
-    assert expected(outputs, most=32_000, outgrown=True) == 32_000
+    assert expected(outputs, answer_limit=32_000, outgrown=True) == 32_000
     assert expected(outputs, outgrown=True) == 50_000
 
 

@@ -369,7 +369,7 @@ class Quiet(RuleBasedStateMachine):
                 copies=2 if kind in ("two copies", "two prompts") else 1,
                 hash_chain=tuple(b"%d/%d" % (talk, n) for n in range(turn + 1)) if kind == "chat" else (),
                 resumable=kind == "resumable",
-                most=None if kind == "messages" else longest_answer(self.prompts[request]),
+                answer_limit=None if kind == "messages" else longest_answer(self.prompts[request]),
                 size=4 * len(self.prompts[request]),
                 bypass=kind == "bypass" or (kind == "two prompts" and turn > 2),
             )

@@ -11,7 +11,7 @@ The payload is little endian, one memory after the other (engine.md 2.2):
                 per recurrent layer {i32 type, u64 row, cells x row bytes}, first all r, then all s
 
 A dense model has one attention memory, a sliding-window model two (all tokens, then the window), a hybrid one
-attention and one recurrent memory. x and y exist for M-RoPE only, the token in version 4 only. No field says
+attention and one recurrent memory. x and y exist for M-RoPE only, the token from version 3 on. No field says
 which memory follows, so the reader tries each; a wrong guess fails after a few fields.
 
 The appendix of a version 4 file: "SCKP", u32 1, u32 count, then for each checkpoint i64 tokens, i32 first

@@ -26,7 +26,7 @@ from unit.engine.slotfiles import (
     whole_file,
 )
 
-both_versions = pytest.mark.parametrize("version", [2, 4])
+both_versions = pytest.mark.parametrize("version", [2, 3, 4])
 all_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -143,7 +143,7 @@ def test_bytes_behind_the_end_are_seen(kind: str, version: int) -> None:
         (b"qsgg", Verdict.FOREIGN),
         (bytes(64), Verdict.FOREIGN),
         (b"GGUF" + bytes(64), Verdict.FOREIGN),
-        (header(IDS, 3), Verdict.VERSION),
+        (header(IDS, 5), Verdict.VERSION),
         (header(IDS, 5) + payload("dense", 20, 4), Verdict.VERSION),
         (header((7, -1, 8), 4) + payload("dense", 3, 4), Verdict.TOKENS),
         (header(IDS, 4)[:-4] + b"\1\0\0\0" + payload("dense", 20, 4), Verdict.TOKENS),
