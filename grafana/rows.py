@@ -304,6 +304,7 @@ def trouble() -> list[Panel]:
                 "sent again": NOW.increase("requests_sent_again_total"),
                 "frozen: {{engine}}": NOW.increase("engine_freezes_total", "engine"),
                 "lost: shared {{part}}": NOW.increase("shared_losses_total", "part"),
+                "down: shared {{part}}": f"1 - min by (part) ({NOW.series('shared_up')})",
                 "poisoned: {{reason}}": NOW.increase("poisoned_slots_total", "reason"),
             },
             width=COLUMNS,
