@@ -108,7 +108,8 @@ async def test_until_the_delay_is_over_it_still_serves(fake):
     async with serving(fake, "--drain-delay", "3600") as served:
         served.process.terminate()
         await becomes(served.admin, "/readyz", 503)
-        assert await status(served.data, "/health") == 200
+        assert await status(served.data, "/v1/models") == 200
+        assert await status(served.data, "/health") == 503, "so that a gateway sends nothing new"
         served.process.terminate()
         assert await served.ended() == 0
 

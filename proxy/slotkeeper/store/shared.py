@@ -37,6 +37,7 @@ from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.streams import BlobReader, BlobWriter, stored_size
 from slotkeeper.store.tiers import Swept
 from slotkeeper.store.trouble import (
+    HaltedError,
     LateError,
     MissingError,
     SnapshotError,
@@ -230,15 +231,20 @@ class SharedStore:
         manifest, salt, began = kept.manifest, secrets.token_bytes(SALT_BYTES), time.monotonic()
         blob = self._names.blob(entry, manifest.sha256, salt)
         size = stored_size(manifest.size, sealed=self._key is not None)
-        source = await self._lane.do(lambda _: BlobReader(hot.open(manifest.id), self._pieces(salt)))
+        opened: list[BlobReader] = []  # also by a step whose caller was cancelled
         try:
+            await self._lane.do(
+                lambda _: opened.append(BlobReader(hot.open(manifest.id), self._pieces(salt)))
+            )
+            source = opened[0]
             if size <= AT_ONCE:
                 data = b"".join([chunk async for chunk in self._read(source, manifest)])
                 await self.objects.create(blob, data)  # whole, or not at all
             else:
                 await self.objects.stream_up(blob, self._read(source, manifest))
         finally:
-            await self._lane.do(lambda _: source.close())
+            for reader in opened:
+                await self._close(reader)
         if size > AT_ONCE and await self.objects.size(blob) != size:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
         if time.monotonic() - began > FRESH:  # a collector may take it for a leftover by now
@@ -247,6 +253,13 @@ class SharedStore:
             await self.objects.remove(blob)  # another was first, and nobody else knows of ours
             await self._tell_use(entry, manifest.size)
         return True
+
+    async def _close(self, reader: BlobReader) -> None:
+        """After what is being read of it; at once where nothing is read any more."""
+        try:
+            await self._lane.do(lambda _: reader.close())
+        except HaltedError:
+            reader.close()
 
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
         """As it will be stored. Raises UnfitError at its end if it is not what was kept."""
