@@ -110,6 +110,13 @@ def test_every_variable_is_a_setting(fleet):
     assert "cold_dir" not in names
 
 
+def test_every_variable_of_the_compose_file_is_a_setting():
+    file = yaml.safe_load((ROOT / "docker" / "compose.fleet.yaml").read_text("utf-8"))
+    names = {name.removeprefix(PREFIX).lower() for name in file["services"]["slotkeeper"]["environment"]}
+    assert names <= Settings.model_fields.keys()
+    assert names >= OF_THE_STORE - {"cold_store_bytes"}
+
+
 def test_hints_and_store_are_where_the_sidecars_look(fleet):
     env = fleet.env_of_maps("slotkeeper")
     host, port = re.fullmatch(r"redis://(\w+):(\d+)/0", env[f"{PREFIX}HINTS"]).groups()
