@@ -17,7 +17,6 @@ from benchmarks.figures import keep
 
 from engine.conftest import wait_until
 from fleet.parts import Pod, Pods, Talk, client, haproxy, one_turn, smg
-from fleet.servers import BUCKET
 from slotkeeper.bench.measure import Oracle
 from slotkeeper.bench.sessions import prose
 from slotkeeper.engine.launch import free_port
@@ -29,8 +28,9 @@ TALKS, TURNS, AT_ONCE = 60, 3, 6
 SYSTEMS = 3
 LEAD = 12_000  # characters of its own with which a conversation begins: computing them again takes longer
 # than fetching them, on small models too. Shorter ones are rightly computed.
-WAITED = {"shared": 1.10, "local": 2.0}  # by the oracle of the whole fleet
-BEHIND = {"shared": 0.05, "local": 0.15}  # hit rate, less than that of one engine with three times the slots
+# With a shared store. Without one there is no limit: conversations of pods that are gone are computed again.
+WAITED = 1.10  # by the oracle of the whole fleet
+BEHIND = 0.05  # hit rate, less than that of one engine with three times the slots
 
 
 @dataclass
@@ -136,13 +136,9 @@ def added(url: str, pod: Pod) -> None:
 GATEWAYS = {"smg": smg, "haproxy": haproxy}
 
 
-@pytest.mark.parametrize("snapshots", WAITED)
+@pytest.mark.parametrize("snapshots", ["shared", "local"])
 @pytest.mark.parametrize("gateway", GATEWAYS)
-async def test_sixty_conversations_while_pods_come_and_go(
-    gateway, snapshots, pods, tmp_path, s3, redis, monkeypatch
-):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    shared = ["--cold-store", f"s3://{BUCKET}/sixty-{gateway}", "--hints", redis]
+async def test_sixty_conversations_while_pods_come_and_go(gateway, snapshots, pods, tmp_path, shared):
     store = shared if snapshots == "shared" else []
     (folder := tmp_path / gateway).mkdir()
     best, _ = await alone(pods)
@@ -155,7 +151,9 @@ async def test_sixty_conversations_while_pods_come_and_go(
         crowd = Crowd(url, talks())
         async with client() as asking:
             await crowd.round(asking)
-            await crowd.round(asking, {20: killed.kill, 40: lambda: added(url, started(pods, *store, data=later))})
+            await crowd.round(
+                asking, {20: killed.kill, 40: lambda: added(url, started(pods, *store, data=later))}
+            )
             in_flight, crowd.errors = crowd.errors, []
             drained.drain()
             await crowd.round(asking)
@@ -180,6 +178,7 @@ async def test_sixty_conversations_while_pods_come_and_go(
     assert len(crowd.sent) == TALKS * TURNS
     assert len(in_flight) <= AT_ONCE, figures
     assert not crowd.errors, figures
-    assert waited <= WAITED[snapshots], figures
-    assert crowd.hit_rate >= best - BEHIND[snapshots], figures
+    if store:
+        assert waited <= WAITED, figures
+        assert crowd.hit_rate >= best - BEHIND, figures
     assert pods.all[-1].served() > 0, "the pod that was added serves"
