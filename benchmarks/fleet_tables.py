@@ -55,6 +55,7 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
     def fleets() -> str:
         head = (
             "gateway",
+            "snapshots",
             "requests",
             "failed of the killed pod's",
             "others failed",
@@ -62,7 +63,8 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
             "hit rate",
             "one engine",
         )
-        found = [row for name in ("fleet-smg", "fleet-haproxy") for row in measured(name)]
+        runs = ("fleet-smg-shared", "fleet-haproxy-shared", "fleet-haproxy-local")
+        found = [row for name in runs for row in measured(name)]
         return table(head, map(_of_fleet, found))
 
     return {
@@ -121,6 +123,7 @@ def _of_fleet(row: Row) -> Sequence[str]:
     errors = (f"{len(row['errors_of_the_killed'])}", f"{len(row['other_errors'])}")
     return (
         row["gateway"],
+        row["snapshots"],
         f"{row['requests']}",
         *errors,
         f"{row['waited']:.2f}",

@@ -46,8 +46,9 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "soak": lambda figures: figures["worlds"],
         "scaling": lambda figures: figures,
         "placement": lambda figures: figures,
-        "fleet-smg": lambda figures: figures,
-        "fleet-haproxy": lambda figures: figures,
+        "fleet-smg-shared": lambda figures: figures,
+        "fleet-haproxy-local": lambda figures: figures,
+        "fleet-haproxy-shared": lambda figures: figures,
     }
 )
 

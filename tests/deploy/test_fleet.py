@@ -18,7 +18,6 @@ from fleet.parts import found
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 
 FLEET = K8S / "fleet"
-# Settings of the shared store, which the sidecar has once it can share one.
 OF_THE_STORE = {"cold_store", "cold_store_bytes", "store_key_file", "hints"}
 APPS = ("fleet-gateway", "valkey")
 
@@ -103,12 +102,19 @@ def test_who_may_talk_to_whom(fleet):
         assert policy(fleet, name)["policyTypes"] == ["Ingress", "Egress"]
 
 
-def test_every_variable_is_a_setting_or_of_the_shared_store(fleet):
-    known = {*Settings.model_fields, *(f"{name}_file" for name in SECRETS), *OF_THE_STORE}
+def test_every_variable_is_a_setting(fleet):
+    known = {*Settings.model_fields, *(f"{name}_file" for name in SECRETS)}
     names = {name.removeprefix(PREFIX).lower() for name in fleet.env_of_maps("slotkeeper")}
     assert names <= known
     assert names >= OF_THE_STORE
     assert "cold_dir" not in names
+
+
+def test_every_variable_of_the_compose_file_is_a_setting():
+    file = yaml.safe_load((ROOT / "docker" / "compose.fleet.yaml").read_text("utf-8"))
+    names = {name.removeprefix(PREFIX).lower() for name in file["services"]["slotkeeper"]["environment"]}
+    assert names <= Settings.model_fields.keys()
+    assert names >= OF_THE_STORE - {"cold_store_bytes"}
 
 
 def test_hints_and_store_are_where_the_sidecars_look(fleet):

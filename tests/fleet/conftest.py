@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from engine.conftest import build, engine, engine_factory, pytest_generate_tests
-from fleet.parts import pods
-from fleet.servers import CREDENTIALS, redis_server, s3_server
+from engine.conftest import Factory, build, engine, engine_factory, pytest_generate_tests
+from fleet.parts import Pods
+from fleet.servers import BUCKET, CREDENTIALS, redis_server, s3_server
 from slotkeeper.observe.log import configure
 
-__all__ = ["build", "engine", "engine_factory", "pods", "pytest_generate_tests"]
+__all__ = ["build", "engine", "engine_factory", "pytest_generate_tests"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +38,17 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def pods(engine_factory: Factory, tmp_path: Path) -> Iterator[Pods]:
+    made = Pods(engine_factory, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shared(s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a sidecar needs to share snapshots with others of the same test."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    return ["--cold-store", f"s3://{BUCKET}/{tmp_path.name}", "--hints", redis]

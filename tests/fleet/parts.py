@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import pytest
 
 from commands.process import SLOTKEEPER, environ, lives
 from containers import ROOT
@@ -94,13 +93,6 @@ class Pods:
         for pod in self.all:
             pod.process.kill()
             pod.process.wait()
-
-
-@pytest.fixture
-def pods(engine_factory: Factory, tmp_path: Path) -> Iterator[Pods]:
-    made = Pods(engine_factory, tmp_path)
-    yield made
-    made.close()
 
 
 # -- gateways --------------------------------------------------------------------------------------------

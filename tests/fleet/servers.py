@@ -9,7 +9,6 @@ import asyncio
 import re
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from engine.conftest import wait_until
 from patience import PATIENCE
 from programs import program
 from slotkeeper.engine.launch import free_port
@@ -68,13 +68,13 @@ def s3_server(port: int = 0) -> Iterator[str]:
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
+    def listens() -> bool:
         assert process.poll() is None, f"it ended with {process.returncode}"
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+            return True
+        return False
+
+    wait_until(listens)
 
 
 class Fault(StrEnum):
