@@ -99,11 +99,15 @@ class Membership:
         for link in back:
             self.drain(link, drain=False)
         for link in gone:
-            self._going.add(link.engine)
-            if link.draining:  # by hand, and may be at rest already: it is said once more
-                self._post(self._asked(link))
-            self.drain(link, drain=True)
+            self._retire(link)
         log.info("upstreams_reloaded", upstream=list(wanted), added=len(new) + len(back), removed=len(gone))
+
+    def _retire(self, link: EngineLink) -> None:
+        """Drain an engine that is no longer named. It is dropped once it is at rest."""
+        self._going.add(link.engine)
+        if link.draining:  # by hand, and perhaps at rest already: ask for `Drained` once more
+            self._post(self._asked(link))
+        self.drain(link, drain=True)
 
     @staticmethod
     def _check(links: Iterable[EngineLink], wanted: Iterable[NamedUpstream]) -> None:

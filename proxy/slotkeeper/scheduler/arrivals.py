@@ -115,9 +115,7 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
                 if plan and short:  # 8
                     yield from _make_room(state, pending, plan, short, now)
                     scene.changed()
-                pending.waits_in = scene.drawn()
-                pending.waits_for = plan.table if plan and plan.until else None
-                pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
+                _keeps_waiting(state, pending, plan, scene, now)
                 left_waiting += pending.rendered
         if pending.waits_for and not begun:
             pending.waits_for.work.awaiting += 1
@@ -125,6 +123,15 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             scene.changed()
             if not _any_free(state):
                 break
+
+
+def _keeps_waiting(
+    state: State, pending: Pending, plan: Plan | None, scene: CurrentScene, now: float
+) -> None:
+    """The request stays in the queue: note in which scene, for which engine, and what it holds back."""
+    pending.waits_in = scene.drawn()
+    pending.waits_for = plan.table if plan and plan.until else None
+    pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
 
 
 def _decide_with_room(
