@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import httpx
@@ -63,7 +64,10 @@ def cached(answer: httpx.Response) -> int:
 
 def told(answer: httpx.Response) -> dict[str, str]:
     """All that the sidecar says of a request, but for its id."""
-    return {k: v for k, v in answer.headers.items() if k.startswith("x-slotkeeper")}
+    ours = {k: v for k, v in answer.headers.items() if k.startswith("x-slotkeeper")}
+    if name := ours.pop("x-slotkeeper-conversation", None):  # drawn at random, so it tells nothing
+        assert re.fullmatch("[0-9a-f]{16}", name)
+    return ours
 
 
 def before(engine: Any, **more: Any) -> Settings:
