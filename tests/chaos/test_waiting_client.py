@@ -237,12 +237,13 @@ async def test_an_error_after_comments_is_an_event_of_the_api(fake, sidecar, dat
     await until(lambda: quiet(sidecar, fake), "its slot is free again")
 
 
-async def test_a_refusal_keeps_all_that_the_engine_said(fake, sidecar, data):
-    said = {"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 512}
-    fake.custom = whole(400, {"error": said})
+@pytest.mark.parametrize(("status", "outcome"), [(400, "client_error"), (500, "upstream_error")])
+async def test_a_refusal_keeps_all_that_the_engine_said(fake, sidecar, data, status, outcome):
+    said = {"code": status, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 512}
+    fake.custom = whole(status, {"error": said})
     stream = await heard_after_comments(fake, data, Api.CHAT, Fault.CUSTOM)
     assert error_in(Api.CHAT, stream) == {**said, "param": None}
-    assert outcomes(sidecar, Api.CHAT) == {"ok": 1, "client_error": 1}
+    assert outcomes(sidecar, Api.CHAT) == {"ok": 1, outcome: 1}
 
 
 async def test_a_whole_answer_where_a_stream_was_promised_is_an_error(fake, sidecar, data):

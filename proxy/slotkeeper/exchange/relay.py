@@ -310,7 +310,7 @@ class Relay:
         body = await self._cells.whole(answer)
         await self._predicted()
         if waiting.opened is not None and not flows(answer):
-            return await self._retell(answer, forward, link)
+            return await self._retell(answer, forward, link, read=body)
         response = await waiting.accept(answer)
         if not flows(answer):
             progress = None
@@ -338,9 +338,8 @@ class Relay:
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
-                if not waiting.begun or isinstance(
-                    fault, OutOfCells
-                ):  # the client sees nothing, if another engine can answer
+                # Without a byte of an answer the client sees nothing of this, if it is sent again.
+                if not waiting.begun or isinstance(fault, OutOfCells):
                     raise
                 account.gone()
                 await self._break_off(answer, out, fault)
@@ -368,13 +367,14 @@ class Relay:
                     await self._account.rendered.wait()
 
     async def _retell(
-        self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink
+        self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink, *, read: bytes
     ) -> web.StreamResponse:
         """No stream came, and the client reads one by now: what the engine said, as an error event."""
         account = self._account
         try:
             async with answering(link):
-                body = await whole(answer, account.listener.heard)
+                account.listener.heard(read)  # `CellsGate` has read a short answer of 500 already
+                body = read + await whole(answer, account.listener.heard)
         except UpstreamFault:
             link.kick()
             raise
