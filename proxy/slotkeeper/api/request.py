@@ -10,6 +10,7 @@ Media stand in no text.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
@@ -32,6 +33,7 @@ from slotkeeper.api.document import (
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
+from slotkeeper.api.pictures import NO_PICTURES, Picture, named
 from slotkeeper.conversation.layout import Layout
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
@@ -143,6 +145,14 @@ def load(body: bytes, encoding: str = "") -> Doc:
     return doc
 
 
+def understood(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
+    """The object in `body`, and what it takes. Raises NotPlain, and ClientFault for what is too much."""
+    check_values(body)
+    doc = load(body, encoding)
+    check_depth(body, doc)
+    return doc, claim(api, doc)
+
+
 def claim(api: Api, doc: Doc) -> Claim:
     """What `doc` takes on a route of this kind."""
     named, model, most = doc.get("id_slot", _ABSENT), doc.get("model"), answer_cap(api, doc)
@@ -243,10 +253,13 @@ class Ask:
     stream: bool
     claim: Claim
     cache_prompt: bool
-    chat: Doc | None  # a chat body for /apply-template; None for raw prompts and for media
+    chat: (
+        Doc | None
+    )  # a chat body for /apply-template, which names images; None for raw prompts and strange media
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
     adapted: bool  # LoRA scales of its own: what its slot holds fits no other request
-    media: bool  # images or audio: the token ids cannot be known
+    media: bool  # strange images or audio: the token ids cannot be known
+    images: Mapping[bytes, Picture] = NO_PICTURES  # those that the chat names
     progress: bool  # it says itself whether it wants `return_progress`
     hash_chain: tuple[bytes, ...]  # chained digests: of what stands before the messages, then per message
     conversation: str | None  # whatever the body offers as the name of its conversation
@@ -264,18 +277,23 @@ def parse(api: Api, body: bytes) -> Ask:
 def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
     """The same of a body that was loaded, and whose claim may be known. Raises NotOurs."""
     shape = _shape(api, doc)
+    chat, images = shape.chat, NO_PICTURES
+    if shape.media:
+        chat, images = (named(chat) if chat else None) or (None, NO_PICTURES)
+    told = chat or shape.chat
     pinned = api.pinnable  # /v1/messages drops everything that it does not know (T5)
     return Ask(
         api=api,
         stream=doc.get("stream") is True,
         claim=taken or claim(api, doc),
         cache_prompt=not (pinned and doc.get("cache_prompt") is False),
-        chat=None if shape.media else shape.chat,
+        chat=chat,
         prompt=shape.prompt,
         adapted=pinned and bool(doc.get("lora")),
-        media=shape.media,
+        media=shape.media and not images,
+        images=images,
         progress="return_progress" in doc,
-        hash_chain=() if shape.chat is None else hash_chain(shape.chat, shape.lead),
+        hash_chain=() if told is None else hash_chain(told, shape.lead),
         conversation=offered(doc),
     )
 

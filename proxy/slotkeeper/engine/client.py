@@ -14,12 +14,14 @@ from typing import Any, Final, Self
 import orjson
 
 from slotkeeper.engine.answers import (
+    PREFILL_FIELDS,
     Continuation,
     EngineError,
     EngineGoneError,
     EngineSilentError,
     Guess,
     Health,
+    MediaPrompt,
     Odds,
     PrefillResult,
     RestoreResult,
@@ -63,13 +65,6 @@ OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
 OF_SERVERS: Final = {503: Health.LOADING, LOOP_STATUS: Health.LOOP}  # by the status of a refusal
 # A router with `autoload=false`: 400 "model is not loaded" or "not found", 500 while it starts or ends.
 OF_MODELS: Final = {400: Health.UNLOADED, 500: Health.LOADING, 503: Health.LOADING}
-PREFILL_FIELDS: Final = [
-    "timings/prompt_n",
-    "timings/cache_n",
-    "timings/prompt_ms",
-    "tokens_cached",
-    "id_slot",
-]
 
 
 def is_router(props: Mapping[str, Any]) -> bool:
@@ -175,6 +170,12 @@ class EngineClient:
         answer = await self._http.json("POST", "/apply-template", limits=TEXT, headers=headers, body=chat)
         return str(answer["prompt"])
 
+    async def count_chat(self, chat: Mapping[str, Any], *, headers: Headers | None = None) -> int:
+        """The tokens of a chat, exactly, with its images; nothing is computed and no slot is taken."""
+        path = "/v1/chat/completions/input_tokens"
+        said = await self._http.json("POST", path, limits=TEXT, headers=headers, body=chat)
+        return int(said["input_tokens"])
+
     async def tokenize(
         self,
         content: str | Sequence[str | int],
@@ -196,7 +197,7 @@ class EngineClient:
 
     async def prefill(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | MediaPrompt,
         slot: SlotId,
         *,
         headers: Headers | None = None,
@@ -210,7 +211,7 @@ class EngineClient:
         the answer is a stream with progress: it stops at its next batch.
         """
         body = {
-            "prompt": list(ids),
+            "prompt": ids.body if isinstance(ids, MediaPrompt) else list(ids),
             "n_predict": 0,
             "id_slot": slot,
             "cache_prompt": True,
@@ -268,8 +269,7 @@ class EngineClient:
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""
         said = await self._act(slot, "save", headers, filename=filename)
-        took = seconds(said, "save_ms")
-        return SaveResult(tokens=said["n_saved"], written=said["n_written"], seconds=took)
+        return SaveResult(tokens=said["n_saved"], written=said["n_written"], seconds=seconds(said, "save_ms"))
 
     async def restore(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> RestoreResult:
         """Load a file into an idle slot. Whatever goes wrong, the slot is empty afterwards (engine.md 2.1).

@@ -14,6 +14,7 @@ from heapq import nsmallest
 from itertools import chain
 from typing import Final
 
+from slotkeeper.scheduler import media
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.comparison import Comparison
 from slotkeeper.scheduler.costs import WORTH_A_FILE
@@ -330,7 +331,8 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 def steer(prompt: Tokens) -> Prefill:
     """Put the prompt where the engine will then look for it (T5). It must be longer than `STEER_TAIL`."""
-    return Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
+    end = media.sendable(prompt.chunks, len(prompt) - STEER_TAIL)
+    return Prefill(prompt.cut(0, end), Purpose.STEER)
 
 
 def _plan(

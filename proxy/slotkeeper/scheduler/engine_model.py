@@ -14,6 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.types import UNKNOWN, Markers, Tokens
 
 
@@ -232,10 +233,11 @@ def after_prefill(
     task: int,
     traits: EngineTraits,
     first: int = 0,
+    images: Sequence[Chunk] = (),
 ) -> tuple[Checkpoint, ...]:
     """The list after a prompt of `end` tokens was evaluated from `reuse` on.
 
-    `first` is the first position that a sliding window holds before that.
+    `first` is the first position that a sliding window holds before that; `images` are those of the prompt.
     """
     if not keeps_checkpoints(traits):
         return ()
@@ -244,8 +246,10 @@ def after_prefill(
     starts = set(user_starts)
     at = reuse
     while at < end:
-        stop = _batch_end(kept, at, end, user_starts, traits)
-        near_end = stop > end - traits.n_ubatch
+        stop = reach = _batch_end(kept, at, end, user_starts, traits)
+        if image := _image_in(images, at, stop):
+            reach, stop = max(at, image.start), _cut_behind(image, end, user_starts, traits)
+        near_end = reach > end - traits.n_ubatch
         wanted = near_end or at == last_user or _far_enough(kept, at, traits)
         if at > 0 and (at in starts or near_end) and wanted:
             _add(kept, Checkpoint(at, task, max(first, at - window_cells(traits))), traits)
@@ -273,6 +277,20 @@ def _batch_end(
         if start == user_starts[-1] or _far_enough(kept, start, traits):
             return start
     return stop
+
+
+def _image_in(images: Sequence[Chunk], at: int, stop: int) -> Chunk | None:
+    """The first image that a batch from `at` to `stop` would meet."""
+    return next((image for image in images if at < image.end and image.start < stop), None)
+
+
+def _cut_behind(image: Chunk, end: int, user_starts: Sequence[int], traits: EngineTraits) -> int:
+    """Where the engine cuts next behind an image, so that the batch after the cut can leave a checkpoint.
+
+    An image is computed apart, and the batch behind it leaves no checkpoint where it begins (engine.md 14).
+    """
+    cuts = (*user_starts, end - TAIL - traits.n_ubatch, end - TAIL, image.end + traits.n_batch)
+    return min((cut for cut in cuts if image.end <= cut < end), default=end)
 
 
 def _add(kept: list[Checkpoint], new: Checkpoint, traits: EngineTraits) -> None:
@@ -304,7 +322,7 @@ def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
 def foreign_token(prompt: Tokens) -> Tokens:
     """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
     first = prompt[0]
-    return Tokens([next((token for token in prompt if token != first), first)])
+    return Tokens([next((token for token in prompt if token != first and token >= 0), first)])
 
 
 def marked(tokens: Tokens) -> Tokens:

@@ -92,6 +92,7 @@ class Planted:
     wasted: int = 0  # where it failed: evaluated all the same
     seconds: float | None = None  # that the engine took
     stopped: bool = False  # by us: the engine keeps the batches that were done
+    unsent: bool = False  # the engine was asked nothing, so that the slot is as it was
     cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: it did not say
 
 
