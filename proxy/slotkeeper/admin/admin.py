@@ -118,7 +118,7 @@ class SnapshotRoutes:
         """Those that are up and may load files of this kind."""
         tables = self._driver.placement.tables.values()
         there = (table for table in tables if table.up or table.model)  # a model may be loaded again
-        return [table.engine for table in there if table.traits.fingerprint == fingerprint]
+        return [table.engine for table in there if fingerprint in table.traits.fingerprints]
 
     def _tell(self, store: Store, id_: SnapshotId) -> None:
         """The scheduler must not offer what was lost. What it had dropped itself it is not given again."""

@@ -13,7 +13,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from types import MappingProxyType
 from typing import Any, Final
 
 from slotkeeper.api.document import Doc, rows, table, text
@@ -31,11 +30,10 @@ class Picture:
     data: str  # base64
 
 
-NO_PICTURES: Final[Mapping[bytes, Picture]] = MappingProxyType({})
-
-
-def named(chat: Doc) -> tuple[Doc, Mapping[bytes, Picture]] | None:
-    """Return the chat with names for its images, and the images by digest; None if it has other media."""
+def named(chat: Doc | None) -> tuple[Doc | None, Mapping[bytes, Picture]]:
+    """Return the chat with names for its images, and the images by digest; no chat if it has other media."""
+    if chat is None:
+        return None, {}
     pictures: dict[bytes, Picture] = {}
     messages: list[Doc] = []
     for message in chat["messages"]:
@@ -43,7 +41,7 @@ def named(chat: Doc) -> tuple[Doc, Mapping[bytes, Picture]] | None:
         if isinstance(content, list):
             parts = [_named(part, pictures) for part in content]
             if None in parts:
-                return None
+                return None, {}
             messages.append({**message, "content": parts})
         else:
             messages.append(message)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from typing import Any, Final
@@ -33,7 +33,7 @@ from slotkeeper.api.document import (
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
-from slotkeeper.api.pictures import NO_PICTURES, Picture, named
+from slotkeeper.api.pictures import Picture, named
 from slotkeeper.conversation.layout import Layout
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
@@ -259,7 +259,7 @@ class Ask:
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
     adapted: bool  # LoRA scales of its own: what its slot holds fits no other request
     media: bool  # strange images or audio: the token ids cannot be known
-    images: Mapping[bytes, Picture] = NO_PICTURES  # those that the chat names
+    images: Mapping[bytes, Picture] = field(default_factory=dict)  # those that the chat names
     progress: bool  # it says itself whether it wants `return_progress`
     hash_chain: tuple[bytes, ...]  # chained digests: of what stands before the messages, then per message
     conversation: str | None  # whatever the body offers as the name of its conversation
@@ -277,9 +277,7 @@ def parse(api: Api, body: bytes) -> Ask:
 def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
     """The same of a body that was loaded, and whose claim may be known. Raises NotOurs."""
     shape = _shape(api, doc)
-    chat, images = shape.chat, NO_PICTURES
-    if shape.media:
-        chat, images = (named(chat) if chat else None) or (None, NO_PICTURES)
+    chat, images = named(shape.chat) if shape.media else (shape.chat, {})
     told = chat or shape.chat
     pinned = api.pinnable  # /v1/messages drops everything that it does not know (T5)
     return Ask(

@@ -203,6 +203,8 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
         notes.append(UNSEEN)
     else:
         traits = flags.traits_into(traits)
+    projector = await asyncio.to_thread(fingerprint.projector_of, props, flags.mmproj if flags else None)
+    traits = replace(traits, projector=projector)
     return Reading(
         traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
     )
@@ -215,6 +217,9 @@ async def read_command_line(base: str, reading: Reading) -> Reading:
         return reading
     notes = [note for note in reading.notes if note != UNSEEN]
     traits = replace(flags.traits_into(reading.traits), speculative=reading.traits.speculative)
+    if flags.mmproj and flags.mmproj.is_absolute():  # another process may be in another folder
+        projector = await asyncio.to_thread(fingerprint.projector_of, reading.props, flags.mmproj)
+        traits = replace(traits, projector=projector)
     return replace(reading, traits=traits, notes=[*notes, "started by others: its flags were read here"])
 
 

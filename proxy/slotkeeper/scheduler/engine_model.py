@@ -94,6 +94,7 @@ class EngineTraits:
     files_carry: bool | None = None  # whether its slot files carry checkpoints; None = not seen yet
     token_bytes: int = 0  # of a token in a slot file, by the model's header; 0 = not known
     fingerprint: str = ""  # of all that a slot file must fit; empty = not known, so no file is offered
+    projector: str = ""  # what it makes of images, which files with images must fit as well; empty = nothing
     # Of `FLAGS`, how those are known that are not taken to be the defaults.
     knowledge: Mapping[str, Known] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
@@ -111,6 +112,19 @@ class EngineTraits:
     def snapshots(self) -> bool:
         """Whether states can be kept in files and offered again."""
         return self.slot_files and self.state_version > 0 and bool(self.fingerprint)
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of all files that it can load: those of texts, and those with images."""
+        return (self.fingerprint, self._with_images) if self.projector else (self.fingerprint,)
+
+    def fingerprint_of(self, tokens: Tokens) -> str:
+        """That of files with these tokens."""
+        return self._with_images if tokens.chunks else self.fingerprint
+
+    @property
+    def _with_images(self) -> str:
+        return f"{self.fingerprint}-{self.projector}" if self.fingerprint and self.projector else ""
 
     def known(self, name: str) -> Known:
         """How this field's value is known."""

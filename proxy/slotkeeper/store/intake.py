@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile
+from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, told
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store import files
@@ -71,17 +71,17 @@ class SnapshotIntake:
                 if before.size != saved.written:
                     raise TornError(f"the engine wrote {saved.written} bytes, the file has {before.size}")
                 found = _whole(file, before)
-                _agree(found, saved)
+                tokens = _agree(found, saved)
                 edit = saved.edit(file, found) if saved.edit else None
                 if edit:
-                    return self._edited(edit, file)
+                    return self._edited(edit, file, tokens)
                 passed = files.hash_bytes(file, self.halt)
                 files.sync_file(file)
-            return self._admit(path, found, before, passed)
+            return self._admit(path, found, tokens, before, passed)
         finally:
             path.unlink(missing_ok=True)
 
-    def _edited(self, edit: SlotFileEdit, source: FileIO) -> CheckedFile:
+    def _edited(self, edit: SlotFileEdit, source: FileIO, tokens: Tokens) -> CheckedFile:
         """Write the edited file, and read it once more: what counts is what is in it."""
         path = self.folder.path / files.new_temporary(self.now)
         try:
@@ -89,22 +89,29 @@ class SnapshotIntake:
             with files.open_ours(path) as file:
                 before = _dated(file)
                 found = _whole(file, before)
-            return self._admit(path, found, before, passed, repaired=edit.repaired)
+            return self._admit(path, found, tokens, before, passed, repaired=edit.repaired)
         except EOFError as error:
             raise TornError(f"the engine's file became shorter: {error}") from error
         finally:
             path.unlink(missing_ok=True)
 
     def _admit(
-        self, path: Path, found: SlotFile, before: Stamp, passed: Passed, *, repaired: bool = False
+        self,
+        path: Path,
+        found: SlotFile,
+        tokens: Tokens,
+        before: Stamp,
+        passed: Passed,
+        *,
+        repaired: bool = False,
     ) -> CheckedFile:
         manifest = Manifest(
             id=files.new_id(self.now),
             fingerprint=self.saved.fingerprint,
             version=found.version,
             layout=found.layout,
-            tokens=len(found.tokens),
-            chain=chain(found.tokens),
+            tokens=len(tokens),
+            chain=chain(tokens),
             checkpoints=tuple(record.at for record in found.records),
             draft=any(record.draft for record in found.records),
             repaired=repaired,
@@ -114,9 +121,10 @@ class SnapshotIntake:
             created=self.now,
             build=self.saved.build,
             namespace=self.saved.tokens.space,
+            images=tuple((c.start, c.length, c.digest.hex()) for c in tokens.chunks),
         )
         self.folder.admit(path, manifest, before)
-        return CheckedFile(manifest=manifest, tokens=found.tokens)
+        return CheckedFile(manifest=manifest, tokens=tokens)
 
 
 def transfer(
@@ -171,12 +179,18 @@ def _whole(file: FileIO, stamp: Stamp) -> SlotFile:
     return found
 
 
-def _agree(found: SlotFile, saved: SavedFile) -> None:
-    """What is known of a slot may be a token or a reply behind or ahead, but never something else."""
-    held, expected = found.tokens, saved.tokens
+def _agree(found: SlotFile, saved: SavedFile) -> Tokens:
+    """Return what the file holds.
+
+    What is known of a slot may be a token or a reply behind or ahead, but never something else.
+    """
+    held, expected = told(found, saved.tokens.chunks), saved.tokens
+    if held is None:
+        raise TornError("the engine's file holds other images")
     common = held.within(expected.space).lcp(expected)
     if not common or common < min(len(held), len(expected)):
         what = f"{len(held)} tokens, of which {common} are those of the {len(expected)} expected"
         raise TornError(f"the engine's file holds something else: {what}")
     if saved.layout and found.layout != saved.layout:  # cut between two memories a file is whole in itself
         raise TornError("the engine's file is not laid out as its others: a part is missing")
+    return held
