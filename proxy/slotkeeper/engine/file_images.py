@@ -1,9 +1,9 @@
 """Images in slot files: where they stand among the tokens, and what the engine calls them.
 
 After the ids of the tokens, which are -1 at images, a file has u32 count, then so many u32 (tokens before
-each image), then for each image u32 length and that many bytes, then zeros up to a whole word. Those bytes are
-u64 version, u32 1, u64 0, u8 1, u32 width and height in tokens, u32 kind of positions, u32 0, from version 2 on
-u32 frames, u64 length of the name, the name, and sizes in pixels. A file has no pixels and no embeddings.
+each image), then for each image u32 length and that many bytes, then zeros up to a whole word. Those bytes
+are u64 version, u32 1, u64 0, u8 1, u32 width and height in tokens, u32 kind of positions, u32 0, from
+version 2 on u32 frames, u64 length of the name, the name, sizes in pixels. No pixels and no embeddings.
 """
 
 from __future__ import annotations

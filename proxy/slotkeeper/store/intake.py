@@ -71,17 +71,17 @@ class SnapshotIntake:
                 if before.size != saved.written:
                     raise TornError(f"the engine wrote {saved.written} bytes, the file has {before.size}")
                 found = _whole(file, before)
-                tokens = _agree(found, saved)
+                _agree(found, saved)
                 edit = saved.edit(file, found) if saved.edit else None
                 if edit:
-                    return self._edited(edit, file, tokens)
+                    return self._edited(edit, file)
                 passed = files.hash_bytes(file, self.halt)
                 files.sync_file(file)
-            return self._admit(path, found, tokens, before, passed)
+            return self._admit(path, found, before, passed)
         finally:
             path.unlink(missing_ok=True)
 
-    def _edited(self, edit: SlotFileEdit, source: FileIO, tokens: Tokens) -> CheckedFile:
+    def _edited(self, edit: SlotFileEdit, source: FileIO) -> CheckedFile:
         """Write the edited file, and read it once more: what counts is what is in it."""
         path = self.folder.path / files.new_temporary(self.now)
         try:
@@ -89,22 +89,16 @@ class SnapshotIntake:
             with files.open_ours(path) as file:
                 before = _dated(file)
                 found = _whole(file, before)
-            return self._admit(path, found, tokens, before, passed, repaired=edit.repaired)
+            return self._admit(path, found, before, passed, repaired=edit.repaired)
         except EOFError as error:
             raise TornError(f"the engine's file became shorter: {error}") from error
         finally:
             path.unlink(missing_ok=True)
 
     def _admit(
-        self,
-        path: Path,
-        found: SlotFile,
-        tokens: Tokens,
-        before: Stamp,
-        passed: Passed,
-        *,
-        repaired: bool = False,
+        self, path: Path, found: SlotFile, before: Stamp, passed: Passed, *, repaired: bool = False
     ) -> CheckedFile:
+        tokens = _held(found, self.saved)
         manifest = Manifest(
             id=files.new_id(self.now),
             fingerprint=self.saved.fingerprint,
@@ -179,18 +173,20 @@ def _whole(file: FileIO, stamp: Stamp) -> SlotFile:
     return found
 
 
-def _agree(found: SlotFile, saved: SavedFile) -> Tokens:
-    """Return what the file holds.
-
-    What is known of a slot may be a token or a reply behind or ahead, but never something else.
-    """
-    held, expected = told(found, saved.tokens.chunks), saved.tokens
+def _held(found: SlotFile, saved: SavedFile) -> Tokens:
+    """Return what the file holds. Raises TornError if its images are not those of the slot."""
+    held = told(found, saved.tokens.chunks)
     if held is None:
         raise TornError("the engine's file holds other images")
+    return held
+
+
+def _agree(found: SlotFile, saved: SavedFile) -> None:
+    """What is known of a slot may be a token or a reply behind or ahead, but never something else."""
+    held, expected = _held(found, saved), saved.tokens
     common = held.within(expected.space).lcp(expected)
     if not common or common < min(len(held), len(expected)):
         what = f"{len(held)} tokens, of which {common} are those of the {len(expected)} expected"
         raise TornError(f"the engine's file holds something else: {what}")
     if saved.layout and found.layout != saved.layout:  # cut between two memories a file is whole in itself
         raise TornError("the engine's file is not laid out as its others: a part is missing")
-    return held
