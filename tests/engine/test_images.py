@@ -293,7 +293,7 @@ async def test_another_image_is_never_a_hit(build, pair, tmp_path):
 
 @pytest.mark.parametrize("between", [[words(" ")], []], ids=["apart", "touching"])
 async def test_so_it_is_with_another_image_behind_the_first_one(build, between, tmp_path):
-    """Older builds take two Qwen images of one size that touch for two frames of one, so not with that one."""
+    """Not with Qwen: older builds take two images of one size that touch for two frames of one."""
     pair = "hybrid" if between else "dense"
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine) as client:
         for second in (B, C, A, B):

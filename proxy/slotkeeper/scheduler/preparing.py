@@ -153,7 +153,8 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         raise AssertionError("a plant answers a prefill")  # noqa: TRY004
     tokens, shadow = step.tokens, table.shadow
     if event.unsent:  # nor would it be the next time
-        shadow.slots[slot] = (contents := shadow.slots[slot]) and contents.followed_by(None)
+        if contents := shadow.slots[slot]:
+            shadow.slots[slot] = replace(contents, following=None)
         return False
     if event.computed is None:  # the engine may still be at work on it
         shadow.slots[slot] = (
