@@ -24,8 +24,8 @@ from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 
-# A decision on a long prompt takes milliseconds. After this many undecided requests in a row, the later ones
-# wait too.
+# A decision on a long prompt takes milliseconds. Once this many requests of a round have to wait for a slot,
+# the later ones wait without a decision.
 LOOKAHEAD: Final = 16
 
 # This many requests may overtake one that needs several slots, or that needs other tasks to end.

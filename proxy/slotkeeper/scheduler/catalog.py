@@ -286,11 +286,11 @@ class Catalog:
         The last result is kept: each engine asks for the same prompt.
         """
         dense = traits.memory is Memory.DENSE
-        last, fingerprint, was_dense, found = self._last
+        last, fingerprint, was_dense, neighbours = self._last
         if last is not prompt or (fingerprint, was_dense) != (traits.fingerprint, dense):
-            found = tuple(Neighbours(order, prompt, dense=dense) for order in self._fitting(traits))
-            self._last = (prompt, traits.fingerprint, dense, found)
-        return found
+            neighbours = tuple(Neighbours(order, prompt, dense=dense) for order in self._fitting(traits))
+            self._last = (prompt, traits.fingerprint, dense, neighbours)
+        return neighbours
 
     def covered(self, tokens: Tokens, traits: EngineTraits) -> int:
         """Return how many of these tokens a snapshot saves for a prompt that continues after them."""
@@ -300,8 +300,8 @@ class Catalog:
         if key not in self._covered:
             if len(self._covered) == REMEMBERED:
                 self._covered.clear()
-            found = self.best(tokens + NEVER, traits, lambda _: 0.0)
-            self._covered[key] = found[1] if found else 0
+            best = self.best(tokens + NEVER, traits, lambda _: 0.0)
+            self._covered[key] = best[1] if best else 0
         return self._covered[key]
 
     def covers(self, contents: SlotContents, traits: EngineTraits) -> int:

@@ -36,7 +36,7 @@ TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
 UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the task's slot is known
 BEATEN: Final = 5  # plans kept besides the best one, for `why`
-TURN: Final = 2  # messages: a reply, and the answer to it
+TURN: Final = 2  # messages: a reply, and the client's next message
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
 
 
@@ -154,7 +154,7 @@ def cheapest(
 
 
 def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
-    """Sort by price, then plans that need not wait.
+    """Return the key to sort plans by price; of equal ones, those that need not wait come first.
 
     A file that an engine reads or writes delays all its slots.
     """
@@ -165,7 +165,7 @@ def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
 def _order_of_several(
     plan: Plan, *, want: Want, compared: Comparison
 ) -> tuple[float, bool, float, SlotId | None]:
-    """Sort by seconds, over engines of different speed and load."""
+    """Return the key to sort plans by seconds, over engines of different speed and load."""
     reuse = plan.reuse_plan.reuse if plan.reuse_plan else 0
     parked = any(isinstance(step, Keep) for step in plan.steps)  # nothing is lost
     seconds = compared.seconds(
@@ -254,13 +254,13 @@ def _when_over(table: EngineTable, want: Want) -> Iterator[Plan]:
     until = table.work.free_in(want.now)
     if table.idle or until is None or table.leaving or not table.up:
         return
-    found = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
+    best = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
     for slot in table.in_state(SlotState.LAUNCHED, SlotState.RUNNING):
         reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
         yield replace(_plan(table, reuse_plan, price_of(table, reuse_plan, want), wait=True), until=until)
-        if found and not want.plain:
-            restored = table.shadow.plan_reuse_restored(slot, want.prompt, found[0])
-            price = restore_price(table, found[0]) + price_of(table, restored, want)
+        if best and not want.plain:
+            restored = table.shadow.plan_reuse_restored(slot, want.prompt, best[0])
+            price = restore_price(table, best[0]) + price_of(table, restored, want)
             yield replace(_plan(table, restored, price, wait=True), until=until)
 
 
@@ -292,10 +292,10 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
     """Yield a plan for each slot after a restore of the file that saves most."""
-    found = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
-    if found is None:
+    best = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
+    if best is None:
         return
-    snapshot, idle = found[0], table.idle
+    snapshot, idle = best[0], table.idle
     reuse_plan = table.shadow.plan_reuse_restored(idle[0], want.prompt, snapshot) if idle else None
     if reuse_plan and reuse_plan.source is Source.SNAPSHOT and reuse_plan.reuse:
         for slot in idle:

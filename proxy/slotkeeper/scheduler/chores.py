@@ -54,7 +54,7 @@ EARLIEST: Final = 0.02  # seconds: no timer is shorter
 
 
 def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
-    """Give way to clients, begin idle work that is due, and set a timer for the next, at latest `or_at`."""
+    """Give way to clients, begin idle work that is due, and set a timer for the next, or for `or_at`."""
     yield from _make_way(state)
     due_at, working = inf, {chore.table.engine for chore in state.chores.values()}
     for table in state.up:
@@ -74,7 +74,7 @@ def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
 
 
 def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | None, float]:
-    """Return the first chore that can begin now, and when the earliest chore that is not due yet will be."""
+    """Return the first chore that can begin now, and when work in the slots before it is due."""
     due_at = inf
     for slot, contents in _unsettled(state, table):
         foreseen = contents.following is not None and not state.ends(table)
@@ -175,7 +175,7 @@ def _chore_ahead(
         return None
     given_up = contents.total - contents.tokens.lcp(goal.tokens)
     if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
-        # Others need the engine, and the next user of the slot is uncertain: only small corrections pay.
+        # Others need the engine, and the next user of the slot is uncertain: only a small correction pays.
         table.put_off.add(slot)
         return None
     if state.idle.wait(computes, now) > 0:
@@ -204,7 +204,7 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
 
 
 def _decided_again(chore: Chore, *, ok: bool) -> bool:
-    """Whether the chore ends with this step, so that the next work is decided anew."""
+    """Whether the chore ends with this step; the slot's next work is then decided from the start."""
     ended_ahead = chore.computes_ahead or (chore.ahead and not ok)
     return ended_ahead or isinstance(chore.step, Wipe) or chore.empties
 
@@ -246,7 +246,7 @@ def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> 
 
 
 def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
-    """Drop the file that showed us the slot's tokens: a later file also restores the draft state."""
+    """Drop the earlier file of the same tokens, once a later file also restores the draft state."""
     contents, traits = chore.contents, chore.table.traits
     if contents is None or not traits.files_carry_drafts:
         return
@@ -259,7 +259,7 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
 
 
 def left(state: State, now: float) -> bool:
-    """Whether anything remains to be prefetched, or to be saved before we stop."""
+    """Whether anything remains to be prefetched, or to be saved before the sidecar stops."""
     return bool(state.chores or state.coming) or any(_left_in(state, table, now) for table in state.up)
 
 
@@ -331,8 +331,8 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
 
 
 def _may_warm(state: State, table: EngineTable, now: float) -> bool:
-    """Whether an empty slot may be warmed: not while crowded, or another conversation takes it at once."""
-    if not table.traits.speculative or table.traits.files_carry is not False:  # files bring drafts
+    """Whether an empty slot may be warmed. While crowded, another conversation would take it at once."""
+    if not table.traits.speculative or table.traits.files_carry is not False:  # restored files have drafts
         return False
     unwanted = state.ends(table) or state.waiting or table.crowded(now)
     return not unwanted and table.may_save(now) and table.open_for_pins(now)

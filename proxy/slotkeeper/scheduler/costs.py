@@ -48,9 +48,9 @@ class FileTimes:
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] >= UNLIKE * a[0]]
         if len(slopes) >= PAIRS:
             self._each = max(0.0, median(slopes))
-            self._constant = max(0.0, median(one - self._each * bytes_ for bytes_, one in self._seen))
+            self._constant = max(0.0, median(time - self._each * bytes_ for bytes_, time in self._seen))
         else:
-            self._each = median_low([1 / self.guess, *(one / bytes_ for bytes_, one in self._seen)])
+            self._each = median_low([1 / self.guess, *(time / bytes_ for bytes_, time in self._seen)])
             self._constant = 0.0
 
 

@@ -28,9 +28,9 @@ def engines_named(state: State, event: EnginesNamed) -> None:
     state.engines = event.engines
     for engine in gone:
         router = state.routers.pop(engine, None)
-        for one in (engine, *(router.models if router else ())):
-            state.tables.pop(one, None)
-            state.drained.pop(one, None)
+        for name in (engine, *(router.models if router else ())):
+            state.tables.pop(name, None)
+            state.drained.pop(name, None)
     state.mark_leaving()
 
 
@@ -45,7 +45,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 def _at_rest(state: State, engine: EngineId, now: float) -> bool:
     """Whether nothing runs there and all slots worth a file are saved; for a router, in all its models."""
     router = state.routers.get(engine)
-    known = (state.tables.get(one) for one in (engine, *(router.models if router else ())))
+    known = (state.tables.get(name) for name in (engine, *(router.models if router else ())))
     tables = [table for table in known if table is not None and table.up]
     return all(
         table.at_rest and not state.open_accounts(table) and not chores.left_at(state, table, now)

@@ -25,7 +25,7 @@ class Wanted:
     """A state that would save more tokens of a prompt than any state here.
 
     `within`: seconds for which the request waits for the store's answer. That is the time that computing the
-    missing tokens takes, so asking for nothing costs at most half of the whole wait.
+    missing tokens takes, so a search that finds nothing costs at most half of the wait.
     """
 
     traits: EngineTraits
@@ -35,7 +35,7 @@ class Wanted:
 
 
 def wanted_elsewhere(state: State, request: RequestId, prompt: Tokens) -> Iterator[Wanted]:
-    """Yield one for each kind of engine that can serve the request; none if the request has a place."""
+    """Yield a state for each kind of engine that can serve the request; none if it has a place."""
     pending = state.requests.get(request)
     if pending is None or request not in state.queue:
         return

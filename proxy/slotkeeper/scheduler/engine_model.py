@@ -211,11 +211,11 @@ def engine_goes_back_to(
 
 def newest_usable(checkpoints: Sequence[Checkpoint], common: int, traits: EngineTraits) -> int:
     """Return how many tokens the engine keeps if it goes back to a checkpoint for `common`; 0 if none."""
-    found = engine_goes_back_to(checkpoints, common, traits)
-    if found is None or found.stale:
+    checkpoint = engine_goes_back_to(checkpoints, common, traits)
+    if checkpoint is None or checkpoint.stale:
         return 0
     # With a sliding window, the last token is computed again, so one token less is kept.
-    return found.at - 1 if traits.memory is Memory.SWA else found.at
+    return checkpoint.at - 1 if traits.memory is Memory.SWA else checkpoint.at
 
 
 def window_cells(traits: EngineTraits) -> int:

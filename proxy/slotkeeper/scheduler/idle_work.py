@@ -61,10 +61,10 @@ def prefetch_plan(
     if following is None or contents.rough or contents.adapted or following == contents.tokens:
         return None
     here = reuse(contents, following, table.traits)
-    found = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
+    best = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
     goal = Prefill(following, Purpose.NEXT)
-    if found:
-        return Load(found[0]), goal, len(following) - found[1]
+    if best:
+        return Load(best[0]), goal, len(following) - best[1]
     return None, goal, len(following) - here
 
 
@@ -301,7 +301,7 @@ def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None
     """
     fresh = [snapshot for snapshot in catalog if _fit_to_warm(snapshot, table, now)]
     contents = [h.tokens for h in table.shadow.slots if h]
-    if len(table.warmed) > len(catalog):  # files that are gone
+    if len(table.warmed) > len(catalog):  # some of its files are gone
         table.warmed.intersection_update([s.id for s in catalog])
     for snapshot in sorted(fresh, key=lambda s: (s.used, len(s.tokens)), reverse=True):
         if not any(tokens.lcp(snapshot.tokens) * 2 > len(snapshot.tokens) for tokens in contents):
@@ -329,9 +329,9 @@ def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | 
     """
     for tail in (TAIL, TAIL // 2):
         early = end.tokens.cut(0, max(0, len(end.tokens) - tail + 1))
-        found = catalog.best(early, table.traits, lambda _: 0.0)
-        if found and len(found[0].tokens) == found[1]:
-            return Load(found[0])
+        best = catalog.best(early, table.traits, lambda _: 0.0)
+        if best and len(best[0].tokens) == best[1]:
+            return Load(best[0])
         if len(end.tokens) <= 2 * tail:
             return Prefill(end.tokens, Purpose.DRAFT)
     return None

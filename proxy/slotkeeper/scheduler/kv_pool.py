@@ -55,7 +55,7 @@ LEAST_OUTPUT: Final = 1024
 
 
 def cells_of(traits: EngineTraits) -> int:
-    """Return the cells of the buffer that all slots share; 0 if they share none, or not for certain."""
+    """Return the cells of the buffer that all slots share; 0 if there is none, or if that is uncertain."""
     sure = traits.known("unified") is not Known.DEFAULT
     shared = traits.unified and sure and traits.n_slots > 1
     # A recurrent state takes one cell, whatever the length of its sequence.
@@ -338,14 +338,14 @@ def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
 
 
 def moved_one_known(table: EngineTable, request: RequestId, tokens: Tokens) -> None:
-    """Add the tokens of a request to its entry in the RAM cache, to which its slot was moved before."""
+    """Fill in the tokens of a request whose slot was moved to the RAM cache before they were known."""
     if wipes(table.traits):
         ram = table.shadow.ram
         ram[:] = [entry.known_as(tokens) if entry.request == request else entry for entry in ram]
 
 
 def not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:
-    """Learn that slots which together hold more than one may hold do not share a buffer."""
+    """Learn that slots share no buffer if together they hold more tokens than one of them may hold."""
     traits = table.traits
     if not traits.unified or traits.known("unified") is Known.FLAGS or not traits.n_ctx:
         return

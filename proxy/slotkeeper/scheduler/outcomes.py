@@ -44,7 +44,7 @@ Claim = tuple[Poison, int]  # the fault, and the most tokens that can have been 
 def impossible(pending: Pending, tree: PromptTree, *, prompt_tokens: int, cached: int) -> Claim | None:
     """Return the fault that an answer's count of reused tokens reveals; None if the count is possible.
 
-    None also if it cannot be judged, because others use the engine or the prompt is unknown. Must be called
+    None also if it cannot be judged, because others use the engine or the prompt is unknown. Call this
     before the shadow and the tree take in the request.
     """
     prompt, plan, base = pending.prompt, pending.plan, pending.base
@@ -138,7 +138,7 @@ def acted(state: State, event: Acted) -> None:
             table.shadow.slots[slot] = SlotContents(opaque=event.left, from_file=True, used=event.at)
             table.loaded.add(slot)
         table.move(slot, SlotState.IDLE, None, event.at)
-    else:  # it had no slot
+    else:  # it was sent without a slot
         table.unsettled.pop(event.request, None)
         table.look_again = True
 
@@ -271,7 +271,7 @@ def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: i
     table = plan.table
     if plan.pinned and base and plan.source is Source.SLOT:
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
-    if plan.source is Source.RAM and not kv_pool.cells_of(table.traits):  # a pool may lack cells in a row
+    if plan.source is Source.RAM and not kv_pool.cells_of(table.traits):  # a pool may lack adjacent cells
         table.ram_loaded(hit=cached * 2 >= predicted)
         if cached < predicted - SURPRISE:  # the engine loaded another entry
             table.shadow.forget_ram()

@@ -138,7 +138,7 @@ class Pending:
     waits_in: Scene | None = None  # the scene in which it was decided that it must wait
     waits_for: EngineTable | None = None  # waits for a request there to end; other engines have free slots
     holds: Sequence[EngineTable] = ()  # engines for which the requests after it must wait too
-    could_begin: int | None = None  # `State.begun` when it was first found to need several slots
+    could_begin: int | None = None  # `State.begun` when it was first found to need more than a free slot
     short_since: float | None = None  # when it first had to wait for cells of a shared KV buffer
     plain: bool = False  # take no steps: one has failed, or they would not help
     finished: Finished | None = None

@@ -271,7 +271,7 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
             return []
         case Loading.REFUSED:
             table.shadow.erase(slot)
-            if not kv_pool.cells_of(table.traits):  # such an engine may have had no room in a row for it
+            if not kv_pool.cells_of(table.traits):  # a pool may lack adjacent cells for it
                 # Its file is kept: perhaps the engine is not as we think.
                 state.catalog.take(snapshot.id)
             return []

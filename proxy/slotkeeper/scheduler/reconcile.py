@@ -104,7 +104,7 @@ def _not_shown(orphan: Orphan, seen: Observed) -> bool:
 
 
 def _thought_idle(table: EngineTable, seen: Observed, *, busy: bool) -> list[SlotView]:
-    """Return those of the slots that we thought idle that are busy, or those that are not."""
+    """Return the slots that we thought idle and that the poll shows as busy, or as not busy."""
     return [
         view
         for view in seen.slots
@@ -113,7 +113,7 @@ def _thought_idle(table: EngineTable, seen: Observed, *, busy: bool) -> list[Slo
 
 
 def _sent_at(table: EngineTable, left: Iterable[Orphan]) -> Iterator[float]:
-    """Yield when those requests were sent that may still run and were not seen yet."""
+    """Yield the times at which requests were sent that may still run and were not seen yet."""
     yield from (sent.at for sent in table.unsettled.values())
     yield from (orphan.sent for orphan in left)
 

@@ -88,8 +88,8 @@ class EngineShadow:
             for other in idle:
                 if other != slot and (contents := self.slots[other]):
                     publish(ram, contents, self.traits)
-        one = SlotContents(tokens=prompt.cut(0, 0), opaque=1)
-        return replace(self._plan_reuse(one, ram, slot, prompt), touched=True, parked=parked)
+        touched_slot = SlotContents(tokens=prompt.cut(0, 0), opaque=1)
+        return replace(self._plan_reuse(touched_slot, ram, slot, prompt), touched=True, parked=parked)
 
     def plan_reuse_restored(self, slot: SlotId, prompt: Tokens, snapshot: Snapshot) -> ReusePlan:
         """Plan to send a prompt to `slot` after a restore of this file, which overwrites the slot."""
@@ -336,9 +336,9 @@ class EngineShadow:
         return contents.used if contents else -1.0
 
     def _copy_idle(self, running: SlotId, idle: Collection[SlotId]) -> None:
-        """Copy the other idle slots as the engine does when a task starts.
+        """Record that the engine copies its other idle slots when a task starts.
 
-        One shared buffer clears them, too.
+        If all slots share one buffer, it also clears them.
         """
         if not (self.traits.ram_cache and self.traits.idle_copy):
             return

@@ -59,7 +59,7 @@ class FairQueue:
         self._client[request] = client
 
     def put_back(self, request: RequestId, client: ClientId) -> None:
-        """Queue a request first, because it lost its slot before the engine began to run it."""
+        """Put a request first in the queue, because it lost its slot before the engine began to run it."""
         self.add(request, client)
         self._lines[client].move_to_end(request, last=False)
         self._lines.move_to_end(client, last=False)
@@ -156,7 +156,7 @@ class State:
         return [table for table in self.up if table.model == model]
 
     def open_for(self, model: ModelName) -> list[EngineTable]:
-        """Return those on which work may begin; failing engines only if there is no other."""
+        """Return the engines of this model on which work may begin; failing ones only if all are failing."""
         tables = [table for table in self.up_for(model) if not table.leaving]
         return [table for table in tables if not table.failing] or tables
 
@@ -183,7 +183,7 @@ class State:
         return until if until > now else None
 
     def fallback(self, model: ModelName) -> EngineId:
-        """Return the engine for a request whose model no engine serves now: the client gets its error."""
+        """Return where to send a request if no engine of its model is up: the client gets that error."""
         routers = (router.engine_of(model) for router in self.routers.values())
         known = (table.engine for table in self.tables.values() if model and table.model == model)
         named = sorted(self.engines, key=lambda engine: engine in self.drained)
@@ -212,7 +212,7 @@ class State:
         return self.closing or table.leaving
 
     def open_accounts(self, table: EngineTable) -> bool:
-        """Whether a request ended there whose tokens are not known yet: nor are its slot's contents."""
+        """Whether a request ended there whose tokens, and so its slot's contents, are not known yet."""
         ended = (p.plan for p in self.requests.values() if p.stage is Stage.ENDED and p.plan)
         return any(plan.table is table for plan in ended)
 
@@ -229,7 +229,7 @@ class State:
                 line.remove(request)
 
     def scene(self, now: float) -> Scene:
-        """Return what queue decisions depend on: while it is unchanged, queued requests need no new one."""
+        """Return what queue decisions depend on. While it is unchanged, no decision is made again."""
         several = len(self.up) > 1
         return tuple(
             (

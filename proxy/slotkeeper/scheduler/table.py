@@ -57,7 +57,7 @@ class Sent:
 
     at: float
     slots: int  # slots that it takes at once: n > 1, or several prompts
-    alone: bool = False  # a task that ran before it arrived could have left another namespace's state
+    alone: bool = False  # no task may run before it: it could leave another namespace's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class EngineTable:
     settled: dict[SlotId, SlotContents] = field(default_factory=dict)  # states that need no (further) save
     put_off: set[SlotId] = field(default_factory=set)  # slots settled only while the engine is crowded
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
-    warmed: set[SnapshotId] = field(default_factory=set)  # snapshots restored in idle time since it came up
+    warmed: set[SnapshotId] = field(default_factory=set)  # snapshots that warming tried since it came up
     no_save_until: float = -1.0  # a save failed, and further ones would too
     no_wipe_until: float = -1.0  # an erase failed
     no_touch_until: float = -1.0  # a prefill of one token failed
@@ -190,7 +190,7 @@ class EngineTable:
         return ours or any(changed > now for changed in self.changed)
 
     def crowd(self, slot: SlotId, hash_chain: Sequence[bytes], now: float) -> None:
-        """Note that a slot is given out: if another conversation loses it, expect more such losses."""
+        """Record that a slot is given out. If another conversation loses it, the engine counts as crowded."""
         contents = self.shadow.slots[slot]
         if contents and contents.total >= WORTH_A_FILE and not succeeds(hash_chain, contents):
             self.crowded_until = now + CROWDED_FOR
@@ -260,7 +260,7 @@ class EngineTable:
         return self.up and room and not alone and not self.awaited and self.open_for_bypass(now)
 
     def open_for_bypass(self, now: float) -> bool:
-        """Whether a bypassing task may be sent: not while an orphan may run, or we could confuse the two."""
+        """Whether a bypassing task may be sent: not while an orphan may run, as the two could be confused."""
         over = all(orphan.total is not None for orphan in self.orphans)
         return over and not self.leaving and not self.pin_on_its_way(now)
 
@@ -318,7 +318,7 @@ class EngineTable:
         self.shared_until, self.private = now + SHARED_FOR, False
 
     def leave(self, slot: SlotId, now: float, state: SlotState = SlotState.DRAINING) -> None:
-        """Release a slot for our part. A task that was not seen to begin may still be on its way to it."""
+        """Give up a slot. A task that was not seen to begin may still be on its way to it."""
         unbegun = self.states[slot] in (SlotState.LAUNCHED, SlotState.MAINTENANCE)
         late = LINGER if unbegun else 0.0
         self.move(slot, state, None, now)

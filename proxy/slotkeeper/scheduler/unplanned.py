@@ -29,7 +29,7 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
 
 
 def fail_open(state: State, now: float) -> Iterator[Effect]:
-    """Send requests whose model has no engine up or expected, so that clients get that engine's own error."""
+    """Send requests although no engine of their model is up or expected, so that clients get the error."""
     if all(table.up for table in state.tables.values()) and state.tables and not state.routers:
         return
     for request in tuple(state.queue):
