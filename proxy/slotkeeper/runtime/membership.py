@@ -116,11 +116,11 @@ class Membership:
         for one in wanted:
             if bases.get(EngineId(one.name), one.base) != one.base:
                 raise UpstreamsError(
-                    f"{one.name} has another address now; give what is there another name, or start again"
+                    f"{one.name} has another address now; give it another name, or restart the sidecar"
                 )
             if names.get(one.base, one.name) != one.name:
                 raise UpstreamsError(
-                    f"{one.base} is called {names[one.base]} here; keep that name, or start again"
+                    f"{one.base} is called {names[one.base]} here; keep that name, or restart the sidecar"
                 )
 
     def _add(self, upstream: NamedUpstream) -> None:
