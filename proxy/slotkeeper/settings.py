@@ -207,7 +207,7 @@ class Settings(BaseSettings):
     namespaces: Literal["auto", "key", "off"] = Field(
         default="auto",
         description=(
-            "key: tokens computed for one API key are never reused for another; off: all keys share one cache; "
+            "key: tokens computed for one API key are never reused for another; off: all keys share a cache; "
             "auto: off until an engine has accepted a second key, from then on key (docs/security.md)"
         ),
     )

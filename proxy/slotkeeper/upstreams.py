@@ -73,7 +73,7 @@ def read_table(path: Path) -> tuple[NamedUpstream, ...]:
     except OSError as error:
         raise UpstreamsError(f"{path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UpstreamsError(f"{path} is no TOML: {error}") from None
+        raise UpstreamsError(f"{path} is not valid TOML: {error}") from None
     try:
         return checked(_upstream(name, table) for name, table in tables.items())
     except ValueError as error:
@@ -82,9 +82,11 @@ def read_table(path: Path) -> tuple[NamedUpstream, ...]:
 
 def _upstream(name: str, table: Any) -> NamedUpstream:
     if not NAME.fullmatch(name):
-        raise UpstreamsError(f"{name!r} is no name; write letters, digits, dots and dashes, at most 40")
+        raise UpstreamsError(
+            f"{name!r} is not a valid name; use letters, digits, dots and dashes, at most 40"
+        )
     if not isinstance(table, Mapping):
-        raise UpstreamsError(f'{name} is no table; write [{name}] and url = "http://HOST:PORT" below it')
+        raise UpstreamsError(f'{name} is not a table; write [{name}] and url = "http://HOST:PORT" below it')
     try:
         found = _UpstreamEntry.model_validate(table)
     except ValidationError as error:

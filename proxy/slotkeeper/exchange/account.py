@@ -116,7 +116,7 @@ class Account:
         self.listener = Listener(api, self.record, self._metrics, driver.now)
         driver.note(driver.journal.came, self.record)
 
-    # -- its prompt --------------------------------------------------------------------------------
+    # -- the body ----------------------------------------------------------------------------------
 
     async def understand(self, body: bytes, encoding: str = "", *, run: Runner = here) -> Doc:
         """Parse the body, and read what the request claims of the engine; `run` runs that.
@@ -193,7 +193,7 @@ class Account:
         if pending is not None:
             self.record.weighed = pending.weighed
 
-    # -- its tokens --------------------------------------------------------------------------------
+    # -- the tokens --------------------------------------------------------------------------------
 
     def open(self) -> bool:
         """Make a new key for the driver. Returns whether `Rendered` must follow."""
@@ -257,7 +257,7 @@ class Account:
         """The names of the rules that changed the body that is sent."""
         return self._explaining.rules if self._explaining and self._changed else []
 
-    # -- its end -----------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def finished(self, forward: Forward, link: EngineLink, status: int) -> None:
         """Report that the answer has ended normally."""

@@ -321,7 +321,7 @@ class DataPort:
     ) -> web.StreamResponse:
         if not let_in:
             raise UpstreamFault(
-                "no engine says who may do this; when llama-server is up, try again",
+                "no engine can check the key for this now; try again when llama-server is up",
                 status=503,
                 retry_after=1,
             )

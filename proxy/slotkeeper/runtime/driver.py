@@ -319,7 +319,7 @@ class Driver:
         about = {"engine": what.engine, "act": what.act.value, "slot": what.slot, "cells": what.cells}
         log.info("kv_pool", request_id=id_of(what.request), **about)
 
-    # -- when things go wrong ----------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------
 
     def _forget(self, gone: Gone) -> Gone:
         """Cancel the grant and the running plant of a client that has disconnected."""

@@ -158,7 +158,7 @@ class Sharing:
         began = time.monotonic()
         try:
             there = await self._store.copy_cold(kept.id)
-        except MissingError:  # dropped meanwhile
+        except MissingError:  # it was dropped meanwhile
             return
         except SnapshotError as error:  # the file was damaged, and the store has dropped it
             self._failed("upload", "unfit", error, kept.id)

@@ -252,7 +252,7 @@ class Catalogue:
         try:
             result = await self._lane.do(lambda _: work())
         except (sqlite3.Error, OSError) as error:
-            what = f"Uses of snapshots are not remembered: {error}"
+            what = f"The use of snapshots is not remembered: {error}"
             self._health.remark(INDEX, StoreError(Trouble.BROKEN, what))
             return None
         self._health.remark(INDEX, None)

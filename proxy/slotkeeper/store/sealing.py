@@ -84,7 +84,7 @@ class Pieces:
         return self._cipher.encrypt(self._nonce(last=last), piece, None)
 
     def open(self, piece: bytes, *, last: bool) -> bytes:
-        """Raises SealError."""
+        """Open the next piece. Raises SealError."""
         return _opened(self._cipher, self._nonce(last=last), piece, None)
 
     def _nonce(self, *, last: bool) -> bytes:

@@ -15,13 +15,13 @@ from slotkeeper.scheduler.slot_contents import Tier
 
 
 class Trouble(StrEnum):
-    """What can be wrong with a folder."""
+    """The kinds of trouble with a folder."""
 
     DISK_FULL = "disk_full"
     READ_ONLY = "read_only"
     NOT_OURS = "not_ours"  # permissions, or one of our names is a link, a folder or a device
     MISSING_FOLDER = "missing_folder"
-    IN_USE = "in_use"  # by another sidecar
+    IN_USE = "in_use"  # another sidecar uses the folder
     NOT_SHARED = "not_shared"  # the engine saves somewhere else
     REFUSED = "refused"  # a shared store refuses: wrong credentials, or missing permissions
     UNREACHABLE = "unreachable"  # a shared store does not answer, or answers wrongly
@@ -36,8 +36,8 @@ ADVICE: Final[Mapping[Trouble, str]] = {
     Trouble.MISSING_FOLDER: "Make the folder, or mount what should be there.",
     Trouble.IN_USE: "Another sidecar keeps its snapshots there: give each one a folder of its own.",
     Trouble.NOT_SHARED: "Start the engine with --slot-save-path on the folder that Slotkeeper is given.",
-    Trouble.REFUSED: "Look at the credentials (AWS_...) and at what they allow in that bucket.",
-    Trouble.UNREACHABLE: "Look whether the store runs, and at its address (AWS_ENDPOINT_URL).",
+    Trouble.REFUSED: "Check the credentials (AWS_...) and what they permit in that bucket.",
+    Trouble.UNREACHABLE: "Check that the store runs, and that its address is right (AWS_ENDPOINT_URL).",
     Trouble.SLOW: "Put the folder on a local disk or, where there is memory for it, on a tmpfs.",
     Trouble.BROKEN: "Look at the system's log for what is wrong with this disk.",
 }
