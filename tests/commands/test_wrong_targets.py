@@ -48,7 +48,7 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
         (["helth", "--live"], "did you mean health?"),
         (["serve", "--listn", "x"], "slotkeeper serve: there is no --listn; did you mean --listen?"),
         (["serve", "--slotdir=/x"], "there is no --slotdir; did you mean --slot-dir?"),
-        (["serve", "--gibberish"], "slotkeeper serve --help lists what there is"),
+        (["serve", "--gibberish"], "slotkeeper serve --help lists all flags"),
         (["up", "--modle", "x"], "slotkeeper up: there is no --modle; did you mean --model?"),
         (["up", "-ngl", "99"], "flags of llama-server go after --"),
         (["up", "--context", "many"], "--context"),
@@ -65,10 +65,10 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
         (["lint", "x.jsonl", "--jsno"], "did you mean --json?"),
         (
             ["serve", "--hot-bytes", "plenty"],
-            "--hot-bytes: 'plenty' is no size; write a number of bytes, or such as 32GiB",
+            "--hot-bytes: 'plenty' is not a size; write it as a number of bytes, or as in 32GiB",
         ),
         (["serve", "--record-bytes", "5 gigs"], "such as 32GiB"),
-        (["serve", "--drain-delay", "soon"], "--drain-delay: 'soon' is no number; write such as 2.5"),
+        (["serve", "--drain-delay", "soon"], "--drain-delay: 'soon' is not a number; write it as in 2.5"),
         (
             ["serve", "--upstream", "localhost:8081"],
             "--upstream: 'localhost:8081' is not a URL; write http://HOST:PORT",
@@ -234,8 +234,8 @@ def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
 @pytest.mark.parametrize(
     ("name", "hints"),
     [
-        ("file", ("file is no folder", "Name another one")),
-        ("in a file", ("file is no folder", "Name another one")),
+        ("file", ("file is not a folder", "Give another one")),
+        ("in a file", ("file is not a folder", "Give another one")),
         ("no parent", ("typo. Make it: mkdir -p -m 700 ")),
         ("closed", ("cannot write to", "sudo install -d -m 700 -o ")),
         ("in a closed one", ("cannot write to", "sudo install -d -m 700 -o ")),

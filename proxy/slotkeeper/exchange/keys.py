@@ -201,7 +201,9 @@ class CrowdedFault(ClientFault):
 def new_key(name: str) -> tuple[str, str]:
     """Return a new key, and its table for the file, which holds only its digest. Raises ValueError."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name; use up to 40 letters, digits, dots, dashes and underscores")
+        raise ValueError(
+            f"{name!r} is not a name; use up to 40 letters, digits, dots, dashes and underscores"
+        )
     key = PREFIX + secrets.token_urlsafe(32)
     table = f'["{name}"]\nsha256 = "{_sha256(key).hex()}"\n'
     return key, table

@@ -103,7 +103,7 @@ def test_a_new_key_is_known_by_the_table_that_comes_with_it(tmp_path):
     found = KeyList.read(written(tmp_path, table, 0o644)).find(key)
     assert found is not None
     assert found.name == "a.b-c"
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         new_key("a b")
 
 
