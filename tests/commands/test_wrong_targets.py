@@ -195,9 +195,9 @@ def programs(tmp_path: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "hints"),
     [
-        ("true", ("is no llama-server", "--engine PATH")),
+        ("true", ("is not a llama-server", "--engine PATH")),
         ("no exec bit", ("may not be executed", "chmod +x ")),
-        ("text", ("is no program for this machine", "--engine PATH")),
+        ("text", ("is not a program for this machine", "--engine PATH")),
         ("folder", ("is a folder", "--engine PATH")),
         ("absent", ("is not there", "pip install 'slotkeeper[engine]'")),
         ("broken", ("failed (3)", "cannot find libcuda.so")),
@@ -301,7 +301,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_an_upstream_that_is_no_llama_server(command, elsewhere):
     ports = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0") if command == "serve" else ()
-    hints = (f"{elsewhere} is no llama-server", "by --upstream")
+    hints = (f"{elsewhere} is not a llama-server", "by --upstream")
     check(FAILURE, hints, command, "--upstream", f"{elsewhere}/v1/", *ports)
 
 

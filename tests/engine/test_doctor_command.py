@@ -200,7 +200,7 @@ def test_snapshots_that_work_are_described_and_leave_no_trace(engine_factory, bu
     assert ("carry the checkpoints" in out) is (newer and model is not Tiny.DENSE)
     assert ("carry no checkpoints" in out) is (not newer and model is not Tiny.DENSE)
     assert ("mend its window" in out) is (not newer and model is Tiny.SWA)
-    assert "(voice " in finding(out, "fingerprint", "note"), "how it is known again must be said"
+    assert "(fingerprint " in finding(out, "fingerprint", "note"), "how it is known again must be said"
     assert [path.name for path in engine.slot_dir.iterdir()] == [fingerprint.FILE]
     slots = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     assert not any(slot["is_processing"] or slot.get("n_prompt_tokens") for slot in slots)
