@@ -244,7 +244,7 @@ def about_caches(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Fi
 
 def about_sleep(props: Mapping[str, Any], flags: EngineFlags | None) -> Iterator[Finding]:
     if props.get("is_sleeping") or (flags and flags.sleep_idle_seconds >= 0):
-        now = "The engine is asleep now.  " if props.get("is_sleeping") else ""
+        now = "The engine sleeps now.  " if props.get("is_sleeping") else ""
         what = f"{now}Sleep empties all slots, checkpoints and the RAM cache."
         yield Finding(trap="sleep", severity=Severity.WARN, what=what, do="Remove --sleep-idle-seconds.")
 
