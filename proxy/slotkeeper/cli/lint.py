@@ -219,7 +219,7 @@ def document(report: LintReport) -> dict[str, Any]:
 
 def show(report: LintReport, console: Console) -> None:
     for problem in report.problems:
-        console.print(f"[yellow]{escape(problem)}; left out[/]", highlight=False)
+        console.print(f"[yellow]{escape(problem)}; skipped[/]", highlight=False)
     console.print(kinds(report.sessions))
     aside = f" ({report.others} others are not chats)" if report.others else ""
     console.print(f"{report.requests} requests in {len(report.sessions)} sessions{aside}.", highlight=False)
