@@ -357,7 +357,7 @@ def _session(user: Any) -> Any:
         fits = found and len(session) <= LONGEST_NAME and _OF_SESSIONS.issuperset(session)
         return session if fits else None
     try:
-        told = orjson.loads(user)
+        doc = orjson.loads(user)
     except orjson.JSONDecodeError:
         return None
-    return told.get("session_id") if isinstance(told, dict) else None
+    return doc.get("session_id") if isinstance(doc, dict) else None

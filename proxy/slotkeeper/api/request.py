@@ -301,8 +301,8 @@ def named_model(body: bytes) -> str | None:
 def model_of(doc: Doc) -> str | None:
     """Return the model that a document names, if it is short and printable."""
     model = doc.get("model")
-    told = isinstance(model, str) and model.isprintable() and 0 < len(model) <= _LONGEST_MODEL
-    return model if told else None
+    showable = isinstance(model, str) and model.isprintable() and 0 < len(model) <= _LONGEST_MODEL
+    return model if showable else None
 
 
 def _shape(api: Api, doc: Doc) -> Shape:

@@ -233,7 +233,7 @@ async def _reachable(console: Console, servers: Mapping[str, str]) -> bool:
             return False
         except EngineError as error:
             console.print(
-                f"[red]{url} refuses to identify itself:  {escape(str(error))}[/red]", highlight=False
+                f"[red]{url} refuses to identify itself: {escape(str(error))}[/red]", highlight=False
             )
             return False
     if len(set(processes)) < len(processes):

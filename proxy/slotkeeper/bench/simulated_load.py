@@ -156,7 +156,7 @@ def _mooncake_turn(line: bytes, number: int) -> SimulatedTurn:
         at = float(doc["timestamp"]) / 1000
         ids = [int(block) for block in blocks]
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise LineError(f"line {number} is not a request in Mooncake's format:  {error!r}") from None
+        raise LineError(f"line {number} is not a request in Mooncake's format: {error!r}") from None
     if not 0 < length <= len(ids) * BLOCK:
         raise LineError(f"line {number}: {len(ids)} blocks do not hold {length} tokens")
     tokens = Tokens(token for block in ids for token in _block(block)).cut(0, length)

@@ -62,16 +62,16 @@ class AdminClient:
 def refusal(answer: httpx.Response) -> AskedError:
     """Return the error that an answer describes. Our own admin port describes it in one sentence."""
     try:
-        said = answer.json()["error"]
+        message = answer.json()["error"]
     except (ValueError, KeyError, TypeError):
-        said = None
-    if not isinstance(said, str):
+        message = None
+    if not isinstance(message, str):
         return strange(answer)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         return AskedError(
-            f"{said}. Give the sidecar's admin token by --admin-token or SLOTKEEPER_ADMIN_TOKEN."
+            f"{message}. Give the sidecar's admin token by --admin-token or SLOTKEEPER_ADMIN_TOKEN."
         )
-    return AskedError(said)
+    return AskedError(message)
 
 
 def strange(answer: httpx.Response) -> AskedError:

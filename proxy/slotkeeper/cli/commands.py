@@ -33,8 +33,8 @@ async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> in
         return _no(str(strange(answer)))
     if answer.is_success:
         return 0
-    said = answer.text.strip()
-    return _no(f"{said}. {ADVICE}" if said.startswith("no engine") else said)
+    reason = answer.text.strip()
+    return _no(f"{reason}. {ADVICE}" if reason.startswith("no engine") else reason)
 
 
 def _no(why: str) -> int:

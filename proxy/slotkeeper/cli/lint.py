@@ -237,8 +237,8 @@ def kinds(sessions: Iterable[Session]) -> Table:
     table = Table("client", "session", "requests", "of which", title="Requests", title_justify="left")
     table.columns[2].justify = "right"
     for one in sessions:
-        told = ", ".join(f"{count} {kind}" for kind, count in one.kinds.most_common())
-        table.add_row(escape(one.client), escape(one.session), str(one.kinds.total()), told)
+        counts = ", ".join(f"{count} {kind}" for kind, count in one.kinds.most_common())
+        table.add_row(escape(one.client), escape(one.session), str(one.kinds.total()), counts)
     return table
 
 
@@ -260,8 +260,8 @@ def ranked(findings: Iterable[LintFinding]) -> Table:
 
 def where(found: LintFinding) -> str:
     message = "" if found.message is None else f" of message {found.message}"
-    told = f"{found.section.value}{message}, character {found.offset:,}"
-    return f"{told} (request {found.request} of {escape(found.session)})"
+    place = f"{found.section.value}{message}, character {found.offset:,}"
+    return f"{place} (request {found.request} of {escape(found.session)})"
 
 
 def examples(findings: Iterable[LintFinding]) -> Iterator[Text]:
@@ -278,5 +278,5 @@ def advice(findings: Sequence[LintFinding]) -> Iterator[str]:
         if found.rule and found.mode is not Mode.FIX and about(found.saved):
             saved[found.rule] += about(found.saved)
     for rule, tokens in saved.most_common():
-        told = f"`slotkeeper serve --rules {rule}=fix` would have saved about {tokens:,} of these tokens"
-        yield f"{told}, if a slot has room for them." if rule is RuleName.PRUNED_RESULTS else f"{told}."
+        text = f"`slotkeeper serve --rules {rule}=fix` would have saved about {tokens:,} of these tokens"
+        yield f"{text}, if a slot has room for them." if rule is RuleName.PRUNED_RESULTS else f"{text}."

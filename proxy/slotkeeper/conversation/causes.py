@@ -30,7 +30,7 @@ from slotkeeper.conversation.rules.base import RuleName
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
 
-AGAIN: Final = 16  # characters behind a value; where they are equal, only the value changed
+AGAIN: Final = 16  # characters after a value; where they are equal, only the value changed
 LONGEST: Final = 512  # characters of a value on each side of the divergence
 _OF_PROGRAMS: Final = frozenset({Section.SYSTEM, Section.TOOLS})  # written by programs, never by a person
 _EDGE: Final = " \t\r\n\"'`<>()[]{},;|"

@@ -112,13 +112,13 @@ class Agents:
         `client` is a digest of the key and the User-Agent; the layout is None for requests that are not
         chats.
         """
-        said = in_words(layout) if layout else None
-        if said is not None:
-            self._known[client] = said
+        own_name = in_words(layout) if layout else None
+        if own_name is not None:
+            self._known[client] = own_name
             self._known.move_to_end(client)
             if len(self._known) > self._most:
                 self._known.popitem(last=False)
-            return said
+            return own_name
         return self._known.get(client) or in_headers(headers)
 
 
@@ -143,15 +143,15 @@ def in_headers(headers: Mapping[str, str]) -> str:
 
 
 @lru_cache(maxsize=64)  # called several times for every request
-def _program(said: str) -> str:
+def _program(user_agent: str) -> str:
     """Return the program's name by a User-Agent."""
-    lower = said.lower()
+    lower = user_agent.lower()
     for start, name in (*PROGRAMS.items(), *LIBRARIES.items()):
         if lower.startswith(start):
             return name
     if _JS_CLASS.match(lower):
         return LIBRARIES["openai/js"]
-    product = _PRODUCT.match(said.partition("/")[0])
+    product = _PRODUCT.match(user_agent.partition("/")[0])
     return (product[0][:LONGEST_PRODUCT].strip() if product else "") or UNKNOWN
 
 
@@ -193,10 +193,10 @@ def _in_json(text: str) -> str | None:
     if not 0 <= start < end:
         return None
     try:
-        told = json.loads(text[start : end + 1])
+        doc = json.loads(text[start : end + 1])
     except ValueError:
         return None
-    title = told.get("title") if isinstance(told, dict) else None
+    title = doc.get("title") if isinstance(doc, dict) else None
     return title if isinstance(title, str) else ""
 
 

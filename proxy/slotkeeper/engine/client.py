@@ -129,8 +129,8 @@ class EngineClient:
         return await self._props(QUICK, headers)
 
     async def _props(self, limits: CallLimits, headers: Headers | None) -> dict[str, Any]:
-        said = await self._http.json("GET", "/props", limits=limits, headers=headers)
-        return said if isinstance(said, dict) else {}
+        props = await self._http.json("GET", "/props", limits=limits, headers=headers)
+        return props if isinstance(props, dict) else {}
 
     async def slots(self, *, headers: Headers | None = None) -> tuple[SlotView, ...]:
         """Return GET /slots. Wakes a sleeping engine, so ask `health` first when idle."""
@@ -246,39 +246,39 @@ class EngineClient:
 
     async def guess(self, ids: Sequence[int], most: int, *, headers: Headers | None = None) -> Guess:
         """Return the likeliest tokens after a prompt. The engine chooses the slot."""
-        steps, said = await self._likeliest(ids, most, headers, n_predict=1, cache_prompt=True)
+        steps, answer = await self._likeliest(ids, most, headers, n_predict=1, cache_prompt=True)
         odds = tuple(odd for step in steps for odd in step)
-        return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+        return Guess(odds=odds, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
 
     async def continued(self, ids: Sequence[int], tokens: int, most: int) -> Continuation:
         """Return the likeliest tokens at each of `tokens` steps. The engine chooses the slot."""
-        steps, said = await self._likeliest(ids, most, None, n_predict=tokens, ignore_eos=True)
-        return Continuation(steps=steps, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+        steps, answer = await self._likeliest(ids, most, None, n_predict=tokens, ignore_eos=True)
+        return Continuation(steps=steps, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
 
     async def _likeliest(
         self, ids: Sequence[int], most: int, headers: Headers | None, **asked: Any
     ) -> tuple[tuple[Odds, ...], dict[str, Any]]:
         """Return the `most` likeliest tokens of each step with their logprobs, and the whole answer."""
         body = {"prompt": list(ids), "n_probs": most, "temperature": 0, **asked}
-        said = await self._http.json("POST", "/completion", limits=LONG, headers=headers, body=body)
-        self.computed += said["timings"]["prompt_n"]
-        places = said.get("completion_probabilities", ())
-        return tuple(tuple((t["id"], t["logprob"]) for t in place["top_logprobs"]) for place in places), said
+        doc = await self._http.json("POST", "/completion", limits=LONG, headers=headers, body=body)
+        self.computed += doc["timings"]["prompt_n"]
+        places = doc.get("completion_probabilities", ())
+        return tuple(tuple((t["id"], t["logprob"]) for t in place["top_logprobs"]) for place in places), doc
 
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""
-        said = await self._act(slot, "save", headers, filename=filename)
-        took = seconds(said, "save_ms")
-        return SaveResult(tokens=said["n_saved"], written=said["n_written"], seconds=took)
+        answer = await self._act(slot, "save", headers, filename=filename)
+        took = seconds(answer, "save_ms")
+        return SaveResult(tokens=answer["n_saved"], written=answer["n_written"], seconds=took)
 
     async def restore(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> RestoreResult:
         """Load a file into an idle slot. After any error the slot is empty (engine.md 2.1).
 
         A damaged file can kill the engine (engine.md T2): only restore files whose bytes were verified.
         """
-        said = await self._act(slot, "restore", headers, filename=filename)
-        took = seconds(said, "restore_ms")
-        return RestoreResult(tokens=said["n_restored"], read=said["n_read"], seconds=took)
+        answer = await self._act(slot, "restore", headers, filename=filename)
+        took = seconds(answer, "restore_ms")
+        return RestoreResult(tokens=answer["n_restored"], read=answer["n_read"], seconds=took)
 
     async def erase(self, slot: SlotId, *, headers: Headers | None = None) -> int:
         """Empty an idle slot; return its number of tokens. Also needs --slot-save-path."""

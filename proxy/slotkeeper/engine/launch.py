@@ -64,7 +64,7 @@ def recommended(
         eager_thinning: b10434-class builds drop close checkpoints at every task (engine.md T7).
         namespaces: keys are kept apart, so the RAM cache, which only compares prompts, is off.
     """
-    said = given(user)
+    chosen = given(user)
     each = min(context_tokens, trained_tokens) if trained_tokens else context_tokens
     flags: list[tuple[str, ...]] = [
         ("--host", host),
@@ -81,7 +81,7 @@ def recommended(
         flags.append(("--checkpoint-min-step", "0"))
     if namespaces:
         flags.append(("--cache-ram", "0"))
-    return [word for flag in flags if flag[0] in known and flag[0] not in said for word in flag]
+    return [word for flag in flags if flag[0] in known and flag[0] not in chosen for word in flag]
 
 
 def private_folder(path: Path) -> Path:
@@ -171,8 +171,8 @@ class EngineBinary:
         """The build number; 0 if the engine does not know it."""
         if package := PACKAGES.get(self.kind):  # its own --version says "build 1" or nothing
             return fingerprint.of_package(package) or int(self.kind.value[1:])
-        said = re.search(r"(?:version: |build )(\d+)", output_of(self, "--version"))
-        return int(said[1]) if said else 0
+        match = re.search(r"(?:version: |build )(\d+)", output_of(self, "--version"))
+        return int(match[1]) if match else 0
 
     @property
     def eager_thinning(self) -> bool:
@@ -194,8 +194,8 @@ def run_for_text(words: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> st
             f"{' '.join(words)} did not exit within {HELP_SECONDS} s, as a llama-server does. {NAME_ONE}"
         ) from error
     if done.returncode != 0:
-        said = f" Its error output: {done.stderr.strip()[-500:]}" if done.stderr.strip() else ""
-        raise NoEngineError(f"{' '.join(words)} failed ({done.returncode}). {NAME_ONE}{said}")
+        output = f" Its error output: {done.stderr.strip()[-500:]}" if done.stderr.strip() else ""
+        raise NoEngineError(f"{' '.join(words)} failed ({done.returncode}). {NAME_ONE}{output}")
     return done.stdout + done.stderr
 
 

@@ -81,7 +81,7 @@ class Scene:
 
     now: Layout
     before: Conversation | None
-    common: int  # messages behind the system text that are the same in both
+    common: int  # messages after the system text that are the same in both
     kin: Conversation | None = None  # the latest of other conversations of the same agent
     room: Room | None = None  # None: the slot's capacity is not known
 

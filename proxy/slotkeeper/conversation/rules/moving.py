@@ -105,7 +105,7 @@ def keyed(text: Text) -> dict[Key, TextSpan]:
     count: Counter[tuple[FactKind, str]] = Counter()
     found: dict[Key, TextSpan] = {}
     for fact in facts_of(text):
-        phrase = text.text[fact.start : fact.end].rstrip()  # without the empty lines behind a reminder
+        phrase = text.text[fact.start : fact.end].rstrip()  # without the empty lines after a reminder
         inner = fact.value if fact.kind is FactKind.REMINDER else phrase
         if fact.kind is FactKind.REMINDER and ours(inner):
             continue
