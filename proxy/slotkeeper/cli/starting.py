@@ -121,10 +121,10 @@ def strangers_in(folder: Path) -> str:
     unless = f"; or, if all who can reach {folder} may be trusted (a volume of one pod), --shared-slot-dir"
     if us != 0 and found.st_uid not in {0, us}:
         user = shlex.quote(_user())
-        return f"{folder} belongs to another user. Mend it: sudo chown {user} {word}{unless}"
+        return f"{folder} belongs to another user. Fix it: sudo chown {user} {word}{unless}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "every user" if found.st_mode & stat.S_IWOTH else "its group"
-        return f"{who} may write to {folder}. Mend it: chmod go-w {word}{unless}"
+        return f"{who} may write to {folder}. Fix it: chmod go-w {word}{unless}"
     return ""
 
 
@@ -145,7 +145,7 @@ def trouble_with(folder: Path) -> str:
         return f"{_file_in(folder)} is not a folder. Give another one, or move that away."
     except PermissionError:
         user = shlex.quote(_user())
-        return f"{_user()} cannot write to {folder}. Mend it: sudo install -d -m 700 -o {user} {word}"
+        return f"{_user()} cannot write to {folder}. Fix it: sudo install -d -m 700 -o {user} {word}"
     except OSError as error:
         if trouble_in(error) is Trouble.DISK_FULL:
             return ""  # work that needs room waits until there is some

@@ -23,7 +23,7 @@ def test_a_folder_that_others_may_write_to_is_refused_with_what_mends_it(tmp_pat
     settings = Settings(**{"slot_dir": tmp_path / "own", name: folder})
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: {who} may write") as refused:
         try_folders(settings)
-    command = str(refused.value).partition("Mend it: ")[2].partition("; or")[0]
+    command = str(refused.value).partition("Fix it: ")[2].partition("; or")[0]
     subprocess.run(command, shell=True, check=True)  # noqa: S602 - what we tell people to do
     try_folders(settings)
 
