@@ -67,7 +67,7 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
             ["serve", "--hot-bytes", "plenty"],
             "--hot-bytes: 'plenty' is not a size; write it as a number of bytes, or as in 32GiB",
         ),
-        (["serve", "--record-bytes", "5 gigs"], "such as 32GiB"),
+        (["serve", "--record-bytes", "5 gigs"], "as in 32GiB"),
         (["serve", "--drain-delay", "soon"], "--drain-delay: 'soon' is not a number; write it as in 2.5"),
         (
             ["serve", "--upstream", "localhost:8081"],
@@ -199,7 +199,7 @@ def programs(tmp_path: Path) -> dict[str, Path]:
         ("no exec bit", ("may not be executed", "chmod +x ")),
         ("text", ("is not a program for this machine", "--engine PATH")),
         ("folder", ("is a folder", "--engine PATH")),
-        ("absent", ("is not there", "pip install 'slotkeeper[engine]'")),
+        ("absent", ("does not exist", "pip install 'slotkeeper[engine]'")),
         ("broken", ("failed (3)", "cannot find libcuda.so")),
     ],
 )
