@@ -229,14 +229,16 @@ async def test_two_images_in_turn_and_after_a_kill(build, pair, tmp_path):
         await client.expect_same_answers()
 
 
+@pytest.mark.parametrize("also_the_engine", [False, True], ids=["sidecar", "both"])
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_a_new_sidecar_finds_states_with_images(build, pair, tmp_path):
+async def test_a_new_sidecar_finds_states_with_images(build, pair, also_the_engine, tmp_path):
     async with engine_with(pair, build, tmp_path) as engine:
         async with viewing(engine, keeps=True) as client:
             for question in QUESTIONS[:3]:
                 await client.about(A, question)
             await lab.rested(client.sidecar)
-        await engine.restart()
+        if also_the_engine:
+            await engine.restart()
         async with viewing(engine, keeps=True) as client:
             await client.expect_question(await client.about(A, QUESTIONS[3]))
             await client.expect_same_answers()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
@@ -25,15 +25,16 @@ _TEXTS: Final = frozenset({"text", "refusal"})
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Picture:
-    """An image's bytes, as the client sent them."""
+    """An image as the client sent it."""
 
-    data: str  # base64
+    digest: bytes  # SHA-256 of its bytes
+    data: str = field(repr=False)  # its bytes, in base64
 
 
-def named(chat: Doc | None) -> tuple[Doc | None, Mapping[bytes, Picture]]:
-    """Return the chat with names for its images, and the images by digest; no chat if it has other media."""
+def named(chat: Doc | None) -> tuple[Doc | None, tuple[Picture, ...]]:
+    """Return the chat with names for its images, and the images; no chat if it has other media."""
     if chat is None:
-        return None, {}
+        return None, ()
     pictures: dict[bytes, Picture] = {}
     messages: list[Doc] = []
     for message in chat["messages"]:
@@ -41,11 +42,11 @@ def named(chat: Doc | None) -> tuple[Doc | None, Mapping[bytes, Picture]]:
         if isinstance(content, list):
             parts = [_named(part, pictures) for part in content]
             if None in parts:
-                return None, {}
+                return None, ()
             messages.append({**message, "content": parts})
         else:
             messages.append(message)
-    return {**chat, "messages": messages}, pictures
+    return {**chat, "messages": messages}, tuple(pictures.values())
 
 
 def _named(part: Any, pictures: dict[bytes, Picture]) -> Doc | None:
@@ -64,7 +65,7 @@ def _named(part: Any, pictures: dict[bytes, Picture]) -> Doc | None:
     if not image:
         return None
     digest = sha256(image).digest()
-    pictures[digest] = Picture(data)
+    pictures[digest] = Picture(digest, data)
     return part_of(digest)
 
 

@@ -10,8 +10,7 @@ not part of any text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
 from typing import Any, Final
@@ -266,7 +265,7 @@ class Ask:
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
     adapted: bool  # has its own LoRA scales: its slot's contents fit no other request
     media: bool  # images or audio that we cannot tell: the token ids cannot be known
-    images: Mapping[bytes, Picture] = field(default_factory=dict)  # the images that `chat` names
+    images: tuple[Picture, ...] = ()  # the images that `chat` names
     progress: bool  # the body has `return_progress` itself
     hash_chain: tuple[bytes, ...]  # chained digests: of all before the messages, then per message
     conversation: str | None  # any name that the body offers for its conversation
@@ -284,7 +283,7 @@ def parse(api: Api, body: bytes) -> Ask:
 def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
     """Parse a body that is loaded already; `taken` is its claim, if known. Raises NotOurs."""
     shape = _shape(api, doc)
-    chat, images = named(shape.chat) if shape.media else (shape.chat, {})
+    chat, images = named(shape.chat) if shape.media else (shape.chat, ())
     told = chat or shape.chat
     pinned = api.pinnable  # /v1/messages ignores all fields that it does not know (T5)
     return Ask(

@@ -1,14 +1,14 @@
 """Images in prompts: how many tokens each takes on an engine, and prompts of ours that contain images.
 
 How long an image is, with the text that the engine puts around it, is asked from the engine, once for each
-image and process. It counts exactly, takes no slot for that, and computes nothing (engine.md 14). The count
+image and process. It counts exactly, takes no slot for that, and computes nothing (engine.md 15). The count
 in each answer proves it again: after one that differs, the images of that prompt are not told any more.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -38,12 +38,12 @@ class Pictures:
     def __len__(self) -> int:
         return len(self._recent)
 
-    def keep(self, pictures: Mapping[bytes, Picture]) -> None:
+    def keep(self, pictures: Iterable[Picture]) -> None:
         """Remember the images of a request; those that are too many are forgotten once it is over."""
-        for digest, picture in pictures.items():
-            if (before := self._recent.pop(digest, None)) is not None:
+        for picture in pictures:
+            if (before := self._recent.pop(picture.digest, None)) is not None:
                 self.size -= len(before.data)
-            self._there[digest] = self._recent[digest] = picture
+            self._there[picture.digest] = self._recent[picture.digest] = picture
             self.size += len(picture.data)
         while self.size > self._budget:
             self.size -= len(self._recent.popitem(last=False)[1].data)
@@ -91,7 +91,7 @@ class EngineImages:
             length = await self._length(tokenizer, (digest,), auth)
             found += Tokens.image(digest, length) + await tokenizer.tokenize(behind, add_special=False)
         for one, other in ((one, other) for one, other in pairwise(found.chunks) if one.end == other.start):
-            # Some builds take two images that touch for two frames of one (engine.md 14).
+            # Some builds take two images that touch for two frames of one (engine.md 15).
             if await self._length(tokenizer, (one.digest, other.digest), auth) != one.length + other.length:
                 raise ValueError("the engine makes one of two images")
         return found

@@ -301,7 +301,7 @@ def _image_in(images: Sequence[Chunk], at: int, stop: int) -> Chunk | None:
 def _cut_behind(image: Chunk, end: int, user_starts: Sequence[int], traits: EngineTraits) -> int:
     """Return where the engine cuts next behind an image, so that the next batch can leave a checkpoint.
 
-    An image is computed apart, and the batch behind it leaves no checkpoint where it begins (engine.md 14).
+    An image is computed apart, and the batch behind it leaves no checkpoint where it begins (engine.md 15).
     """
     cuts = (*user_starts, end - TAIL - traits.n_ubatch, end - TAIL, image.end + traits.n_batch)
     return min((cut for cut in cuts if image.end <= cut < end), default=end)

@@ -55,7 +55,7 @@ def sendable(chunks: Sequence[Chunk], at: int) -> int:
     """Return the last place up to `at` at which a prompt of ours may end.
 
     It must not end inside an image, which cannot be cut, nor right behind one: an engine whose projector
-    puts no text there then aborts (engine.md 14).
+    puts no text there then aborts (engine.md 15).
     """
     for chunk in reversed(chunks):
         if chunk.start < at <= chunk.end:

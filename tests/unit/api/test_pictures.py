@@ -36,7 +36,7 @@ def test_an_image_is_named_by_its_bytes():
     ask = chat(image(), WORDS)
     assert ask.chat is not None
     assert ask.chat["messages"] == [{"role": "user", "content": [part_of(DIGEST), WORDS]}]
-    assert ask.images[DIGEST].data == DATA
+    assert [(picture.digest, picture.data) for picture in ask.images] == [(DIGEST, DATA)]
     assert digests(ask.chat) == [DIGEST]
     assert not ask.media
 
@@ -44,7 +44,9 @@ def test_an_image_is_named_by_its_bytes():
 def test_the_engine_can_be_shown_it_again():
     ask = chat(image(), WORDS)
     assert ask.chat is not None
-    assert shown(ask.chat, ask.images.__getitem__)["messages"][0]["content"] == [image(), WORDS]
+    assert shown(ask.chat, lambda digest: {picture.digest: picture for picture in ask.images}[digest])[
+        "messages"
+    ][0]["content"] == [image(), WORDS]
 
 
 def test_what_is_said_of_its_kind_does_not_count():
@@ -85,7 +87,7 @@ def test_another_image_is_another_chat():
 def test_what_we_cannot_tell_has_no_chat(part):
     ask = chat(image(), part)
     assert ask.chat is None
-    assert ask.images == {}
+    assert ask.images == ()
     assert ask.hash_chain
 
 
@@ -93,7 +95,7 @@ def test_a_chat_without_media_is_as_it_came():
     ask = chat(WORDS)
     assert ask.chat is not None
     assert ask.chat["messages"] == [{"role": "user", "content": [WORDS]}]
-    assert ask.images == {}
+    assert ask.images == ()
 
 
 def test_images_of_messages():
@@ -124,4 +126,4 @@ def test_a_name_is_no_way_to_another_image():
 
 
 def test_nothing_is_named_in_nothing():
-    assert named(None) == (None, {})
+    assert named(None) == (None, ())

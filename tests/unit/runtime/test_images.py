@@ -55,7 +55,7 @@ class Lab:
         self.client = Counting()
         self.images = EngineImages(self.client)
         self.images.begins(PROPS)
-        self.pictures = {digest: Picture(digest.decode()) for digest in (A, B)}
+        self.pictures = [Picture(digest, digest.decode()) for digest in (A, B)]
         self.images.pictures.keep(self.pictures)
 
         async def ask(content: Any, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -172,8 +172,7 @@ async def test_lengths_are_bounded(lab, monkeypatch):
     monkeypatch.setattr(images, "MOST", 3)
     for number in range(10):
         digest = bytes([number]) * 32
-        picture = Picture("x")
-        lab.images.pictures.keep({digest: picture})
+        lab.images.pictures.keep([Picture(digest, "x")])
         await lab.tokens("See", digest, "?")
     assert len(lab.images) == 3
 
@@ -182,7 +181,7 @@ class TestPictures:
     def test_they_are_bounded_by_what_they_weigh(self):
         pictures = Pictures(budget=100)
         for number in range(20):
-            pictures.keep({bytes([number]): Picture("x" * 10)})
+            pictures.keep([Picture(bytes([number]), "x" * 10)])
         gc.collect()
         assert (len(pictures), pictures.size) == (10, 100)
         assert pictures.find(bytes([19])).data == "x" * 10
@@ -190,14 +189,14 @@ class TestPictures:
             pictures.find(bytes([0]))
 
     def test_a_request_under_way_keeps_its_own(self):
-        pictures, mine = Pictures(budget=10), {b"mine": Picture("x" * 50)}
-        pictures.keep(mine)
-        pictures.keep({b"other": Picture("x" * 50)})
+        pictures, mine = Pictures(budget=10), Picture(b"mine", "x" * 50)
+        pictures.keep([mine])
+        pictures.keep([Picture(b"other", "x" * 50)])
         assert (len(pictures), pictures.size) == (0, 0)
-        assert pictures.find(b"mine") is mine[b"mine"]
+        assert pictures.find(b"mine") is mine
 
     def test_what_comes_again_counts_once(self):
         pictures = Pictures(budget=100)
         for _ in range(5):
-            pictures.keep({b"a": Picture("x" * 40)})
+            pictures.keep([Picture(b"a", "x" * 40)])
         assert pictures.size == 40

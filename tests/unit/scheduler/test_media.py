@@ -121,7 +121,7 @@ def test_a_wrong_image_is_no_hit(memory):
 
 
 class TestCheckpointsOfTheEngine:
-    """What was measured (engine.md 14). The image has 100 tokens, and 7 and 9 of text around it."""
+    """What was measured (engine.md 15). The image has 100 tokens, and 7 and 9 of text around it."""
 
     def left(self, end: int, chunk: Chunk, starts: tuple[int, ...] = (), reused: int = 0) -> list[int]:
         traits = EngineTraits(memory=Memory.HYBRID, eager_thinning=False)
