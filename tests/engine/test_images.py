@@ -95,6 +95,7 @@ class Viewer:
             predicted=None if predicted is None else int(predicted),
             decision=headers[DECISION],
         )
+        assert one.predicted is None or one.predicted <= cached, "more was promised than is reused"
         self.asked.append(one)
         return one
 
@@ -263,6 +264,26 @@ async def test_one_image_in_two_conversations(build, pair, tmp_path):
                 said_since = await client.tokens_behind(asked.body, before - 1)
                 assert asked.computed <= said_since + MORE
             await lab.rested(client.sidecar)
+        await client.expect_same_answers()
+
+
+async def test_the_next_turn_is_prepared_in_idle_time(build, tmp_path):
+    """The template strips reasoning of earlier turns, so that the slot has to go back behind the image."""
+    async with engine_with("hybrid", build, tmp_path) as engine, viewing(engine) as client:
+        first = {"role": "user", "content": [image(A), words(QUESTIONS[0])]}
+        body = {
+            "messages": [{"role": "system", "content": SYSTEM}, first],
+            "temperature": 0,
+            "max_tokens": 200,
+        }
+        async with client.session.post("/v1/chat/completions", json=body) as response:
+            reply = (await response.json())["choices"][0]["message"]
+        assert reply["content"]
+        await lab.rested(client.sidecar)
+        assert lab.spent(client.sidecar).idle > 0
+        chat = [first, {"role": "assistant", "content": reply["content"]}]
+        asked = await client.ask(words(QUESTIONS[1]), before=chat)
+        assert asked.computed <= await client.tokens_behind(asked.body, len(chat)) + MORE
         await client.expect_same_answers()
 
 
