@@ -26,7 +26,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Save
 from slotkeeper.scheduler.engine_model import TAIL, marked
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, Tokens
 
 TEXT = Tokens(range(10_000, 10_500))
 A, B = (Tokens.image(name * 32, 300) for name in (b"a", b"b"))
@@ -60,10 +60,23 @@ def test_none_where_it_would_be_of_no_use(traits):
     assert play >> goes("r1", slot=0)
 
 
-def test_none_where_no_text_follows():
+@pytest.mark.parametrize("asked", [0, 2, 8])
+def test_none_where_no_question_follows(asked):
+    """As in a chat whose last message ends in an image: what follows is the template's."""
     play = Play(n_slots=1, **LATER_BUILD)
-    play << arrives("r1") << knows("r1", TEXT + A + ASKS[0].cut(0, 6))
+    turn = Boundary(END + asked, BoundaryKind.TURN)
+    play << arrives("r1") << knows("r1", TEXT + A + ASKS[0], turn)
     assert play >> goes("r1", slot=0)
+
+
+def test_none_where_many_images_would_have_to_be_read_again_for_it():
+    play, images = Play(n_slots=1, **LATER_BUILD), TEXT
+    for number in range(20):
+        images += Tokens.image(bytes([number]) * 32, 20) + Tokens([7])
+    assert one_turn(play, "r1", images, slot=0)
+    small = Tokens.image(b"c" * 32, 300)
+    play << arrives("r2") << knows("r2", images + small + ASKS[0])
+    assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
 def test_another_image_parts_before_it_and_foreign_tokens_stand_for_what_follows():

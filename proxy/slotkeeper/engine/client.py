@@ -174,7 +174,7 @@ class EngineClient:
         """Return the exact number of tokens of a chat. This computes nothing and takes no slot."""
         path = "/v1/chat/completions/input_tokens"
         answer = await self._http.json("POST", path, limits=TEXT, headers=headers, body=chat)
-        return int(answer["input_tokens"])
+        return int(answer.get("input_tokens", 0))
 
     async def tokenize(
         self,
