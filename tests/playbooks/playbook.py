@@ -311,9 +311,9 @@ def erased(*, ok: bool = True) -> Outcome:
     return Outcome(lambda step, _: Erased(at=0.0, request=step.request, ok=ok))
 
 
-def filled(computed: int | None = 1, *, stopped: bool = False) -> Outcome:
+def filled(computed: int | None = 1, **more: Any) -> Outcome:
     """A prefill of ours has ended."""
-    return Outcome(lambda step, _: Planted(at=0.0, request=step.request, computed=computed, stopped=stopped))
+    return Outcome(lambda step, _: Planted(at=0.0, request=step.request, computed=computed, **more))
 
 
 def engine_up(engine: str = ENGINE, **more: Any) -> EngineUp:

@@ -118,7 +118,7 @@ class SnapshotRoutes:
         """Return the engines that may load files with this fingerprint and are up or may be loaded."""
         tables = self._driver.placement.tables.values()
         there = (table for table in tables if table.up or table.model)  # a router may load a model again
-        return [table.engine for table in there if table.traits.fingerprint == fingerprint]
+        return [table.engine for table in there if fingerprint in table.traits.fingerprints]
 
     def _tell(self, store: Store, id_: SnapshotId) -> None:
         """Tell the scheduler which files were lost, except for snapshots that it dropped itself."""

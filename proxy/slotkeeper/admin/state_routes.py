@@ -331,8 +331,9 @@ class RequestRoutes:
             divergence.was[divergence.lead :],
             divergence.now[divergence.lead :],
         )
+        texts = [[token for token in piece if token >= 0] for piece in pieces]  # images have no words
         try:
-            lead, was, now = [await link.client.detokenize(ids, headers=link.auth) for ids in pieces]
+            lead, was, now = [await link.client.detokenize(ids, headers=link.auth) for ids in texts]
         except (EngineError, EngineGoneError) as error:
             log.debug("not_detokenized", request_id=record.request_id, error=type(error).__name__)
             return None

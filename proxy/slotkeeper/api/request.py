@@ -32,6 +32,7 @@ from slotkeeper.api.document import (
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
+from slotkeeper.api.pictures import Picture, named
 from slotkeeper.conversation.layout import Layout
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
@@ -146,6 +147,14 @@ def load(body: bytes, encoding: str = "") -> Doc:
     return doc
 
 
+def understood(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
+    """Parse and check a body. Raises NotPlain, and ClientFault for values that are too large."""
+    check_values(body)
+    doc = load(body, encoding)
+    check_depth(body, doc)
+    return doc, claim(api, doc)
+
+
 def claim(api: Api, doc: Doc) -> Claim:
     """Return what `doc` claims on a route of this kind."""
     named, model, most = doc.get("id_slot", _ABSENT), doc.get("model"), answer_cap(api, doc)
@@ -252,10 +261,11 @@ class Ask:
     stream: bool
     claim: Claim
     cache_prompt: bool
-    chat: Doc | None  # a chat body for /apply-template; None for raw prompts and for media
+    chat: Doc | None  # for /apply-template, with names for images; None for raw prompts and other media
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
     adapted: bool  # has its own LoRA scales: its slot's contents fit no other request
-    media: bool  # images or audio: the token ids cannot be known
+    media: bool  # images or audio that we cannot tell: the token ids cannot be known
+    images: tuple[Picture, ...] = ()  # the images that `chat` names
     progress: bool  # the body has `return_progress` itself
     hash_chain: tuple[bytes, ...]  # chained digests: of all before the messages, then per message
     conversation: str | None  # any name that the body offers for its conversation
@@ -273,18 +283,21 @@ def parse(api: Api, body: bytes) -> Ask:
 def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
     """Parse a body that is loaded already; `taken` is its claim, if known. Raises NotOurs."""
     shape = _shape(api, doc)
+    chat, images = named(shape.chat) if shape.media else (shape.chat, ())
+    told = chat or shape.chat
     pinned = api.pinnable  # /v1/messages ignores all fields that it does not know (T5)
     return Ask(
         api=api,
         stream=doc.get("stream") is True,
         claim=taken or claim(api, doc),
         cache_prompt=not (pinned and doc.get("cache_prompt") is False),
-        chat=None if shape.media else shape.chat,
+        chat=chat,
         prompt=shape.prompt,
         adapted=pinned and bool(doc.get("lora")),
-        media=shape.media,
+        media=shape.media and not images,
+        images=images,
         progress="return_progress" in doc,
-        hash_chain=() if shape.chat is None else hash_chain(shape.chat, shape.lead),
+        hash_chain=() if told is None else hash_chain(told, shape.lead),
         conversation=offered(doc),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -72,6 +72,15 @@ SAID: Final[Mapping[Health, str]] = {
 }
 
 
+PREFILL_FIELDS: Final = (  # of the last event of a prefill
+    "timings/prompt_n",
+    "timings/cache_n",
+    "timings/prompt_ms",
+    "tokens_cached",
+    "id_slot",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillResult:
     """The cost of one prefill, in tokens, by the engine's own count."""
@@ -100,6 +109,22 @@ class RestoreResult:
     tokens: int
     read: int  # bytes
     seconds: float  # as above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPrompt:
+    """A prompt with images, as /completion takes it: a text with a marker for each, and their bytes."""
+
+    text: str
+    data: tuple[str, ...] = field(repr=False)  # base64
+    length: int  # tokens
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"prompt_string": self.text, "multimodal_data": self.data}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,14 @@ from typing import Any, Final, Self
 import orjson
 
 from slotkeeper.engine.answers import (
+    PREFILL_FIELDS,
     Continuation,
     EngineError,
     EngineGoneError,
     EngineSilentError,
     Guess,
     Health,
+    MediaPrompt,
     Odds,
     PrefillResult,
     RestoreResult,
@@ -63,13 +65,6 @@ OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
 OF_SERVERS: Final = {503: Health.LOADING, LOOP_STATUS: Health.LOOP}  # by the status of a refusal
 # A router with `autoload=false`: 400 "model is not loaded" or "not found", 500 while it starts or ends.
 OF_MODELS: Final = {400: Health.UNLOADED, 500: Health.LOADING, 503: Health.LOADING}
-PREFILL_FIELDS: Final = [
-    "timings/prompt_n",
-    "timings/cache_n",
-    "timings/prompt_ms",
-    "tokens_cached",
-    "id_slot",
-]
 
 
 def is_router(props: Mapping[str, Any]) -> bool:
@@ -175,6 +170,12 @@ class EngineClient:
         answer = await self._http.json("POST", "/apply-template", limits=TEXT, headers=headers, body=chat)
         return str(answer["prompt"])
 
+    async def count_chat(self, chat: Mapping[str, Any], *, headers: Headers | None = None) -> int:
+        """Return the exact number of tokens of a chat. This computes nothing and takes no slot."""
+        path = "/v1/chat/completions/input_tokens"
+        answer = await self._http.json("POST", path, limits=TEXT, headers=headers, body=chat)
+        return int(answer.get("input_tokens", 0))
+
     async def tokenize(
         self,
         content: str | Sequence[str | int],
@@ -196,7 +197,7 @@ class EngineClient:
 
     async def prefill(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | MediaPrompt,
         slot: SlotId,
         *,
         headers: Headers | None = None,
@@ -210,7 +211,7 @@ class EngineClient:
         progress: the engine stops at its next batch.
         """
         body = {
-            "prompt": list(ids),
+            "prompt": ids.body if isinstance(ids, MediaPrompt) else list(ids),
             "n_predict": 0,
             "id_slot": slot,
             "cache_prompt": True,
@@ -219,8 +220,7 @@ class EngineClient:
             "return_progress": True,
             "response_fields": PREFILL_FIELDS,  # of the last event only
         }
-        last: dict[str, Any] = {}
-        ends: list[int] = []
+        last, ends = dict[str, Any](), list[int]()
         async with self._http.ask(
             "POST", "/completion", limits=PATIENT, headers=headers, body=body
         ) as response:

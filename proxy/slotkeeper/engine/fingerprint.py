@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 import orjson
@@ -159,6 +160,31 @@ def about_model(
 
 def about_flags(flags: EngineFlags | None) -> dict[str, Any] | None:
     return {name: getattr(flags, name) for name in DECISIVE} if flags else None
+
+
+OF_PROCESS: Final = "process-"  # stands before what tells one process
+RANDOM: Final = re.compile(r"<__media_[0-9A-Za-z]{32}__>")
+
+
+def projector_of(props: Mapping[str, Any], path: Path | None) -> str:
+    """Return what stands for the projector of images; "" for an engine that sees none. Blocks.
+
+    A file with images is used only under the same one: neither the engine nor the file names it, and with
+    another of the same kind answers are wrong (engine.md 15). If the projector's file cannot be read here, or
+    is not known, files with images serve one process of the engine only. The marker in /props tells that,
+    which is new at each start unless somebody has fixed it; then they serve this reading only.
+
+    Args:
+        props: the answer of /props.
+        path: the file of the projector, as the engine was told.
+    """
+    modalities = props.get("modalities")
+    if not isinstance(modalities, dict) or modalities.get("vision") is not True:
+        return ""
+    if path is not None and (weights := sampled(path)):
+        return weights
+    marker = str(props.get("media_marker"))
+    return OF_PROCESS + digest_of((marker if RANDOM.fullmatch(marker) else token_hex()).encode())
 
 
 def about_adapters(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

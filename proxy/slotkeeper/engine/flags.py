@@ -46,6 +46,7 @@ def several(text: str) -> tuple[str, ...]:
 
 OPTIONS: Final[Mapping[str, FlagOption]] = {
     "model": FlagOption(names=("-m", "--model"), read=Path, env="LLAMA_ARG_MODEL"),
+    "mmproj": FlagOption(names=("-mm", "--mmproj"), read=Path, env="LLAMA_ARG_MMPROJ"),
     "host": FlagOption(names=("--host",), read=str, env="LLAMA_ARG_HOST"),
     "port": FlagOption(names=("--port",), read=int, env="LLAMA_ARG_PORT"),
     "api_prefix": FlagOption(names=("--api-prefix",), read=str, env="LLAMA_ARG_API_PREFIX"),
@@ -130,6 +131,7 @@ class EngineFlags:
     """The values of one engine's flags; the defaults are those of a stock llama-server."""
 
     model: Path | None = None
+    mmproj: Path | None = None  # the projector of images
     host: str = "127.0.0.1"
     port: int = 8080
     api_prefix: str = ""

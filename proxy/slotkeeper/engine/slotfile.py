@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import BinaryIO, Final, TypeAlias
 
-from slotkeeper.scheduler.types import WIDTH, Tokens
+from slotkeeper.scheduler.media import Chunk
+from slotkeeper.scheduler.types import EMPTY, WIDTH, Tokens
 
 HEADER: Final = 12  # bytes: magic, version, count of the words that follow
 BEFORE_IDS: Final = 3  # words: -1, 1, the number of tokens
+FNV_DIGITS: Final = 20  # of a hash of 64 bits, by which older builds name images
 APPENDIX_MAGIC: Final = b"SCKP"
 APPENDIX_VERSION: Final = 1
 APPENDIX_HEAD: Final = struct.Struct("<4sII")
@@ -29,7 +31,7 @@ class Verdict(StrEnum):
 
     FOREIGN = "foreign"  # not a slot file
     VERSION = "version"  # a slot file of an unknown version
-    TOKENS = "tokens"  # the list of tokens is inconsistent, or holds media
+    TOKENS = "tokens"  # the list of tokens is inconsistent, or holds media that we do not know
     TORN = "torn"  # the state does not end where the file ends (engine.md T2)
     APPENDIX = "appendix"  # the checkpoints are inconsistent; a wrong one aborts the engine (T2)
 
@@ -67,6 +69,20 @@ class SlotFileRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileImage:
+    """One image in a slot file. The file has neither its pixels nor what was made of them."""
+
+    start: int  # tokens before it
+    length: int  # tokens, without the text that the engine puts around it
+    positions: int  # that it takes: with M-RoPE fewer than tokens
+    name: str  # the engine's: a hash of the image's bytes
+
+    def may_be(self, digest: bytes) -> bool:
+        """Whether the engine gave this name to the image with this SHA-256; older builds hash otherwise."""
+        return self.name == digest.hex() or (self.name.isdecimal() and len(self.name) <= FNV_DIGITS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFile:
     """A slot file that was read to its end.
 
@@ -83,6 +99,7 @@ class SlotFile:
     records: tuple[SlotFileRecord, ...]  # in the file's order, which is the order of the engine's list
     caches: tuple[Cache, ...]  # in the file's order; empty if the structure was not understood
     layout: str
+    images: tuple[FileImage, ...] = ()  # ascending; `tokens` are -1 there
 
     def __repr__(self) -> str:
         cuts = f" checkpoints {[record.at for record in self.records]}" if self.records else ""
@@ -92,6 +109,23 @@ class SlotFile:
     def ids_at(self) -> int:
         """Offset of the first token's id."""
         return HEADER + WIDTH * BEFORE_IDS
+
+
+def told(file: SlotFile, chunks: Sequence[Chunk]) -> Tokens | None:
+    """Return the file's tokens with these images; None if the file has others, or has them elsewhere.
+
+    What the engine puts around an image belongs to ours, and so the file has it as text beside its own.
+    """
+    tokens, at, seen = EMPTY, 0, 0
+    for chunk in chunks:
+        if chunk.start >= len(file.tokens):
+            break
+        inside = [i for i in file.images if chunk.start <= i.start and i.start + i.length <= chunk.end]
+        if not inside or chunk.end > len(file.tokens) or not all(i.may_be(chunk.digest) for i in inside):
+            return None
+        tokens += file.tokens.cut(at, chunk.start) + Tokens.image(chunk.digest, chunk.length)
+        at, seen = chunk.end, seen + len(inside)
+    return tokens + file.tokens.cut(at) if seen == len(file.images) else None
 
 
 # -- an untrusted file, read by offset -------------------------------------------------------------------

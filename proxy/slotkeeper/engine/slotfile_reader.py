@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import BinaryIO, Final
 
+from slotkeeper.engine.file_images import HeldTokens, images_at, stand
 from slotkeeper.engine.slotfile import (
     APPENDIX_HEAD,
     APPENDIX_MAGIC,
@@ -37,6 +38,7 @@ from slotkeeper.engine.slotfile import (
     BeyondError,
     Cache,
     Damage,
+    FileImage,
     SlotFile,
     SlotFileRecord,
     StrangeError,
@@ -218,7 +220,7 @@ def begins(view: View, at: int) -> bool:
     return rest > 0 and view.take(at, rest) == APPENDIX_MAGIC[:rest]
 
 
-def records_at(view: View, at: int, n_tokens: int) -> tuple[SlotFileRecord, ...]:
+def records_at(view: View, at: int, held: HeldTokens) -> tuple[SlotFileRecord, ...]:
     """Return the records of the appendix that begins at `at` and ends with the file.
 
     Raises StrangeError, whose text says what is wrong, or BeyondError if the file ends first.
@@ -232,10 +234,12 @@ def records_at(view: View, at: int, n_tokens: int) -> tuple[SlotFileRecord, ...]
     records: list[SlotFileRecord] = []
     for _ in range(count):
         record = _record(view, at)
-        # The state after n tokens ends at position n - 1. A wrong n aborts the engine later (T2).
+        # The state after n tokens ends at position n - 1, if no image is among them. A wrong n aborts the
+        # engine later (T2).
         # The list need not ascend: after a window was cut back to a checkpoint, the next one is made a token
         # before it.
-        fits = 0 < record.at <= n_tokens and 0 <= record.pos_min <= record.pos_max == record.at - 1
+        last = held.position(record.at) - 1 if 0 < record.at <= held.count else -1
+        fits = 0 <= record.pos_min <= record.pos_max == last
         if not fits or any(other.at == record.at for other in records):
             raise StrangeError(
                 f"a checkpoint at {record.at} with positions {record.pos_min} to {record.pos_max}"
@@ -247,7 +251,7 @@ def records_at(view: View, at: int, n_tokens: int) -> tuple[SlotFileRecord, ...]
     return tuple(records)
 
 
-def find(view: View, start: int, n_tokens: int) -> tuple[int, tuple[SlotFileRecord, ...]]:
+def find(view: View, start: int, held: HeldTokens) -> tuple[int, tuple[SlotFileRecord, ...]]:
     """Return the first complete appendix at or after `start`: its offset and records.
 
     Without one, return the file's size and no records.
@@ -259,7 +263,7 @@ def find(view: View, start: int, n_tokens: int) -> tuple[int, tuple[SlotFileReco
         while at >= 0 and hits < MAX_HITS:
             hits += 1
             try:
-                return chunk + at, records_at(view, chunk + at, n_tokens)
+                return chunk + at, records_at(view, chunk + at, held)
             except (BeyondError, StrangeError):
                 at = data.find(wanted, at + 1)
     return view.size, ()
@@ -319,10 +323,10 @@ def read(file: BinaryIO, size: int) -> SlotFile | Damage:
 
 
 def _read(view: View) -> SlotFile:
-    version, tokens = _header(view)
-    start = HEADER + WIDTH * (AROUND_IDS + len(tokens))
+    version, words, tokens, images = _header(view)
+    start = HEADER + WIDTH * words
     caches = walk(view, start, version)
-    end, records = _end(view, version, start, caches, len(tokens))
+    end, records = _end(view, version, start, caches, HeldTokens(len(tokens), images))
     return SlotFile(
         version=version,
         tokens=tokens,
@@ -331,35 +335,40 @@ def _read(view: View) -> SlotFile:
         records=records,
         caches=caches or (),
         layout=layout_of(caches or ()),
+        images=images,
     )
 
 
-def _header(view: View) -> tuple[int, Tokens]:
+def _header(view: View) -> tuple[int, int, Tokens, tuple[FileImage, ...]]:
+    """Return the file's version, the number of words before the payload, the tokens and the images."""
     magic, version, words, mark, kind, count = view.fields(HEAD, 0) if view.size >= HEAD.size else (0,) * 6
     if magic != MAGIC:
         raise _DamagedError(Verdict.FOREIGN, "it does not begin like a slot file")
     if version not in VERSIONS:
         raise _DamagedError(Verdict.VERSION, f"version {version}")
-    # With media the list is longer and some of its ids are negative. We do not support that.
-    if (mark, kind) != (-1, 1) or not 0 <= count <= MAX_TOKENS or words != count + AROUND_IDS:
+    if (mark, kind) != (-1, 1) or not 0 <= count <= MAX_TOKENS or words < count + AROUND_IDS:
         raise _DamagedError(Verdict.TOKENS, f"{words} words for {count} tokens")
     at = HEADER + WIDTH * BEFORE_IDS
     tokens = Tokens.of(view.take(at, WIDTH * count))
-    if view.word(at + WIDTH * count) or min(tokens, default=0) < 0:
-        raise _DamagedError(Verdict.TOKENS, "its tokens are not all text")
-    return version, tokens
+    try:
+        images, end = images_at(view, at + WIDTH * count)
+    except StrangeError as error:
+        raise _DamagedError(Verdict.TOKENS, f"in its images: {error}") from error
+    if end != HEADER + WIDTH * words or not stand(tokens, images):
+        raise _DamagedError(Verdict.TOKENS, "its tokens are not all text or images")
+    return version, words, tokens, images
 
 
 def _end(
-    view: View, version: int, start: int, caches: tuple[Cache, ...] | None, n_tokens: int
+    view: View, version: int, start: int, caches: tuple[Cache, ...] | None, held: HeldTokens
 ) -> tuple[int, tuple[SlotFileRecord, ...]]:
     """Return the offset at which the payload ends, and the checkpoints that follow."""
     if version < WITH_APPENDIX:
         return view.size, ()
     try:
         if caches is None:
-            return find(view, start, n_tokens)
+            return find(view, start, held)
         end = caches[-1].end
-        return end, records_at(view, end, n_tokens) if end < view.size else ()
+        return end, records_at(view, end, held) if end < view.size else ()
     except StrangeError as error:
         raise _DamagedError(Verdict.APPENDIX, f"in its checkpoints: {error}") from error

@@ -76,6 +76,7 @@ def number(header: GgufHeader, key: str, otherwise: int) -> int:
 
 # -- reading all traits ----------------------------------------------------------------------------------
 
+NO_PROJECTOR: Final = "the projector's file is not known: saved states with images serve this process only"
 UNSEEN: Final = "started by others: flags that /props does not show count as defaults until found out"
 
 
@@ -203,6 +204,10 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
         notes.append(UNSEEN)
     else:
         traits = flags.traits_into(traits)
+    projector = await asyncio.to_thread(fingerprint.projector_of, props, flags.mmproj if flags else None)
+    traits = replace(traits, projector=projector)
+    if projector.startswith(fingerprint.OF_PROCESS):
+        notes.append(NO_PROJECTOR)
     return Reading(
         traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
     )
@@ -213,8 +218,12 @@ async def read_command_line(base: str, reading: Reading) -> Reading:
     flags = await asyncio.to_thread(flags_behind, base, reading.props)
     if flags is None:
         return reading
-    notes = [note for note in reading.notes if note != UNSEEN]
+    gone, path = {UNSEEN}, flags.mmproj
     traits = replace(flags.traits_into(reading.traits), speculative=reading.traits.speculative)
+    if path and path.is_absolute():  # the other process may run in another folder
+        projector = await asyncio.to_thread(fingerprint.projector_of, reading.props, path)
+        traits, gone = replace(traits, projector=projector), {UNSEEN, NO_PROJECTOR}
+    notes = [note for note in reading.notes if note not in gone]
     return replace(reading, traits=traits, notes=[*notes, "started by others: its flags were read here"])
 
 

@@ -22,13 +22,10 @@ from slotkeeper.api.request import (
     Ask,
     Claim,
     NotOurs,
-    check_depth,
     check_lists,
-    check_values,
-    claim,
-    load,
     model_of,
     read,
+    understood,
 )
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
@@ -124,7 +121,7 @@ class Account:
         Raises NotPlain for a body that must not be forwarded, and ClientFault for values that are too large.
         """
         self.record.body_bytes, self._came = len(body), body
-        doc, self.claim = await run(_loaded, self._api, body, encoding)
+        doc, self.claim = await run(understood, self._api, body, encoding)
         return doc
 
     async def parse(
@@ -215,6 +212,7 @@ class Account:
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
         found: list[Found] = [NOT_FOUND, NOT_FOUND]
+        driver.engines.pictures.keep(ask.images)
         asks = [ask, *filter(None, (self.rewritten,))]
         try:
             while (link := await driver.engines.serving(self.model, lambda: self._open)).ready:
@@ -336,9 +334,13 @@ class Account:
         """Stop trusting the tokenizer if the engine counts other tokens: it is not exact for this model."""
         if self.prompt is None or counted is None or counted == len(self.prompt):
             return
-        if self._api in OUR_TOKENIZER and link.tokenizer is not None:
-            log.warning("count_differs", request_id=self.id, engine=counted, ours=len(self.prompt))
+        if self.prompt.chunks:
+            link.images.distrust(self.prompt)
+        elif self._api in OUR_TOKENIZER and link.tokenizer is not None:
             link.tokenizer.distrust(f"counted {len(self.prompt)} tokens where the engine counted {counted}")
+        else:
+            return
+        log.warning("count_differs", request_id=self.id, engine=counted, ours=len(self.prompt))
 
     async def _learn_reply(self, answer: Answer, link: EngineLink, *, brief: bool) -> None:
         try:
@@ -385,14 +387,6 @@ class Account:
             seconds=round(self._driver.now() - self.arrived, 4),
             first_token_seconds=None if first is None else round(first, 4),
         )
-
-
-def _loaded(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
-    """Parse and check a body. Raises NotPlain, and ClientFault for values that are too large."""
-    check_values(body)
-    doc = load(body, encoding)
-    check_depth(body, doc)
-    return doc, claim(api, doc)
 
 
 def _outcome_of(status: int) -> str:

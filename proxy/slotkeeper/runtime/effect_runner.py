@@ -131,8 +131,9 @@ class EffectRunner:
         return len(self._plants)
 
     async def _plant(self, plant: Plant) -> None:
-        computed, seconds, cuts, counted = None, None, None, 0
+        computed, seconds, cuts, counted, unsent = None, None, None, 0, True
         link = self._engines.links[plant.place.engine]
+        auth = self._lent.get(plant.request) or link.auth
 
         def count(reached: int, cached: int) -> None:  # called during the plant: a stopped one counts too
             nonlocal counted
@@ -143,12 +144,9 @@ class EffectRunner:
             self._progress(plant.request, reached - cached)
 
         try:
-            result = await link.client.prefill(
-                plant.tokens.ids(),
-                plant.place.slot,
-                headers=self._lent.get(plant.request) or link.auth,
-                progress=count,
-            )
+            prompt = await link.sent(plant.tokens, auth)
+            unsent = False
+            result = await link.client.prefill(prompt, plant.place.slot, headers=auth, progress=count)
             computed, seconds, cuts = result.computed, result.seconds, result.cuts
             count(result.computed + result.cached, result.cached)
             log.debug("planted", **_about(plant), tokens=len(plant.tokens), computed=computed)
@@ -164,6 +162,7 @@ class EffectRunner:
                 computed=computed,
                 wasted=counted if computed is None else 0,
                 seconds=seconds,
+                unsent=unsent,
                 cuts=cuts,
             )
         )

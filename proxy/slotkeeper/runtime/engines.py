@@ -16,6 +16,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.images import Pictures
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.router_link import RouterLink
 from slotkeeper.runtime.tasks import Tasks, lifeline
@@ -61,6 +62,7 @@ class Engines:
         """
         self.links = dict(links)
         self.routers: dict[EngineId, RouterLink] = {}
+        self.pictures = Pictures()
         self._tasks = tasks
         self._metrics = metrics
         self._wait = wait
@@ -99,6 +101,7 @@ class Engines:
 
     def _watched(self, link: EngineLink) -> None:
         hearers = self._hearers
+        link.images.pictures = self.pictures
         watch = link.watch(hearers.on_up, hearers.on_lost, self._router_found)
         self._tasks_of[link.engine] = [self._tasks.start(watch)]
 

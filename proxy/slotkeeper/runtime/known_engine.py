@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -19,11 +19,14 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from slotkeeper.api.document import Doc, Prompt
+from slotkeeper.api.pictures import digests
+from slotkeeper.engine.answers import MediaPrompt
 from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient, EngineGoneError, Pulse
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.traits import Reading, read_traits
+from slotkeeper.runtime.images import EngineImages
 from slotkeeper.scheduler.effects import Learned
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known
 from slotkeeper.scheduler.types import EngineId, Tokens
@@ -53,6 +56,7 @@ class KnownEngine:
         self.address = address or EngineAddress.of(engine)
         self.pulse = Pulse()
         self.client = EngineClient(self.address.engine, api_key=api_key, pulse=self.pulse)
+        self.images = EngineImages(self.client)
         self.auth: dict[str, str] = {}  # for our own calls: that of the last client that was let in
         self.flags = flags
         self.files: ProbeResult | None = None  # findings about its slot files
@@ -78,6 +82,7 @@ class KnownEngine:
             may_read=self._may_read,
             known=self.files,
         )
+        self.images.begins(reading.props)
         folder, self.build = self.slot_dir, reading.build
         self.traits = await completed(folder, reading.traits) if folder else reading.traits
         if folder and self.traits.guessed:
@@ -120,10 +125,23 @@ class KnownEngine:
         )
 
     async def render_chat(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
-        """Return the exact prompt of a chat body (engine.md 1.4). Raises EngineError, EngineGoneError."""
+        """Return the exact prompt of a chat body (engine.md 1.4).
+
+        Raises EngineError, EngineGoneError, and ValueError for images whose tokens cannot be known.
+        """
         text = await self.client.apply_template(chat, headers=auth or self.auth)
+        images = digests(chat) if self.images.marker else ()
         with _lending(auth):
+            if images:
+                return await self.images.tokens(self._tokenizer(), text, images, auth or self.auth)
             return await self._tokenizer().tokenize(text)
+
+    async def sent(self, prompt: Tokens, auth: Mapping[str, str]) -> Sequence[int] | MediaPrompt:
+        """Return the form in which a prefill sends these tokens. Raises the errors of `render_chat`."""
+        if not prompt.chunks:
+            return prompt.ids()
+        with _lending(auth):
+            return await self.images.prompt(self._tokenizer(), prompt, auth)
 
     async def render_prompt(self, prompt: Prompt, auth: Mapping[str, str]) -> Tokens:
         with _lending(auth):

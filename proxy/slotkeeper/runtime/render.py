@@ -33,6 +33,7 @@ from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.engine_model import checkpoints_last
+from slotkeeper.scheduler.media import sendable
 from slotkeeper.scheduler.types import (
     UNKNOWN,
     Boundary,
@@ -56,7 +57,7 @@ AFTER_TEXT: Final[Doc] = {"role": "user", "content": "x"}
 
 
 async def prompt_of(link: EngineLink, ask: Ask, auth: Mapping[str, str]) -> Tokens | None:
-    """Return the token ids that the engine will evaluate; None if they cannot be known (media, infill).
+    """Return the token ids that the engine will evaluate; None if they cannot be known (audio, infill).
 
     Raises EngineError for a body that the engine's template refuses, EngineGoneError without an engine.
     """
@@ -275,7 +276,7 @@ async def _shared(link: EngineLink, chat: Doc, reply: Doc, habit: Habit, auth: M
         await link.render_chat({**chat, "messages": messages}, auth)
         for messages in next_turns(habit, chat["messages"], reply)
     ]
-    return first.cut(0, min(first.lcp(other) for other in others))
+    return first.cut(0, sendable(first.chunks, min(first.lcp(other) for other in others)))
 
 
 def _size(reply: Doc) -> int:

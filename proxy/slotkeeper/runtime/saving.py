@@ -132,7 +132,7 @@ class Saver:
         """Check what the engine has written, edit it, and add it to the catalog."""
         edit = Editing(traits, save.cuts, save.stale)
         facts = intake.SavedFile(
-            fingerprint=traits.fingerprint,
+            fingerprint=traits.fingerprint_of(save.tokens),
             tokens=save.tokens,
             written=file.result.written,
             layout=link.layout,

@@ -104,7 +104,10 @@ class Sharing:
         began, there = time.monotonic(), {kept.id for kept in self._store.listing()}
         try:
             found = await self._shared.find(
-                wanted.prompt, wanted.traits.fingerprint, beyond=wanted.here, known=there
+                wanted.prompt,
+                wanted.traits.fingerprint_of(wanted.prompt),
+                beyond=wanted.here,
+                known=there,
             )
             for kept in found:
                 await self._store.found(kept)

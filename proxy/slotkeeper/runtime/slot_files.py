@@ -98,7 +98,7 @@ class Snapshots:
 
     async def restore(self, link: EngineLink, restore: Restore) -> Restored:
         wanted = restore.snapshot
-        fingerprint = link.traits.fingerprint if link.traits else ""
+        fingerprint = link.traits.fingerprint_of(wanted.tokens) if link.traits else ""
         began = time.monotonic()
         try:
             name = await self.store.offer(wanted.id, fingerprint, link.layout, within=restore.within)

@@ -311,9 +311,10 @@ class Catalog:
     def _fitting(self, traits: EngineTraits) -> Iterator[PrefixOrder]:
         """Yield the orders that this engine can load, tier by tier."""
         for tier in Tier:
-            order = self._orders.get((tier, traits.fingerprint))
-            if order and traits.snapshots:
-                yield order
+            for fingerprint in traits.fingerprints:
+                order = self._orders.get((tier, fingerprint))
+                if order and traits.snapshots:
+                    yield order
 
 
 def _at_most(snapshot: Snapshot, common: int, traits: EngineTraits) -> int:

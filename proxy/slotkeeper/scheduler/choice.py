@@ -14,6 +14,7 @@ from heapq import nsmallest
 from itertools import chain
 from typing import Final
 
+from slotkeeper.scheduler import media
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.comparison import Comparison
 from slotkeeper.scheduler.costs import WORTH_A_FILE
@@ -342,7 +343,8 @@ def steer(prompt: Tokens) -> Prefill:
 
     The prompt must be longer than `STEER_TAIL`.
     """
-    return Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
+    end = media.sendable(prompt.chunks, len(prompt) - STEER_TAIL)
+    return Prefill(prompt.cut(0, end), Purpose.STEER)
 
 
 def _plan(

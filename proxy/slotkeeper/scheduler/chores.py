@@ -252,7 +252,7 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
         return
     cuts = {c.at for c in contents.checkpoints if contents.total - TAIL <= c.at < contents.total}
     for snapshot in [s for s in state.catalog if len(s.tokens) in cuts]:
-        same_kind = snapshot.fingerprint == traits.fingerprint
+        same_kind = snapshot.fingerprint in traits.fingerprints
         if same_kind and contents.tokens.begins_with(snapshot.tokens):
             state.catalog.take(snapshot.id)
             yield Drop(snapshot=snapshot.id, to_cold=False)

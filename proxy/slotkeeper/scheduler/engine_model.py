@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.types import UNKNOWN, Markers, Tokens
 
 
@@ -92,6 +93,7 @@ class EngineTraits:
     files_carry: bool | None = None  # whether its slot files contain checkpoints; None: not seen yet
     token_bytes: int = 0  # size of one token in a slot file, by the model's header; 0: unknown
     fingerprint: str = ""  # of all that a slot file must match; empty: unknown, so no file is offered
+    projector: str = ""  # of images: files with images must match it as well; empty: it sees no images
     # How we know the fields in `FLAGS` that are not assumed to be defaults.
     knowledge: Mapping[str, Known] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
@@ -109,6 +111,19 @@ class EngineTraits:
     def snapshots(self) -> bool:
         """Whether states can be saved to files and restored."""
         return self.slot_files and self.state_version > 0 and bool(self.fingerprint)
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Return the fingerprints of all files that it can load: of text, and with images."""
+        return (self.fingerprint, self._with_images) if self.projector else (self.fingerprint,)
+
+    def fingerprint_of(self, tokens: Tokens) -> str:
+        """Return the fingerprint of files with these tokens."""
+        return self._with_images if tokens.chunks else self.fingerprint
+
+    @property
+    def _with_images(self) -> str:
+        return f"{self.fingerprint}-{self.projector}" if self.fingerprint and self.projector else ""
 
     def known(self, name: str) -> Known:
         """Return how the value of this field is known."""
@@ -232,10 +247,11 @@ def after_prefill(
     task: int,
     traits: EngineTraits,
     first: int = 0,
+    images: Sequence[Chunk] = (),
 ) -> tuple[Checkpoint, ...]:
     """Return the checkpoints after a prompt of `end` tokens was evaluated from `reuse` on.
 
-    `first` is the first position that a sliding window holds before that.
+    `first` is the first position that a sliding window holds before that; `images` are those of the prompt.
     """
     if not keeps_checkpoints(traits):
         return ()
@@ -244,8 +260,10 @@ def after_prefill(
     starts = set(user_starts)
     at = reuse
     while at < end:
-        stop = _batch_end(kept, at, end, user_starts, traits)
-        near_end = stop > end - traits.n_ubatch
+        stop = reach = _batch_end(kept, at, end, user_starts, traits)
+        if image := _image_in(images, at, stop):
+            reach, stop = max(at, image.start), _cut_behind(image, end, user_starts, traits)
+        near_end = reach > end - traits.n_ubatch
         wanted = near_end or at == last_user or _far_enough(kept, at, traits)
         if at > 0 and (at in starts or near_end) and wanted:
             _add(kept, Checkpoint(at, task, max(first, at - window_cells(traits))), traits)
@@ -273,6 +291,20 @@ def _batch_end(
         if start == user_starts[-1] or _far_enough(kept, start, traits):
             return start
     return stop
+
+
+def _image_in(images: Sequence[Chunk], at: int, stop: int) -> Chunk | None:
+    """Return the first image that a batch from `at` to `stop` would reach."""
+    return next((image for image in images if at < image.end and image.start < stop), None)
+
+
+def _cut_behind(image: Chunk, end: int, user_starts: Sequence[int], traits: EngineTraits) -> int:
+    """Return where the engine cuts next behind an image, so that the next batch can leave a checkpoint.
+
+    An image is computed apart, and the batch behind it leaves no checkpoint where it begins (engine.md 15).
+    """
+    cuts = (*user_starts, end - TAIL - traits.n_ubatch, end - TAIL, image.end + traits.n_batch)
+    return min((cut for cut in cuts if image.end <= cut < end), default=end)
 
 
 def _add(kept: list[Checkpoint], new: Checkpoint, traits: EngineTraits) -> None:
@@ -304,7 +336,7 @@ def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
 def foreign_token(prompt: Tokens) -> Tokens:
     """Return one valid token that does not begin the prompt, so that the engine finds nothing to reuse."""
     first = prompt[0]
-    return Tokens([next((token for token in prompt if token != first), first)])
+    return Tokens([next((token for token in prompt if token != first and token >= 0), first)])
 
 
 def marked(tokens: Tokens) -> Tokens:

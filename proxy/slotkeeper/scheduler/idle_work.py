@@ -257,7 +257,7 @@ def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog
     end = len(contents.tokens) - (NEW if contents.sure else 0)
     asked = max((at for at in starts if at < end), default=0)
     places = sorted({*kept.intersection({*starts, last}), asked}, reverse=True)
-    for at in places[:BOUNDARIES]:
+    for at in [at for at in places if contents.tokens.may_end(at + 1)][:BOUNDARIES]:
         if WORTH_A_FILE <= at < end and at - catalog.covered(contents.tokens.cut(0, at + 1), traits) >= NEW:
             yield at + 1
 

@@ -171,13 +171,16 @@ def _release(
         table.leave(slot, now)
         return
     cached = event.cached if event.cached is not None else pending.predicted or 0
+    prompt = pending.prompt
+    if prompt is not None and prompt.chunks and len(prompt) != event.prompt_tokens:
+        prompt = None  # an image is longer than we believed, or shorter: nothing behind it is where we think
     contents = table.shadow.finish(
         slot,
-        prompt=pending.prompt,
+        prompt=prompt,
         prompt_tokens=event.prompt_tokens,
         cached=cached,
         generated=event.generated,
-        user_starts=user_starts(pending.prompt, table.traits),
+        user_starts=user_starts(prompt, table.traits),
         hash_chain=pending.arrived.hash_chain,
         request=event.request,
         now=now,
@@ -269,7 +272,8 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
 def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: int) -> None:
     """Compare the engine's count with our prediction. A large difference means that the shadow is wrong."""
     table = plan.table
-    if plan.pinned and base and plan.source is Source.SLOT:
+    # Where images stand, our account of checkpoints is not exact enough to tell flags.
+    if plan.pinned and base and plan.source is Source.SLOT and not base.tokens.chunks:
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
     if plan.source is Source.RAM and not kv_pool.cells_of(table.traits):  # a pool may lack adjacent cells
         table.ram_loaded(hit=cached * 2 >= predicted)
@@ -325,11 +329,12 @@ def _broken_off(pending: Pending, table: EngineTable) -> SlotContents | None:
     if pending.prompt is None:
         return None
     base, kept, end = pending.base, pending.predicted or 0, len(pending.prompt)
-    starts = user_starts(pending.prompt, table.traits)
+    starts, images = user_starts(pending.prompt, table.traits), pending.prompt.chunks
+    shadow = table.shadow
     return SlotContents(
         tokens=pending.prompt,
-        checkpoints=table.shadow.checkpoints_after(base, reuse=kept, end=end, user_starts=starts),
-        possible=table.shadow.possible_after(base, reuse=kept, end=end, user_starts=starts),
+        checkpoints=shadow.checkpoints_after(base, reuse=kept, end=end, user_starts=starts, images=images),
+        possible=shadow.possible_after(base, reuse=kept, end=end, user_starts=starts, images=images),
         hash_chain=pending.arrived.hash_chain,
         turns=base.turns if base else 1,
         used=pending.arrived.at,

@@ -136,6 +136,7 @@ def files_found(state: State, event: FilesFound) -> None:
             state_version=seen.state_version,
             files_carry=seen.files_carry,
             fingerprint=seen.fingerprint,
+            projector=seen.projector,
         )
 
 

@@ -13,6 +13,8 @@ twice. A beginning that other prompts will share is also saved to a file, so tha
 4. Users sometimes go back to their messages and edit them.
 5. A long message often ends in a question, and the next one is about the same text. That is a guess, so we
    cut there only while the engine's list has room: otherwise an older checkpoint would be dropped for it.
+6. Several questions are asked about one image, and the engine leaves no checkpoint behind one by itself: each
+   question would compute the image again. So we cut behind the last image, if a question follows it there.
 
 A cut is worth the chance that a prompt diverges there, or behind it but before the next cut, times the tokens
 that the previous cut would leave to compute. We take the best cut, then evaluate the others again: so the
@@ -22,10 +24,11 @@ most redundant ones are left out.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
+from slotkeeper.scheduler import media
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE, HourlyBudget
 from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step
@@ -37,6 +40,7 @@ from slotkeeper.scheduler.engine_model import (
     keeps_checkpoints,
     marked,
 )
+from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.prompt_tree import Branch
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
@@ -44,6 +48,9 @@ from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import Boundary, BoundaryKind, Tokens
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
+# The same for each image before a plant's end, which the engine reads once more though it does not encode it
+# again: 3 ms for 64 x 64 pixels, 80 ms for 4000 x 3000.
+IMAGE_PRICE: Final = 16.0
 TAKEN: Final = 3  # checkpoints of the engine's list that one plant uses, at most
 MOST: Final = 8  # plants in one request
 LEAST: Final = 64  # tokens to compute, below which nothing is planted
@@ -56,6 +63,8 @@ NEW_HEAD: Final = 0.5
 EDIT: Final = 0.02
 SOMEWHERE: Final = 0.02  # in a stretch of tools and system text
 GUESSED: Final = {BoundaryKind.QUESTION: 0.1, BoundaryKind.LINE: 0.02}  # in a long message at the end
+
+ABOUT_IMAGE: Final = 0.3  # another question about the last image
 
 STRETCH: Final = 1024  # tokens, at least
 STRETCHES: Final = MOST  # in one head, at most
@@ -87,6 +96,12 @@ class CutPlace:
     chance: float
     shared: bool  # several conversations share the tokens before it, or probably will
     guessed: bool = False  # not worth the loss of an older checkpoint
+    images: int = 0  # in the tokens before it
+
+    @property
+    def price(self) -> float:
+        """Tokens of prefill that a plant up to there costs."""
+        return PRICE + IMAGE_PRICE * self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +113,23 @@ class Cut:
     file: bool
 
 
-def places(structure: Structure, length: int) -> Iterator[CutPlace]:
-    """Yield the places where prompts may diverge from one of this length. The numbers are as above."""
+def places(structure: Structure, prompt: Tokens) -> Iterator[CutPlace]:
+    """Yield the places where other prompts may diverge from this one. The numbers are as above."""
     for branch in structure.branches:  # 1
         seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
         inside = branch.at <= structure.head
         yield CutPlace(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
     yield from _in_head(structure.head, structure.known)  # 2, 3
     for boundary in structure.boundaries:  # 4, 5
-        if boundary.kind is BoundaryKind.USER and boundary.at < length:
+        if boundary.kind is BoundaryKind.USER and boundary.at < len(prompt):
             yield CutPlace(boundary.at, EDIT, shared=False)
         elif boundary.kind in GUESSED:
             yield CutPlace(boundary.at, GUESSED[boundary.kind], shared=False, guessed=True)
+    if prompt.chunks:  # 6
+        end = prompt.chunks[-1].end
+        closing = min((b.at for b in structure.boundaries if b.at >= end), default=len(prompt))
+        if closing - end > 2 * TAIL:  # else no other question about it can stand there
+            yield CutPlace(end, ABOUT_IMAGE, shared=False)
 
 
 def _in_head(head: int, known: int) -> Iterator[CutPlace]:
@@ -139,10 +159,12 @@ def steps(
     """
     if len(prompt) - reuse_plan.reuse < LEAST or 0 < table.traits.n_ctx <= len(prompt):
         return ()  # the engine refuses a prompt that is longer than its slot
-    found = [p for p in places(structure, len(prompt)) if reuse_plan.reuse < p.at <= len(prompt) - 2 * TAIL]
+    found = [p for p in places(structure, prompt) if reuse_plan.reuse < p.at <= len(prompt) - 2 * TAIL]
+    if prompt.chunks:
+        found = [*_among_images(found, prompt.chunks)]
     if not found:
         return ()
-    alone = _alone(reuse_plan, len(prompt), table.traits, user_starts)
+    alone = _alone(reuse_plan, prompt, table.traits, user_starts)
     checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     thinned_to = _first_start(alone, user_starts, table.traits)
     files = _files(found, prompt, thinned_to, table, catalog) if table.may_save(now) else set()
@@ -150,6 +172,13 @@ def steps(
     displaced = _displaced(alone, checkpoints, files, reuse_plan, table.traits)
     cuts = _cuts({*checkpoints, *displaced}, files)
     return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
+
+
+def _among_images(found: Sequence[CutPlace], images: Sequence[Chunk]) -> Iterator[CutPlace]:
+    """Yield the places that are not inside an image, each with the number of images before it."""
+    for place in found:
+        if media.whole(images, place.at) == place.at:
+            yield replace(place, images=sum(1 for image in images if image.start < place.at))
 
 
 def _cuts(checkpoints: Collection[int], files: Collection[int]) -> Iterator[Cut]:
@@ -165,18 +194,19 @@ def _cuts(checkpoints: Collection[int], files: Collection[int]) -> Iterator[Cut]
 
 
 def _alone(
-    reuse_plan: ReusePlan, length: int, traits: EngineTraits, user_starts: Sequence[int]
+    reuse_plan: ReusePlan, prompt: Tokens, traits: EngineTraits, user_starts: Sequence[int]
 ) -> tuple[int, ...]:
     """Return where the request would leave checkpoints if nothing were planted."""
     base = reuse_plan.base
     left = after_prefill(
         base.checkpoints if base else (),
         reuse=reuse_plan.reuse,
-        end=length,
+        end=len(prompt),
         user_starts=user_starts,
         task=0,
         traits=traits,
         first=first_kept(base, reuse_plan.reuse, traits),
+        images=prompt.chunks,
     )
     return tuple(c.at for c in left)
 
@@ -249,7 +279,7 @@ def _best(found: Collection[CutPlace], cuts: Collection[int]) -> CutPlace | None
         return (place.at - lower) * sum(p.chance for p in found if place.at <= p.at < upper)
 
     best = max(found, key=worth, default=None)
-    return best if best and worth(best) > PRICE else None
+    return best if best and worth(best) > best.price else None
 
 
 def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: EngineTraits) -> int:
@@ -285,11 +315,17 @@ def _files(
 
 
 def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
-    """Yield the steps for one cut. The engine keeps a checkpoint TAIL tokens before a prompt's end."""
+    """Yield the steps for one cut. The engine keeps a checkpoint TAIL tokens before a prompt's end.
+
+    Where an image follows, foreign tokens stand for these. Right behind an image no prompt of ours ends.
+    """
     exactly = Prefill(prompt.cut(0, cut.at), Purpose.PLANT)
-    beyond = Prefill(prompt.cut(0, cut.at + TAIL), Purpose.PLANT)
+    end = cut.at + TAIL
+    beyond = Prefill(prompt.cut(0, end) if prompt.may_end(end) else marked(exactly.tokens), Purpose.PLANT)
     if not cut.file:
         yield beyond
+    elif not prompt.may_end(cut.at) and not traits.speculative:
+        yield from (beyond,) if traits.files_only_extend else (beyond, Keep(SaveMoment.BOUNDARY))
     elif not cut.checkpoint:
         yield from (exactly, Keep(SaveMoment.BOUNDARY))
     elif not traits.files_carry:

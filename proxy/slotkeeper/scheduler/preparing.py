@@ -155,6 +155,10 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     if not isinstance(step, Prefill):
         raise AssertionError("a plant answers a prefill")  # noqa: TRY004
     tokens, shadow = step.tokens, table.shadow
+    if event.unsent:  # the next attempt would fail as well
+        if contents := shadow.slots[slot]:
+            shadow.slots[slot] = replace(contents, following=None)
+        return False
     if event.computed is None:  # the engine may still be running it
         shadow.slots[slot] = (
             shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
@@ -165,7 +169,8 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         return False
     end, cached = len(tokens), len(tokens) - event.computed
     table.rates.prefilled(event.computed, event.seconds)
-    table.learn(by_batches(table.traits, cached=cached, end=end, cuts=event.cuts))
+    cuts = None if tokens.chunks else event.cuts  # the engine also ends a batch at each image
+    table.learn(by_batches(table.traits, cached=cached, end=end, cuts=cuts))
     if step.purpose in {Purpose.TOUCH, Purpose.EMPTY}:
         shadow.touch(slot, table.idle_beside(slot))
     else:
@@ -227,7 +232,7 @@ def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list
         return []
     if contents and event.tokens is not None:
         carried = event.checkpoints if event.snapshot and table.traits.files_carry else None
-        if carried:
+        if carried and not contents.tokens.chunks:
             table.learn(table.doubts.by_file(table.traits, contents, carried))
         table.shadow.slots[slot] = contents.seen_as(event.tokens, carried)
     return _account(state, table, event, contents)

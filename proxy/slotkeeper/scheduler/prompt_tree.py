@@ -19,6 +19,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from slotkeeper.scheduler import media
 from slotkeeper.scheduler.types import EMPTY, WIDTH, Tokens
 
 BLOCK: Final = 128  # tokens
@@ -33,6 +34,7 @@ class Edge:
     __slots__ = ("_chain", "_lead", "first", "hashed", "head", "ids")
 
     def __init__(self, ids: Tokens) -> None:
+        ids = Tokens.of(ids.packed, ids.space)  # images are numbers here: only a prompt knows where they are
         self.first = ids[0] if ids.packed else NO_TOKEN
         self.head = EMPTY  # cold: the ids before the hashes
         self.hashed = 0  # tokens that are stored only as hashes; whole blocks
@@ -204,7 +206,7 @@ class PromptTree:
         It is too short by less than a block if the prompt diverges inside a cold edge.
         """
         path = self._last_path(prompt)
-        return path[-1][1] + path[-1][2] if path else 0
+        return media.whole(prompt.chunks, path[-1][1] + path[-1][2]) if path else 0
 
     def passed_at(self, prompt: Tokens) -> float:
         """Return when a sequence last passed the edge where that prefix ends, in seconds; 0 if none did."""
@@ -219,12 +221,12 @@ class PromptTree:
         branches = []
         for node, begin, common in self._last_path(prompt):
             end = begin + common
-            left = len(prompt) - end
+            left, at = len(prompt) - end, media.whole(prompt.chunks, end)
             if node.edge.parts(common, left):
-                branches.append(Branch(end, 2, 1, node.used))
+                branches.append(Branch(at, 2, 1, node.used))
             elif left and node.ways and common == len(node.edge):
                 ways = node.ways + (prompt[end] not in node.children)
-                branches.append(Branch(end, ways, node.passed, node.used))
+                branches.append(Branch(at, ways, node.passed, node.used))
         return branches
 
     def recent_edges(self, most: int) -> list[Twig]:

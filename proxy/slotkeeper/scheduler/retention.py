@@ -220,7 +220,8 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
     over = max(catalog.size(tier) - budget, catalog.beyond(tier, MOST))
     if over <= 0 or not state.tables:
         return []
-    here = {table.traits.fingerprint: table.traits for table in state.tables.values()}
+    tables = state.tables.values()
+    here = {fingerprint: table.traits for table in tables for fingerprint in table.traits.fingerprints}
     strangers = (s for s in catalog if s.tier is tier and s.fingerprint not in here)
     for snapshot in sorted(strangers, key=lambda s: s.used):
         if over > 0:

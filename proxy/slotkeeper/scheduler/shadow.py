@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
+from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import (
     KEEP,
     SlotContents,
@@ -191,7 +192,10 @@ class EngineShadow:
         The slot holds the prompt and all sampled tokens but the last.
         """
         base = self.slots[slot]
-        checkpoints = self.checkpoints_after(base, reuse=cached, end=prompt_tokens, user_starts=user_starts)
+        images = prompt.chunks if prompt else ()
+        checkpoints = self.checkpoints_after(
+            base, reuse=cached, end=prompt_tokens, user_starts=user_starts, images=images
+        )
         total = prompt_tokens + max(0, (generated or 0) - 1)
         tokens = prompt.cut(0, total) if prompt else EMPTY.within(space)
         kept_most = base is not None and cached >= base.total * KEEP
@@ -199,7 +203,9 @@ class EngineShadow:
             tokens=tokens,
             opaque=total - len(tokens),
             checkpoints=checkpoints,
-            possible=self.possible_after(base, reuse=cached, end=prompt_tokens, user_starts=user_starts),
+            possible=self.possible_after(
+                base, reuse=cached, end=prompt_tokens, user_starts=user_starts, images=images
+            ),
             slack=slack(total, first_kept(base, cached, self.traits), self.traits),
             floor=base.floor if base and cached else 0,
             from_file=bool(base and base.from_file and cached),
@@ -214,20 +220,27 @@ class EngineShadow:
 
     def broken_off(self, reuse_plan: ReusePlan, prompt: Tokens) -> SlotContents:
         """Return what a slot holds after a task was stopped. The engine's count will say how much of it."""
-        base = reuse_plan.base
+        base, kept, end = reuse_plan.base, reuse_plan.reuse, len(prompt)
+        images = prompt.chunks
         return SlotContents(
             tokens=prompt,
-            checkpoints=self.checkpoints_after(base, reuse=reuse_plan.reuse, end=len(prompt), user_starts=()),
-            possible=self.possible_after(base, reuse=reuse_plan.reuse, end=len(prompt), user_starts=()),
+            checkpoints=self.checkpoints_after(base, reuse=kept, end=end, user_starts=(), images=images),
+            possible=self.possible_after(base, reuse=kept, end=end, user_starts=(), images=images),
             hash_chain=base.hash_chain if base else (),
             turns=base.turns if base else 1,
             used=base.used if base else 0.0,
-            from_file=bool(base and base.from_file and reuse_plan.reuse),
+            from_file=bool(base and base.from_file and kept),
             rough=True,
         )
 
     def checkpoints_after(
-        self, base: SlotContents | None, *, reuse: int, end: int, user_starts: Sequence[int]
+        self,
+        base: SlotContents | None,
+        *,
+        reuse: int,
+        end: int,
+        user_starts: Sequence[int],
+        images: Sequence[Chunk] = (),
     ) -> tuple[Checkpoint, ...]:
         """Return the checkpoints of a state after one more task prefilled it up to `end`."""
         self._tasks += 1
@@ -239,10 +252,17 @@ class EngineShadow:
             task=self._tasks,
             traits=self.traits,
             first=first_kept(base, reuse, self.traits),
+            images=images,
         )
 
     def possible_after(
-        self, base: SlotContents | None, *, reuse: int, end: int, user_starts: Sequence[int]
+        self,
+        base: SlotContents | None,
+        *,
+        reuse: int,
+        end: int,
+        user_starts: Sequence[int],
+        images: Sequence[Chunk] = (),
     ) -> tuple[Checkpoint, ...]:
         """Return the same for an engine that discards no checkpoint; empty if its flags are known."""
         if not self.traits.checkpoints_in_doubt:
@@ -255,6 +275,7 @@ class EngineShadow:
             task=self._tasks,
             traits=generous(self.traits),
             first=first_kept(base, reuse, self.traits),
+            images=images,
         )
 
     def learn(self, traits: EngineTraits) -> None:

@@ -205,7 +205,8 @@ def goes_on_from(contents: SlotContents, traits: EngineTraits) -> int:
         common = contents.tokens.lcp(contents.following)
         if common == contents.total:
             return contents.total
-    at = max((c.at for c in contents.checkpoints if c.at <= common), default=0)
+    tokens = contents.tokens
+    at = max((c.at for c in contents.checkpoints if c.at <= common and tokens.may_end(c.at + 1)), default=0)
     return at + 1 if 0 < at < min(len(contents.tokens), contents.total - 1) else contents.total
 
 

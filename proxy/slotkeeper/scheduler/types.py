@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NewType, Self
 
+from slotkeeper.scheduler import media
+from slotkeeper.scheduler.media import Chunk
+
 EngineId = NewType("EngineId", str)  # its name, else its base URL; #MODEL follows for a router's model
 SlotId = NewType("SlotId", int)
 RequestId = NewType("RequestId", str)
@@ -86,26 +89,34 @@ class Tokens:
     file of one namespace is found for a prompt of another. Without namespaces, `space` is always empty.
     """
 
-    __slots__ = ("packed", "space")
+    __slots__ = ("chunks", "packed", "space")
 
     packed: bytes
     space: str
+    chunks: tuple[Chunk, ...]  # its images, whose places have negative numbers instead of ids
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self.packed = array("i", ids).tobytes()
         self.space = ""
+        self.chunks = ()
 
     @classmethod
-    def of(cls, packed: bytes, space: str = "") -> Self:
+    def of(cls, packed: bytes, space: str = "", chunks: tuple[Chunk, ...] = ()) -> Self:
         """Build tokens from ids that are already packed as native int32."""
         tokens = cls.__new__(cls)
         tokens.packed = packed
         tokens.space = space
+        tokens.chunks = chunks
         return tokens
+
+    @classmethod
+    def image(cls, digest: bytes, length: int) -> Self:
+        """Build the tokens of an image."""
+        return cls.of(media.packed(digest, length), chunks=(Chunk(0, length, digest),))
 
     def within(self, space: str) -> Tokens:
         """Return the same ids in this namespace."""
-        return self if space == self.space else Tokens.of(self.packed, space)
+        return self if space == self.space else Tokens.of(self.packed, space, self.chunks)
 
     def __len__(self) -> int:
         return len(self.packed) // WIDTH
@@ -123,7 +134,8 @@ class Tokens:
         return hash((self.packed, self.space)) if self.space else hash(self.packed)
 
     def __add__(self, other: Tokens) -> Tokens:
-        return Tokens.of(self.packed + other.packed, self.space)
+        chunks = (*self.chunks, *media.moved(other.chunks, len(self))) if other.chunks else self.chunks
+        return Tokens.of(self.packed + other.packed, self.space, chunks)
 
     def __repr__(self) -> str:
         head = ", ".join(str(i) for i in self.cut(0, 4))
@@ -134,7 +146,8 @@ class Tokens:
         if start == 0 and (end is None or end >= len(self)):
             return self  # avoids a copy
         view = memoryview(self.packed).cast("i")[start:end]
-        return Tokens.of(view.tobytes(), self.space)
+        chunks = media.between(self.chunks, start, start + len(view)) if self.chunks else ()
+        return Tokens.of(view.tobytes(), self.space, chunks)
 
     def ids(self) -> list[int]:
         """Return the ids as a list, for JSON."""
@@ -143,10 +156,15 @@ class Tokens:
     def lcp(self, other: Tokens, start: int = 0) -> int:
         """Return the length in tokens of the longest common prefix with `other`, read from `start` on.
 
-        If `other` contains all of our ids there, nothing is copied.
+        The prefix never ends inside an image. If `other` contains all of our ids there, nothing is copied.
         """
         if self.space != other.space:
             return 0
+        common = self.same_ids(other, start)
+        return media.whole(self.chunks, common) if self.chunks else common
+
+    def same_ids(self, other: Tokens, start: int = 0) -> int:
+        """Return the same for the ids alone: it may end inside an image."""
         a, b, shift = self.packed, other.packed, start * WIDTH
         if b.startswith(a, shift):
             return len(self)
@@ -163,6 +181,10 @@ class Tokens:
             else:
                 high = middle
         return low
+
+    def may_end(self, at: int) -> bool:
+        """Whether a prefill of ours may end there (see `media.sendable`)."""
+        return not self.chunks or media.sendable(self.chunks, at) == at
 
     def begins_with(self, other: Tokens) -> bool:
         return self.space == other.space and self.packed.startswith(other.packed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile
+from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, told
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store import files
@@ -98,13 +98,14 @@ class SnapshotIntake:
     def _admit(
         self, path: Path, found: SlotFile, before: Stamp, passed: Passed, *, repaired: bool = False
     ) -> CheckedFile:
+        tokens = _held(found, self.saved)
         manifest = Manifest(
             id=files.new_id(self.now),
             fingerprint=self.saved.fingerprint,
             version=found.version,
             layout=found.layout,
-            tokens=len(found.tokens),
-            chain=chain(found.tokens),
+            tokens=len(tokens),
+            chain=chain(tokens),
             checkpoints=tuple(record.at for record in found.records),
             draft=any(record.draft for record in found.records),
             repaired=repaired,
@@ -114,9 +115,10 @@ class SnapshotIntake:
             created=self.now,
             build=self.saved.build,
             namespace=self.saved.tokens.space,
+            images=tuple((c.start, c.length, c.digest.hex()) for c in tokens.chunks),
         )
         self.folder.admit(path, manifest, before)
-        return CheckedFile(manifest=manifest, tokens=found.tokens)
+        return CheckedFile(manifest=manifest, tokens=tokens)
 
 
 def transfer(
@@ -172,12 +174,20 @@ def _whole(file: FileIO, stamp: Stamp) -> SlotFile:
     return found
 
 
+def _held(found: SlotFile, saved: SavedFile) -> Tokens:
+    """Return what the file holds. Raises TornError if its images are not those of the slot."""
+    held = told(found, saved.tokens.chunks)
+    if held is None:
+        raise TornError("the engine's file holds other images")
+    return held
+
+
 def _agree(found: SlotFile, saved: SavedFile) -> None:
     """Check that the file holds the expected tokens.
 
     Our model of a slot may be a token or a reply behind or ahead, but the shared beginning must be equal.
     """
-    held, expected = found.tokens, saved.tokens
+    held, expected = _held(found, saved), saved.tokens
     common = held.within(expected.space).lcp(expected)
     if not common or common < min(len(held), len(expected)):
         what = f"{len(held)} tokens, of which {common} are those of the {len(expected)} expected"

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import WIDTH, Tokens
 from slotkeeper.store import files
@@ -91,8 +92,12 @@ BLOCK: Final = 256  # tokens for each digest of the chain
 LINK_BYTES: Final = 8  # bytes of each digest; the file's own hash guards against tampering
 LONGEST_NAMESPACE: Final = 64  # characters
 LARGEST: Final = 4 << 20  # bytes: a million tokens make 80 kB
+OPTIONAL: Final = frozenset({"namespace", "images"})  # fields that are written only if there is something
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LINK: Final = re.compile(rf"[0-9a-f]{{{2 * LINK_BYTES}}}")
+
+
+Image = tuple[int, int, str]  # tokens before it, its tokens, the digest of its bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,11 @@ class Manifest:
     created: float  # wall clock, seconds
     build: str
     namespace: str = ""  # of the key whose state this is; not written if namespaces were off
+    images: tuple[Image, ...] = ()  # that its tokens show; not written if there are none
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        return tuple(Chunk(start, length, bytes.fromhex(digest)) for start, length, digest in self.images)
 
     def fits(self, tokens: Tokens) -> bool:
         """Whether these are the tokens of the snapshot."""
@@ -150,8 +160,9 @@ def chain(tokens: Tokens) -> tuple[str, ...]:
 def encode(manifest: Manifest, secret: bytes) -> bytes:
     """Return the manifest as sealed JSON. `secret` is the folder's (see `Seal`)."""
     body = {"format": FORMAT} | asdict(manifest)
-    if not manifest.namespace:
-        del body["namespace"]
+    for name in OPTIONAL:
+        if not body[name]:
+            del body[name]
     return orjson.dumps(
         body | {"seal": _seal(body, secret)}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
     )
@@ -177,6 +188,7 @@ def decode(data: bytes, expected: SnapshotId, secret: bytes, *, unkeyed: bool = 
     if type(written) is not int or body.pop("format") != (UNKEYED if old else FORMAT) or not _shaped(body):
         return Flaw.FIELDS
     lists = {name: tuple(body[name]) for name in ("chain", "checkpoints")}
+    lists["images"] = tuple(tuple(image) for image in body.get("images", ()))
     manifest = Manifest(**(body | lists))
     if manifest.id != expected:
         return Flaw.FOREIGN
@@ -207,13 +219,19 @@ _KINDS: Final[dict[str, type]] = {
 
 
 def _shaped(body: dict[str, Any]) -> bool:
-    if type(body.get("namespace", "")) is not str or body.keys() - {"namespace"} != _KINDS.keys():
+    if type(body.get("namespace", "")) is not str or body.keys() - OPTIONAL != _KINDS.keys():
+        return False
+    if type(images := body.get("images", [])) is not list or not all(map(_shaped_image, images)):
         return False
     if any(type(body[name]) is not kind for name, kind in _KINDS.items()):
         return False
     return all(type(link) is str for link in body["chain"]) and all(
         type(at) is int for at in body["checkpoints"]
     )
+
+
+def _shaped_image(image: Any) -> bool:
+    return type(image) is list and [type(value) for value in image] == [int, int, str]
 
 
 def possible(manifest: Manifest) -> bool:
@@ -230,4 +248,6 @@ def possible(manifest: Manifest) -> bool:
         and bool(_DIGEST.fullmatch(manifest.sha256))
         and all(a <= b for a, b in pairwise(cuts))
         and all(0 <= at <= manifest.tokens for at in cuts)
+        and all(_DIGEST.fullmatch(digest) for _, _, digest in manifest.images)
+        and all(0 <= start < start + length <= manifest.tokens for start, length, _ in manifest.images)
     )

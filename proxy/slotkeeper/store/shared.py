@@ -327,7 +327,7 @@ class SharedStore:
             raise MissingError(f"{entry.path}: {manifest}")
         if isinstance(manifest, Flaw):
             raise UnfitError(f"{entry.path}: {manifest}")
-        tokens = Tokens.of(packed)
+        tokens = Tokens.of(packed, chunks=manifest.chunks)
         own = self._names.entry(manifest, tokens) if manifest.fits(tokens) else None
         if own != entry or not blob.startswith(f"{BLOBS}/{entry.state[:2]}/{entry.state}-"):
             raise UnfitError(f"{entry.path} says that it is another state")

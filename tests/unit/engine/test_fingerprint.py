@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slotkeeper.engine.fingerprint import (
+    OF_PROCESS,
     SAMPLES,
     Identity,
     about_adapters,
     about_flags,
     about_model,
     parts,
+    projector_of,
     sampled,
     streams_of,
 )
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.types import Tokens
 
 PROPS = {"model_path": "/models/a.gguf", "model_ftype": "Q8_0", "total_slots": 2, "media_marker": "random"}
 ENTRY = {"meta": {"n_vocab": 9, "n_params": 5, "n_ctx": 4096}}
@@ -134,3 +139,45 @@ def test_all_parts_of_a_split_model_count(tmp_path):
     first = tmp_path / "m-00001-of-00003.gguf"
     assert [part.name for part in parts(first)] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     assert parts(tmp_path / "m.gguf") == [tmp_path / "m.gguf"]
+
+
+# -- the projector of images ---------------------------------------------------------------------------
+
+SEES = {"modalities": {"vision": True}, "media_marker": "<__media_" + "a1B2" * 8 + "__>"}
+
+
+def test_a_projector_is_known_by_its_file(tmp_path):
+    file, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    file.write_bytes(b"weights")
+    other.write_bytes(b"WEIGHTS")
+    restarted = SEES | {"media_marker": "<__media_" + "c3D4" * 8 + "__>"}
+    assert projector_of(SEES, file) == projector_of(restarted, file)
+    assert projector_of(SEES, file) != projector_of(SEES, other)
+
+
+@pytest.mark.parametrize("path", [None, Path("/nowhere/a.gguf")])
+def test_one_whose_file_is_not_known_is_that_of_its_process(path):
+    restarted = SEES | {"media_marker": "<__media_" + "c3D4" * 8 + "__>"}
+    assert projector_of(SEES, path) == projector_of(SEES, path)
+    assert projector_of(SEES, path) != projector_of(restarted, path)
+    assert projector_of(SEES, path).startswith(OF_PROCESS)
+
+
+def test_a_marker_that_somebody_has_fixed_tells_no_process():
+    fixed = SEES | {"media_marker": "<__media__>"}
+    assert projector_of(fixed, None) != projector_of(fixed, None)
+
+
+@pytest.mark.parametrize(
+    "props", [{}, {"modalities": None}, {"modalities": {"vision": False, "audio": True}}]
+)
+def test_an_engine_that_sees_no_images_has_none(props, tmp_path):
+    assert projector_of(props, None) == ""
+
+
+def test_files_with_images_have_a_fingerprint_of_their_own():
+    text, image = Tokens([1, 2]), Tokens([1]) + Tokens.image(b"d" * 32, 8)
+    sees, blind = EngineTraits(fingerprint="f", projector="p"), EngineTraits(fingerprint="f")
+    assert (sees.fingerprint_of(text), sees.fingerprint_of(image)) == ("f", "f-p")
+    assert (blind.fingerprint_of(text), blind.fingerprint_of(image)) == ("f", "")
+    assert (sees.fingerprints, blind.fingerprints) == (("f", "f-p"), ("f",))

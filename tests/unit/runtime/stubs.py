@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from patience import PATIENCE
+from slotkeeper.engine.answers import MediaPrompt
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, PrefillResult
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
@@ -50,12 +51,13 @@ class StubClient(EngineClient):
 
     async def prefill(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | MediaPrompt,
         slot: SlotId,
         *,
         progress: Callable[[int, int], object] | None = None,
         **_: Any,
     ) -> PrefillResult:
+        assert not isinstance(ids, MediaPrompt)
         self.prefills.append((list(ids), slot))
         if progress:
             progress(self.first_batch, 0)

@@ -124,3 +124,17 @@ async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
     await settled()
     assert [type(event) for event in said] == [TimerFired]
     assert len(tasks) == 0
+
+
+async def test_a_plant_with_an_image_that_is_not_known_any_more_asks_the_engine_nothing():
+    said: list[Event | BaseException] = []
+    link = StubLink()
+    runner = EffectRunner(
+        engines(link), Metrics(), Tasks(said.append), said.append, None, lost=lambda _: None
+    )
+    tokens = Tokens([1, 2]) + Tokens.image(b"d" * 32, 8) + Tokens([3, 4])
+    await runner._plant(Plant(request=OWNER, place=PLACE, tokens=tokens, purpose=Purpose.NEXT))
+    (event,) = said
+    assert isinstance(event, Planted)
+    assert (event.computed, event.unsent) == (None, True)
+    assert link.client.prefills == []

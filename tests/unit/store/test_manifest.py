@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store.manifest import BLOCK, Flaw, Manifest, chain, decode, encode
@@ -65,6 +66,26 @@ def test_it_comes_back_as_it_was():
     of_a_key = replace(MANIFEST, namespace="0123abcd")
     assert decode(encode(of_a_key, SECRET), ID, SECRET) == of_a_key
     assert decode(resealed(), ID, SECRET) == MANIFEST
+
+
+def test_images_are_in_it_where_there_are_some():
+    digest = "cd" * 32
+    shown = replace(MANIFEST, images=((3, 10, digest), (20, 5, digest)))
+    assert decode(encode(shown, SECRET), ID, SECRET) == shown
+    assert shown.chunks == (Chunk(3, 10, bytes.fromhex(digest)), Chunk(20, 5, bytes.fromhex(digest)))
+    assert b"images" not in encode(MANIFEST, SECRET)
+
+
+@pytest.mark.parametrize(
+    "images", [7, [7], [[]], [[1, 2]], [["1", 2, "cd" * 32]], [[1, 2, 3]], [[True, 2, ""]]]
+)
+def test_other_images_are_no_fields(images: object):
+    assert decode(resealed(images=images), ID, SECRET) is Flaw.FIELDS
+
+
+@pytest.mark.parametrize("image", [[-1, 9, "cd" * 32], [9, 0, "cd" * 32], [599, 2, "cd" * 32], [1, 2, "cd"]])
+def test_images_that_cannot_be_are_no_values(image: list[object]):
+    assert decode(resealed(images=[image]), ID, SECRET) is Flaw.VALUES
 
 
 def test_a_seal_without_the_secret_is_believed_only_where_there_was_none():

@@ -1,0 +1,101 @@
+"""Images in chats: each is taken out of its chat, which names it by the digest of its bytes from then on.
+
+The engine's template puts the same marker wherever an image stands, whatever it shows. So a chat whose images
+are only named renders to the same text, in a few kilobytes. A chat with anything else that is no text (audio,
+images given by http or file) is not understood: we never fetch anything.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from slotkeeper.api.document import Doc, rows, table, text
+
+_TYPE: Final = "image_url"
+_BEFORE: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
+_NAMED: Final = "data:image/png;base64,"  # what stands before a name; the template does not look at it
+_TEXTS: Final = frozenset({"text", "refusal"})
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Picture:
+    """An image as the client sent it."""
+
+    digest: bytes  # SHA-256 of its bytes
+    data: str = field(repr=False)  # its bytes, in base64
+
+
+def named(chat: Doc | None) -> tuple[Doc | None, tuple[Picture, ...]]:
+    """Return the chat with names for its images, and the images; no chat if it has other media."""
+    if chat is None:
+        return None, ()
+    pictures: dict[bytes, Picture] = {}
+    messages: list[Doc] = []
+    for message in chat["messages"]:
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [_named(part, pictures) for part in content]
+            if None in parts:
+                return None, ()
+            messages.append({**message, "content": parts})
+        else:
+            messages.append(message)
+    return {**chat, "messages": messages}, tuple(pictures.values())
+
+
+def _named(part: Any, pictures: dict[bytes, Picture]) -> Doc | None:
+    """Return the part, or the name of an image, which is added to the pictures; None for other media."""
+    if not isinstance(part, dict) or text(part, "type") != _TYPE:
+        return part if isinstance(part, dict) and text(part, "type") in _TEXTS else None
+    url = text(table(part, _TYPE), "url")
+    before = _BEFORE.match(url)
+    if before is None:
+        return None
+    data = url[before.end() :]
+    try:
+        image = binascii.a2b_base64(data, strict_mode=True)
+    except (binascii.Error, ValueError):  # the engine may read it, but perhaps as something else
+        return None
+    if not image:
+        return None
+    digest = sha256(image).digest()
+    pictures[digest] = Picture(digest, data)
+    return part_of(digest)
+
+
+def part_of(digest: bytes) -> Doc:
+    """Return the part of a message that names an image."""
+    return {"type": _TYPE, _TYPE: {"url": _NAMED + b64encode(digest).decode()}}
+
+
+def digests(chat: Doc) -> list[bytes]:
+    """Return the digests of the images that a chat names, in their order."""
+    return [
+        b64decode(text(table(part, _TYPE), "url").removeprefix(_NAMED))
+        for message in chat["messages"]
+        for part in rows(message.get("content"))
+        if part.get("type") == _TYPE
+    ]
+
+
+def shown(chat: Doc, picture: Callable[[bytes], Picture]) -> Doc:
+    """Return the chat with its images in place of their names."""
+
+    def part(given: Doc) -> Doc:
+        if given.get("type") != _TYPE:
+            return given
+        (digest,) = digests({"messages": [{"content": [given]}]})
+        return {"type": _TYPE, _TYPE: {"url": _NAMED + picture(digest).data}}
+
+    return {
+        **chat,
+        "messages": [
+            {**message, "content": [part(p) for p in message["content"]]} for message in chat["messages"]
+        ],
+    }

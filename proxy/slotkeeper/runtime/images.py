@@ -1,0 +1,162 @@
+"""Images in prompts: how many tokens each takes on an engine, and prompts of ours that contain images.
+
+How long an image is, with the text that the engine puts around it, is asked from the engine, once for each
+image and process. It counts exactly, takes no slot for that, and computes nothing (engine.md 15). The count
+in each answer proves it again: after one that differs, the images of that prompt are not told any more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from slotkeeper.api.document import Doc
+from slotkeeper.api.pictures import Picture, part_of, shown
+from slotkeeper.engine.answers import MediaPrompt
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.scheduler import media
+from slotkeeper.scheduler.types import EMPTY, Tokens
+from slotkeeper.vocab.tokenizer import Tokenizer
+
+BUDGET: Final = 64 << 20  # characters of base64, of requests that are over
+MOST: Final = 4096  # images and pairs of images whose length is known; the oldest are forgotten
+_AROUND: Final[Doc] = {"type": "text", "text": "x"}  # so that no image stands at an end
+
+
+class Pictures:
+    """The images of requests under way, and of the last ones that are over: plants in idle time need them."""
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self._budget = budget
+        self._there: WeakValueDictionary[bytes, Picture] = WeakValueDictionary()
+        self._recent: OrderedDict[bytes, Picture] = OrderedDict()
+        self.size = 0  # characters of those that are kept beyond their requests
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    def keep(self, pictures: Iterable[Picture]) -> None:
+        """Remember the images of a request; those that are too many are forgotten once it is over."""
+        for picture in pictures:
+            if (before := self._recent.pop(picture.digest, None)) is not None:
+                self.size -= len(before.data)
+            self._there[picture.digest] = self._recent[picture.digest] = picture
+            self.size += len(picture.data)
+        while self.size > self._budget:
+            self.size -= len(self._recent.popitem(last=False)[1].data)
+
+    def find(self, digest: bytes) -> Picture:
+        """Raises ValueError if the image is not known any more."""
+        if (picture := self._there.get(digest)) is None:
+            raise ValueError("an image is not known any more")
+        return picture
+
+
+class EngineImages:
+    """What one engine makes of images; empty again with each of its processes."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self.pictures = Pictures()
+        self.marker = ""  # stands in a rendered text for each image; "": the engine sees none
+        self._lengths: OrderedDict[Sequence[bytes], int | None] = OrderedDict()  # None: we cannot tell
+        self._frame: int | None = None  # tokens of a chat around its image
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def begins(self, props: Mapping[str, Any]) -> None:
+        """The engine was read, maybe after a restart."""
+        modalities = props.get("modalities")
+        sees = isinstance(modalities, dict) and modalities.get("vision") is True
+        self.marker = str(props.get("media_marker") or "") if sees else ""
+        self._lengths.clear()
+        self._frame = None
+
+    async def tokens(
+        self, tokenizer: Tokenizer, text: str, images: Sequence[bytes], auth: Mapping[str, str]
+    ) -> Tokens:
+        """Return the tokens of a rendered chat with these images.
+
+        Raises ValueError if they cannot be known, and what the engine's client raises.
+        """
+        texts = text.split(self.marker)
+        if len(texts) != len(images) + 1:
+            raise ValueError("the template does not show each image once")
+        found = await _beginning(tokenizer, texts[0])
+        for digest, behind in zip(images, texts[1:], strict=True):
+            length = await self._length(tokenizer, (digest,), auth)
+            found += Tokens.image(digest, length) + await tokenizer.tokenize(behind, add_special=False)
+        for one, other in ((one, other) for one, other in pairwise(found.chunks) if one.end == other.start):
+            # Some builds take two images that touch for two frames of one (engine.md 15).
+            if await self._length(tokenizer, (one.digest, other.digest), auth) != one.length + other.length:
+                raise ValueError("the engine makes one of two images")
+        return found
+
+    def distrust(self, prompt: Tokens) -> None:
+        """The engine has counted otherwise: the images of this prompt are not to be told any more."""
+        for chunk in prompt.chunks:
+            self._remember((chunk.digest,), None)
+
+    async def _length(self, tokenizer: Tokenizer, images: Sequence[bytes], auth: Mapping[str, str]) -> int:
+        """Return the tokens of images that touch each other, with what the engine puts around them."""
+        if images not in self._lengths:
+            self._remember(images, await self._asked(tokenizer, images, auth))
+        if not (length := self._lengths[images]):
+            raise ValueError("the engine counts an image otherwise")
+        return length
+
+    async def _asked(self, tokenizer: Tokenizer, images: Sequence[bytes], auth: Mapping[str, str]) -> int:
+        content = [_AROUND, *map(part_of, images), _AROUND]
+        chat: Doc = {"messages": [{"role": "user", "content": content}]}
+        if self._frame is None:
+            text = await self._client.apply_template(chat, headers=auth)
+            first, *others = text.split(self.marker)
+            behind = [await tokenizer.tokenize(other, add_special=False) for other in others]
+            self._frame = len(await _beginning(tokenizer, first)) + sum(map(len, behind))
+        counted = await self._client.count_chat(shown(chat, self.pictures.find), headers=auth)
+        return max(0, counted - self._frame)
+
+    def _remember(self, images: Sequence[bytes], length: int | None) -> None:
+        self._lengths[images] = length
+        self._lengths.move_to_end(images)
+        if len(self._lengths) > MOST:
+            self._lengths.popitem(last=False)
+
+    # -- prompts of ours ---------------------------------------------------------------------------
+
+    async def prompt(self, tokenizer: Tokenizer, tokens: Tokens, auth: Mapping[str, str]) -> MediaPrompt:
+        """Return what the engine must be sent to compute exactly these tokens.
+
+        Raises ValueError if there is no such text, and what the engine's client raises.
+        """
+        if not self.marker or not tokens.may_end(len(tokens)):
+            raise ValueError("no prompt can end there")
+        parts = [tokens.cut(*ends) for ends in media.texts(tokens.chunks, len(tokens))]
+        texts = [await self._text(tokenizer, parts[0], auth, begins=True)]
+        texts += [await self._text(tokenizer, part, auth) for part in parts[1:]]
+        data = tuple(self.pictures.find(chunk.digest).data for chunk in tokens.chunks)
+        return MediaPrompt(text=self.marker.join(texts), data=data, length=len(tokens))
+
+    async def _text(
+        self, tokenizer: Tokenizer, ids: Tokens, auth: Mapping[str, str], *, begins: bool = False
+    ) -> str:
+        """Return a text of which the engine makes these ids."""
+        special = await tokenizer.tokenize("") if begins else EMPTY
+        bare = ids.cut(len(special))
+        text = await self._client.detokenize(bare.ids(), headers=auth) if bare else ""
+        again = await tokenizer.tokenize(text, add_special=begins)
+        if again != ids.within("") or self.marker in text:
+            raise ValueError("the ids are not those of any text")
+        return text
+
+
+async def _beginning(tokenizer: Tokenizer, text: str) -> Tokens:
+    """Return the ids of a text before the first image. The engine puts nothing but BOS before them."""
+    bare, found = await tokenizer.tokenize(text, add_special=False), await tokenizer.tokenize(text)
+    if not text or found.cut(len(found) - len(bare)) != bare:
+        raise ValueError("a special token follows the prompt, or no text precedes its image")
+    return found

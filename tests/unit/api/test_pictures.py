@@ -1,0 +1,129 @@
+"""Images in chats of any API: named by their bytes, or not understood at all."""
+
+from __future__ import annotations
+
+import base64
+from hashlib import sha256
+from typing import Any
+
+import orjson
+import pytest
+
+from slotkeeper.api.head import Api
+from slotkeeper.api.pictures import digests, named, part_of, shown
+from slotkeeper.api.request import Ask, parse
+
+PICTURE = b"\x89PNG\r\n\x1a\n and so on"
+DIGEST = sha256(PICTURE).digest()
+DATA = base64.b64encode(PICTURE).decode()
+URL = f"data:image/png;base64,{DATA}"
+WORDS = {"type": "text", "text": "What is it?"}
+
+
+def image(url: Any = URL) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def asked(api: Api, **body: Any) -> Ask:
+    return parse(api, orjson.dumps(body))
+
+
+def chat(*parts: Any) -> Ask:
+    return asked(Api.CHAT, messages=[{"role": "user", "content": [*parts]}])
+
+
+def test_an_image_is_named_by_its_bytes():
+    ask = chat(image(), WORDS)
+    assert ask.chat is not None
+    assert ask.chat["messages"] == [{"role": "user", "content": [part_of(DIGEST), WORDS]}]
+    assert [(picture.digest, picture.data) for picture in ask.images] == [(DIGEST, DATA)]
+    assert digests(ask.chat) == [DIGEST]
+    assert not ask.media
+
+
+def test_the_engine_can_be_shown_it_again():
+    ask = chat(image(), WORDS)
+    assert ask.chat is not None
+    assert shown(ask.chat, lambda digest: {picture.digest: picture for picture in ask.images}[digest])[
+        "messages"
+    ][0]["content"] == [image(), WORDS]
+
+
+def test_what_is_said_of_its_kind_does_not_count():
+    url = f"data:image/jpeg;base64,{DATA}"
+    assert chat(image(url)).chat == chat(image()).chat
+    assert chat(image(url)).hash_chain == chat(image()).hash_chain
+
+
+def test_another_image_is_another_chat():
+    other = base64.b64encode(PICTURE + b"\0").decode()
+    assert chat(image(f"data:image/png;base64,{other}")).hash_chain != chat(image()).hash_chain
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        image("http://localhost/a.png"),
+        image("https://localhost/a.png"),
+        image("file:///a.png"),
+        image(DATA),  # the engine takes it, but it may be meant otherwise
+        image(URL.replace("base64,", "")),
+        image(f"data:text/plain;base64,{DATA}"),
+        image(URL + "\n"),
+        image(URL + "=junk"),
+        image(f"{URL[:-8]}\n{URL[-8:]}"),
+        image("data:image/png;base64,_-_-"),
+        image("data:image/png;base64,AAA"),
+        image("data:image/png;base64,"),
+        image(7),
+        {"type": "image_url", "image_url": URL},
+        {"type": "input_audio", "input_audio": {"data": DATA, "format": "wav"}},
+        {"type": "video_url"},
+        {"type": 7},
+        {},
+        "text",
+    ],
+)
+def test_what_we_cannot_tell_has_no_chat(part):
+    ask = chat(image(), part)
+    assert ask.chat is None
+    assert ask.images == ()
+    assert ask.hash_chain
+
+
+def test_a_chat_without_media_is_as_it_came():
+    ask = chat(WORDS)
+    assert ask.chat is not None
+    assert ask.chat["messages"] == [{"role": "user", "content": [WORDS]}]
+    assert ask.images == ()
+
+
+def test_images_of_messages():
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    result = {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image", "source": source}]}
+    ask = asked(
+        Api.MESSAGES,
+        messages=[{"role": "user", "content": [{"type": "image", "source": source}, WORDS, result]}],
+    )
+    assert ask.chat is not None
+    assert digests(ask.chat) == [DIGEST, DIGEST]
+    url = {"type": "image", "source": {"type": "url", "url": "http://localhost/a.png"}}
+    assert asked(Api.MESSAGES, messages=[{"role": "user", "content": [url]}]).chat is None
+
+
+def test_images_of_responses():
+    parts = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "What is it?"}]
+    ask = asked(Api.RESPONSES, input=[{"role": "user", "content": parts}])
+    assert ask.chat is not None
+    assert digests(ask.chat) == [DIGEST]
+
+
+def test_a_name_is_no_way_to_another_image():
+    """A client that sends a name as if it were an image has sent an image of 32 bytes."""
+    ask = chat(part_of(DIGEST))
+    assert ask.chat is not None
+    assert digests(ask.chat) == [sha256(DIGEST).digest()]
+
+
+def test_nothing_is_named_in_nothing():
+    assert named(None) == (None, ())

@@ -1,0 +1,202 @@
+"""How long images are, by an engine that counts; and when that is not believed any more."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from slotkeeper.api.document import Doc
+from slotkeeper.api.pictures import Picture, digests, part_of
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.runtime import images
+from slotkeeper.runtime.images import EngineImages, Pictures
+from slotkeeper.scheduler.types import Tokens
+from slotkeeper.vocab.tokenizer import Tokenizer
+
+MARKER = "<__media__>"
+PROPS = {"modalities": {"vision": True}, "media_marker": MARKER}
+LENGTH = 5  # of an image of the counting engine
+A, B = b"a" * 32, b"b" * 32
+
+
+class Counting(EngineClient):
+    """An engine whose tokens are letters, behind one that begins each prompt."""
+
+    def __init__(self) -> None:
+        self.counted: list[Doc] = []
+        self.pair = 2 * LENGTH  # of two images that touch
+
+    async def apply_template(self, chat: Any, **_: Any) -> str:
+        return "".join(
+            MARKER if part["type"] == "image_url" else part["text"]
+            for message in chat["messages"]
+            for part in message["content"]
+        )
+
+    async def count_chat(self, chat: Any, **_: Any) -> int:
+        self.counted.append(chat)
+        text = await self.apply_template(chat)
+        images = text.count(MARKER)
+        touching = self.pair if MARKER * 2 in text else images * LENGTH
+        return 1 + len(text.replace(MARKER, "")) + touching
+
+    async def detokenize(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(map(chr, ids))
+
+    async def tokenize(self, content: Any, *, add_special: bool, **_: Any) -> list[int]:
+        return [1] * add_special + [ord(letter) for letter in content]
+
+
+class Lab:
+    def __init__(self) -> None:
+        self.client = Counting()
+        self.images = EngineImages(self.client)
+        self.images.begins(PROPS)
+        self.pictures = [Picture(digest, digest.decode()) for digest in (A, B)]
+        self.images.pictures.keep(self.pictures)
+
+        async def ask(content: Any, *, add_special: bool, parse_special: bool) -> list[int]:
+            assert parse_special
+            return await self.client.tokenize(content, add_special=add_special)
+
+        self.tokenizer = Tokenizer(ask)
+
+    async def tokens(self, *parts: str | bytes) -> Tokens:
+        content = [part_of(p) if isinstance(p, bytes) else {"type": "text", "text": p} for p in parts]
+        chat = {"messages": [{"role": "user", "content": content}]}
+        text = await self.client.apply_template(chat)
+        return await self.images.tokens(self.tokenizer, text, digests(chat), {})
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def letters(text: str) -> Tokens:
+    return Tokens(map(ord, text))
+
+
+async def test_an_image_is_as_long_as_the_engine_counts_and_is_counted_once(lab):
+    expected = Tokens([1]) + letters("See") + Tokens.image(A, LENGTH) + letters("?")
+    assert await lab.tokens("See", A, "?") == expected
+    assert await lab.tokens("See", A, "?", A, "!") == expected + Tokens.image(A, LENGTH) + letters("!")
+    assert len(lab.client.counted) == 1
+
+
+async def test_another_process_is_asked_again(lab):
+    await lab.tokens("See", A, "?")
+    lab.images.begins(PROPS)
+    await lab.tokens("See", A, "?")
+    assert len(lab.client.counted) == 2
+
+
+async def test_after_another_count_the_image_is_not_told_any_more(lab):
+    lab.images.distrust(await lab.tokens("See", A, "?"))
+    with pytest.raises(ValueError, match="counts an image otherwise"):
+        await lab.tokens("See", A, "?")
+    assert len(await lab.tokens("See", B, "?")) == 5 + LENGTH
+    assert len(lab.client.counted) == 2
+
+
+async def test_two_that_touch_are_told_only_where_the_engine_takes_them_for_two(lab):
+    assert len(await lab.tokens("See", A, B, "?")) == 5 + 2 * LENGTH
+    lab.images.begins(PROPS)
+    lab.client.pair = LENGTH
+    with pytest.raises(ValueError, match="makes one of two"):
+        await lab.tokens("See", A, B, "?")
+    assert len(await lab.tokens("See", A, " ", B, "?")) == 6 + 2 * LENGTH
+
+
+async def test_an_image_that_takes_no_tokens_is_not_believed(lab):
+    lab.client.pair = 0
+    with pytest.raises(ValueError, match="otherwise"):
+        await lab.tokens("See", A, B, "?")
+
+
+async def test_a_template_that_shows_an_image_twice_or_not_at_all_is_not_understood(lab):
+    for text in ("See", f"See{MARKER}{MARKER}"):
+        with pytest.raises(ValueError, match="each image once"):
+            await lab.images.tokens(lab.tokenizer, text, [A], {})
+
+
+async def test_a_prompt_that_begins_with_an_image_is_not_told(lab):
+    with pytest.raises(ValueError, match="precedes"):
+        await lab.tokens(A, "?")
+
+
+async def test_an_engine_that_sees_nothing_has_no_marker(lab):
+    for props in ({}, {"modalities": None}, {"modalities": {"vision": False}, "media_marker": MARKER}):
+        lab.images.begins(props)
+        assert lab.images.marker == ""
+
+
+async def test_a_prompt_of_ours_is_the_text_and_the_bytes(lab):
+    prompt = await lab.tokens("See", A, "and", B, "what?")
+    sent = await lab.images.prompt(lab.tokenizer, prompt.cut(0, len(prompt) - 2), {})
+    assert sent.body == {
+        "prompt_string": f"See{MARKER}and{MARKER}wha",
+        "multimodal_data": (A.decode(), B.decode()),
+    }
+    assert len(sent) == len(prompt) - 2
+    assert A.decode() not in repr(sent)
+
+
+async def test_what_is_no_prompt_is_not_sent(lab):
+    prompt = await lab.tokens("See", A, "what?")
+    for end in (5, 4 + LENGTH):
+        with pytest.raises(ValueError, match="end there"):
+            await lab.images.prompt(lab.tokenizer, prompt.cut(0, end), {})
+    lab.pictures.clear()
+    lab.images.pictures = Pictures()
+    with pytest.raises(ValueError, match="not known any more"):
+        await lab.images.prompt(lab.tokenizer, prompt, {})
+
+
+async def test_ids_that_no_text_gives_are_not_sent(lab):
+    prompt = Tokens([7]) + letters("See") + Tokens.image(A, LENGTH) + letters("?")
+    with pytest.raises(ValueError, match="those of any text"):
+        await lab.images.prompt(lab.tokenizer, prompt, {})
+
+
+async def test_nor_is_a_text_with_a_marker(lab):
+    prompt = Tokens([1]) + letters(f"See{MARKER}") + Tokens.image(A, LENGTH) + letters("?")
+    with pytest.raises(ValueError, match="those of any text"):
+        await lab.images.prompt(lab.tokenizer, prompt, {})
+
+
+async def test_lengths_are_bounded(lab, monkeypatch):
+    monkeypatch.setattr(images, "MOST", 3)
+    for number in range(10):
+        digest = bytes([number]) * 32
+        lab.images.pictures.keep([Picture(digest, "x")])
+        await lab.tokens("See", digest, "?")
+    assert len(lab.images) == 3
+
+
+class TestPictures:
+    def test_they_are_bounded_by_what_they_weigh(self):
+        pictures = Pictures(budget=100)
+        for number in range(20):
+            pictures.keep([Picture(bytes([number]), "x" * 10)])
+        gc.collect()
+        assert (len(pictures), pictures.size) == (10, 100)
+        assert pictures.find(bytes([19])).data == "x" * 10
+        with pytest.raises(ValueError, match="not known"):
+            pictures.find(bytes([0]))
+
+    def test_a_request_under_way_keeps_its_own(self):
+        pictures, mine = Pictures(budget=10), Picture(b"mine", "x" * 50)
+        pictures.keep([mine])
+        pictures.keep([Picture(b"other", "x" * 50)])
+        assert (len(pictures), pictures.size) == (0, 0)
+        assert pictures.find(b"mine") is mine
+
+    def test_what_comes_again_counts_once(self):
+        pictures = Pictures(budget=100)
+        for _ in range(5):
+            pictures.keep([Picture(b"a", "x" * 40)])
+        assert pictures.size == 40
