@@ -171,6 +171,7 @@ class StateRoutes:
             "context_tokens": table.traits.n_ctx,
             "pool": self._driver.placement.pool_of(table),
             "checkpoint_limit": table.traits.checkpoint_cap,
+            "adapters": table.traits.adapter_set,
             "flags": [flag(told) for told in table.traits.told()],
             "prefill_tokens_per_second": round(rates.prefill, 1) if "prefill" in rates.measured else None,
             "slots": [

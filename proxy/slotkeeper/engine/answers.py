@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
 
@@ -118,6 +119,11 @@ class Continuation:
     steps: tuple[Odds, ...]
     held: int  # tokens in the slot afterwards
     slot: SlotId
+
+
+def lora_field(scales: Scales | None) -> dict[str, Any]:
+    """The field of a body that asks for these LoRA scales; none where the engine's own will do."""
+    return {} if scales is None else {"lora": [{"id": at, "scale": scale} for at, scale in scales]}
 
 
 def seconds(said: Mapping[str, Any], name: str) -> float:

@@ -24,11 +24,13 @@ from slotkeeper.engine.answers import (
     PrefillResult,
     RestoreResult,
     SaveResult,
+    lora_field,
     seconds,
     view,
 )
 from slotkeeper.engine.flags import EngineFlags, FlagError
 from slotkeeper.engine.http import BRIEF_SECONDS, CallKind, CallLimits, EngineHttp, Headers, Pulse, message_in
+from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.events import ModelStatus, SlotView
 from slotkeeper.scheduler.types import ModelName, SlotId
 
@@ -63,13 +65,16 @@ OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
 OF_SERVERS: Final = {503: Health.LOADING, LOOP_STATUS: Health.LOOP}  # by the status of a refusal
 # A router with `autoload=false`: 400 "model is not loaded" or "not found", 500 while it starts or ends.
 OF_MODELS: Final = {400: Health.UNLOADED, 500: Health.LOADING, 503: Health.LOADING}
-PREFILL_FIELDS: Final = [
-    "timings/prompt_n",
-    "timings/cache_n",
-    "timings/prompt_ms",
-    "tokens_cached",
-    "id_slot",
-]
+PREFILL: Final = {
+    "n_predict": 0,
+    "cache_prompt": True,
+    "temperature": 0,
+    "stream": True,
+    "return_progress": True,
+    "response_fields": [  # of the last event only
+        *("timings/prompt_n", "timings/cache_n", "timings/prompt_ms", "tokens_cached", "id_slot")
+    ],
+}
 
 
 def is_router(props: Mapping[str, Any]) -> bool:
@@ -201,6 +206,7 @@ class EngineClient:
         *,
         headers: Headers | None = None,
         progress: Callable[[int, int], object] | None = None,
+        lora: Scales | None = None,
     ) -> PrefillResult:
         """Evaluate a prompt in one slot; the slot then holds exactly these tokens (engine.md 1.5).
 
@@ -209,16 +215,7 @@ class EngineClient:
         connection. The engine notices that when it writes (engine.md T10), so the answer is a stream with
         progress: the engine stops at its next batch.
         """
-        body = {
-            "prompt": list(ids),
-            "n_predict": 0,
-            "id_slot": slot,
-            "cache_prompt": True,
-            "temperature": 0,
-            "stream": True,
-            "return_progress": True,
-            "response_fields": PREFILL_FIELDS,  # of the last event only
-        }
+        body = {"prompt": list(ids), "id_slot": slot, **PREFILL, **lora_field(lora)}
         last: dict[str, Any] = {}
         ends: list[int] = []
         async with self._http.ask(
@@ -244,9 +241,12 @@ class EngineClient:
             cuts=tuple(end for end in ends if last["timings/cache_n"] < end < len(ids)) if ends else None,
         )
 
-    async def guess(self, ids: Sequence[int], most: int, *, headers: Headers | None = None) -> Guess:
+    async def guess(
+        self, ids: Sequence[int], most: int, *, headers: Headers | None = None, lora: Scales | None = None
+    ) -> Guess:
         """Return the likeliest tokens after a prompt. The engine chooses the slot."""
-        steps, answer = await self._likeliest(ids, most, headers, n_predict=1, cache_prompt=True)
+        asked = {"n_predict": 1, "cache_prompt": True, **lora_field(lora)}
+        steps, answer = await self._likeliest(ids, most, headers, **asked)
         odds = tuple(odd for step in steps for odd in step)
         return Guess(odds=odds, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
 

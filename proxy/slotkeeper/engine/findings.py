@@ -285,7 +285,9 @@ def about_files(reading: Reading, flags: EngineFlags | None) -> Iterator[Finding
         )
         return
     traits = reading.traits
-    what = f"Snapshots work: files of version {traits.state_version}, fingerprint {traits.fingerprint}."
+    adapters = f", LoRA adapters {traits.adapter_set}" if traits.adapters else ""
+    kind = f"files of version {traits.state_version}, fingerprint {traits.fingerprint}{adapters}"
+    what = f"Snapshots work: {kind}."
     yield Finding(trap="snapshots", severity=Severity.OK, what=what)
     yield from about_checkpoints_in_files(traits)
     yield from about_the_window(traits)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from slotkeeper.scheduler.adapters import Adapter, set_of
 from slotkeeper.scheduler.types import UNKNOWN, Markers, Tokens
 
 
@@ -92,8 +93,14 @@ class EngineTraits:
     files_carry: bool | None = None  # whether its slot files contain checkpoints; None: not seen yet
     token_bytes: int = 0  # size of one token in a slot file, by the model's header; 0: unknown
     fingerprint: str = ""  # of all that a slot file must match; empty: unknown, so no file is offered
+    adapters: tuple[Adapter, ...] = ()  # LoRA; which of them made a state is said by its space
     # How we know the fields in `FLAGS` that are not assumed to be defaults.
     knowledge: Mapping[str, Known] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+
+    @property
+    def adapter_set(self) -> str:
+        """The set of adapters with which requests are computed that name none."""
+        return set_of(self.adapters)
 
     @property
     def cuttable(self) -> bool:
@@ -304,7 +311,7 @@ def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
 def foreign_token(prompt: Tokens) -> Tokens:
     """Return one valid token that does not begin the prompt, so that the engine finds nothing to reuse."""
     first = prompt[0]
-    return Tokens([next((token for token in prompt if token != first), first)])
+    return Tokens([next((token for token in prompt if token != first), first)]).within(prompt.space)
 
 
 def marked(tokens: Tokens) -> Tokens:

@@ -30,6 +30,7 @@ from math import inf
 from typing import Final, assert_never
 
 from slotkeeper.scheduler import (
+    adapter_change,
     arrivals,
     chores,
     draining,
@@ -40,6 +41,7 @@ from slotkeeper.scheduler import (
     retention,
     swaps,
 )
+from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.comparison import share_guesses
@@ -110,6 +112,8 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     _still_out(state, table, event.at)
     table.private, table.unknown = event.fresh, 0
     if not event.fresh:
+        table.shadow.mixed = bool(event.traits.adapters)  # by whatever ran there before us
+        table.shadow.worn = [None] * event.traits.n_slots
         table.shared_until = event.at + SHARED_FOR
     yield from close_ended(state)
 
@@ -267,6 +271,8 @@ class Placement:
         match event:
             case EngineUp() | FilesFound() | EngineLost() | Observed() | ObserveFailed():
                 yield from self._of_engine(event)
+            case AdaptersChange() | AdaptersSeen():
+                yield from adapter_change.heard(self._state, event)
             case Planted() | Saved() | Restored() | Erased():
                 yield from preparing.ended(self._state, event)
             case Filed():

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import WIDTH, Tokens
 from slotkeeper.store import files
@@ -90,6 +91,7 @@ UNKEYED: Final = 1  # sealed with a digest that needs no secret
 BLOCK: Final = 256  # tokens for each digest of the chain
 LINK_BYTES: Final = 8  # bytes of each digest; the file's own hash guards against tampering
 LONGEST_NAMESPACE: Final = 64  # characters
+LONGEST_ADAPTERS: Final = 4096  # characters: a hundred adapters at once
 LARGEST: Final = 4 << 20  # bytes: a million tokens make 80 kB
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LINK: Final = re.compile(rf"[0-9a-f]{{{2 * LINK_BYTES}}}")
@@ -117,6 +119,12 @@ class Manifest:
     created: float  # wall clock, seconds
     build: str
     namespace: str = ""  # of the key whose state this is; not written if namespaces were off
+    adapters: str = ""  # with which LoRA adapters it was computed; not written if the engine had none
+
+    @property
+    def space(self) -> str:
+        """Within which its tokens are found."""
+        return space_of(self.namespace, self.adapters)
 
     def fits(self, tokens: Tokens) -> bool:
         """Whether these are the tokens of the snapshot."""
@@ -150,8 +158,9 @@ def chain(tokens: Tokens) -> tuple[str, ...]:
 def encode(manifest: Manifest, secret: bytes) -> bytes:
     """Return the manifest as sealed JSON. `secret` is the folder's (see `Seal`)."""
     body = {"format": FORMAT} | asdict(manifest)
-    if not manifest.namespace:
-        del body["namespace"]
+    for name in OPTIONAL:
+        if not body[name]:
+            del body[name]
     return orjson.dumps(
         body | {"seal": _seal(body, secret)}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
     )
@@ -197,6 +206,7 @@ def _digest_of(body: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
+OPTIONAL: Final = frozenset({"namespace", "adapters"})  # texts
 _KINDS: Final[dict[str, type]] = {
     **dict.fromkeys(("id", "fingerprint", "layout", "sha256", "build"), str),
     **dict.fromkeys(("version", "tokens", "size"), int),
@@ -207,7 +217,10 @@ _KINDS: Final[dict[str, type]] = {
 
 
 def _shaped(body: dict[str, Any]) -> bool:
-    if type(body.get("namespace", "")) is not str or body.keys() - {"namespace"} != _KINDS.keys():
+    if (
+        any(type(body.get(name, "")) is not str for name in OPTIONAL)
+        or body.keys() - OPTIONAL != _KINDS.keys()
+    ):
         return False
     if any(type(body[name]) is not kind for name, kind in _KINDS.items()):
         return False
@@ -222,6 +235,7 @@ def possible(manifest: Manifest) -> bool:
     return (
         ours(manifest.id + MANIFEST) is not None
         and len(manifest.namespace) <= LONGEST_NAMESPACE
+        and len(manifest.adapters) <= LONGEST_ADAPTERS
         and bool(manifest.fingerprint)
         and manifest.tokens > 0
         and manifest.size > manifest.tokens * WIDTH
