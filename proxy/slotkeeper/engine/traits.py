@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from slotkeeper.engine import fingerprint
+from slotkeeper.engine import disk_cache, fingerprint
 from slotkeeper.engine.answers import NoFilesError, Why
 from slotkeeper.engine.canary import ProbeResult, probe_files, try_flags
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
@@ -77,6 +77,7 @@ def number(header: GgufHeader, key: str, otherwise: int) -> int:
 
 # -- reading all traits ----------------------------------------------------------------------------------
 
+LOG_HEAD: Final = 200_000  # characters of an engine's log: what it says while it starts
 UNSEEN: Final = "started by others: flags that /props does not show count as defaults until found out"
 
 
@@ -208,9 +209,20 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
         notes.append(UNSEEN)
     else:
         traits = flags.traits_into(traits)
+    traits = await asyncio.to_thread(_with_disk_cache, traits, props, flags.log if flags else None)
     return Reading(
         traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
     )
+
+
+def _with_disk_cache(traits: EngineTraits, props: Mapping[str, Any], log: Path | None) -> EngineTraits:
+    """Return the traits, with what shows that the engine keeps prompts on disk itself. Blocks."""
+    try:
+        said = log.read_text(errors="replace")[:LOG_HEAD] if log else ""
+    except OSError:
+        said = ""
+    found = disk_cache.shown(props, by_flags=bool(traits.disk_cache), log=said)
+    return replace(traits, disk_cache=found.value) if found else traits
 
 
 async def adapters_now(client: EngineClient, headers: Headers | None) -> tuple[Adapter, ...]:

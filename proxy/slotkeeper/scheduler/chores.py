@@ -163,6 +163,8 @@ def _chore(
         return None
     if table.crowded(now) and not state.ends(table) and (back := way_back(contents, table, state.catalog)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
+    if table.engine_keeps(contents) and (not state.ends(table) or table.shadow.elsewhere(contents, slot)):
+        return None
     saving = first_step(contents, table, state.catalog, rested=True)
     return Chore(_name(state, now), table, slot, saving, contents) if saving else None
 

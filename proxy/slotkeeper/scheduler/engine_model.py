@@ -83,6 +83,8 @@ class EngineTraits:
     similarity: float = 0.1  # --slot-prompt-similarity
     ram_cache: bool = True  # --cache-ram is not 0
     idle_copy: bool = True  # --cache-idle-slots
+    # What shows that its RAM cache continues on disk, and survives the process; empty: nothing does.
+    disk_cache: str = ""
     pool_cells: int = 0  # size of the --kv-unified buffer, if one slot cannot use all of it; 0: n_ctx
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
     speculative: bool = False

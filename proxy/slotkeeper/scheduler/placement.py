@@ -110,9 +110,12 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table.unseen = True
     share_guesses(state.up_for(table.model))
     _still_out(state, table, event.at)
-    table.private, table.unknown = event.fresh, 0
-    if not event.fresh:
+    kept = bool(event.traits.disk_cache)  # by an earlier process, from which it may load
+    table.private, table.unknown = event.fresh and not kept, 0
+    table.shares = state.limits.shared_bytes is not None
+    if not event.fresh or kept:
         table.shadow.mixed = bool(event.traits.adapters)  # by whatever ran there before us
+    if not event.fresh:
         table.shadow.worn = [None] * event.traits.n_slots
         table.shared_until = event.at + SHARED_FOR
     yield from close_ended(state)
@@ -282,7 +285,7 @@ class Placement:
             case TimerFired():
                 self._timer_fired(event)
             case Closing():
-                self._state.closing = True
+                self._state.closes()
             case DrainAsked() | EnginesNamed() | RequestFailed() | ModelsListed() | SwapFailed():
                 self._of_all_engines(event)
             case _:

@@ -177,7 +177,8 @@ class EngineShadow:
         if reuse_plan.parked and contents:
             publish(self.ram, contents, self.traits)
         if reuse_plan.source is Source.RAM and reuse_plan.base in self.ram:
-            self.ram.remove(reuse_plan.base)
+            if not self.traits.disk_cache:  # there the file stays
+                self.ram.remove(reuse_plan.base)
             self._copied.clear()
         if reuse_plan.base is not contents:
             self.slots[reuse_plan.slot] = reuse_plan.base

@@ -214,11 +214,18 @@ class State:
         for table in self.tables.values():
             if table.leaving != (table.engine in leaving):
                 table.leaving = not table.leaving
+                table.ends()
                 table.moves += 1  # its queued requests can be decided again
 
     @property
     def waiting(self) -> bool:
         return bool(len(self.queue) or self.bypassing or self.steered)
+
+    def closes(self) -> None:
+        """The sidecar is being stopped."""
+        self.closing = True
+        for table in self.tables.values():
+            table.ends()
 
     def wanted(self, table: EngineTable) -> bool:
         """Whether a waiting request could get a slot there. No request can if the engine is leaving."""

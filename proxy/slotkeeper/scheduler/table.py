@@ -76,6 +76,7 @@ class EngineTable:
     rates: Rates = field(default_factory=Rates)
     model: ModelName = NO_ROUTER  # the model that it serves
     up: bool = True
+    shares: bool = False  # its states are kept for engines on other machines as well
     changing: bool = False  # its LoRA adapters are about to change: nothing begins there
     adapters_at: float = -inf  # when it was last asked which adapters it uses
     adapters_wanted: bool = False  # idle work waits for the answer
@@ -134,7 +135,9 @@ class EngineTable:
 
     def reset(self, traits: EngineTraits, now: float = -1.0) -> None:
         """Empty every slot: the engine is new, or was restarted."""
-        self.shadow = EngineShadow(traits)
+        before, self.shadow = self.shadow, EngineShadow(traits)
+        if traits.disk_cache and traits.fingerprint == before.traits.fingerprint:
+            self.shadow.ram, self.shadow.mixed = before.ram, before.mixed
         self.rates.told(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.owners = [None] * traits.n_slots
@@ -223,6 +226,11 @@ class EngineTable:
         """When to reconsider the saves that were put off; infinite if there are none."""
         return self.rests_at if self.put_off else inf
 
+    def ends(self) -> None:
+        """Its slots are about to be lost: what was left to the engine's own cache is looked at again."""
+        if self.traits.disk_cache:
+            self.settled.clear()
+
     def take_up(self, now: float) -> None:
         """Reconsider the saves that were put off, once the engine is no longer crowded."""
         if self.put_off and not self.crowded(now):
@@ -247,6 +255,15 @@ class EngineTable:
 
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until
+
+    def engine_keeps(self, contents: SlotContents) -> bool:
+        """Whether the engine itself keeps such a state on disk, once another task takes its slot.
+
+        It keeps no drafts, nothing for other machines, and no state that must be kept apart from others.
+        """
+        if not self.traits.disk_cache or not self.traits.ram_cache or self.traits.speculative:
+            return False
+        return not self.shares and not self.shadow.apart(contents.tokens.space)
 
     def may_wipe(self, now: float) -> bool:
         return self.traits.slot_files and now >= self.no_wipe_until
