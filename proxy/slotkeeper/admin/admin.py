@@ -174,6 +174,7 @@ def described(kept: Kept) -> dict[str, Any]:
         "draft": manifest.draft,
         "repaired": manifest.repaired,
         "fingerprint": manifest.fingerprint,
+        "adapters": manifest.adapters,
         "build": manifest.build,
     }
 

@@ -40,6 +40,8 @@ NOTHING_KNOWN: Final[dict[str, Any]] = {
     "context_tokens": 0,
     "pool": None,
     "checkpoint_limit": 0,
+    "adapters": "",
+    "disk_cache": None,
     "flags": [],
     "prefill_tokens_per_second": None,
     "slots": [],
@@ -171,6 +173,8 @@ class StateRoutes:
             "context_tokens": table.traits.n_ctx,
             "pool": self._driver.placement.pool_of(table),
             "checkpoint_limit": table.traits.checkpoint_cap,
+            "adapters": table.traits.adapter_set,
+            "disk_cache": table.traits.disk_cache or None,
             "flags": [flag(told) for told in table.traits.told()],
             "prefill_tokens_per_second": round(rates.prefill, 1) if "prefill" in rates.measured else None,
             "slots": [

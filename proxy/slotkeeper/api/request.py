@@ -34,6 +34,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
 from slotkeeper.api.pictures import Picture, named
 from slotkeeper.conversation.layout import Layout
+from slotkeeper.scheduler.adapters import Scales
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
 
@@ -121,6 +122,7 @@ class Claim:
     copies: int  # number of tasks: `n` times the number of prompts
     model: Any = None  # the value of `model`
     most: int | None = None  # limit of its answer, in tokens
+    lora: Scales | None = None  # LoRA scales of its own; None: it names none
 
 
 UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
@@ -165,7 +167,23 @@ def claim(api: Api, doc: Doc) -> Claim:
     prompts = _count(doc.get("prompt")) if api in {Api.COMPLETION, Api.COMPLETIONS} else 1
     given = next((n for key in ("n_cmpl", "n") if (n := as_int(doc.get(key))) is not None), 1)
     copies, slot = max(1, given) * prompts, None if slot == -1 else slot
-    return Claim(named=named, id_slot=slot, copies=copies, model=model, most=most)
+    lora = _scales(doc.get("lora"))
+    return Claim(named=named, id_slot=slot, copies=copies, model=model, most=most, lora=lora)
+
+
+def _scales(named: Any) -> Scales | None:
+    """The LoRA scales in a body, as the engine reads them; an empty list is none (engine.md T12)."""
+    if not isinstance(named, list) or not named:
+        return None
+    entries = [entry if isinstance(entry, dict) else {} for entry in named]
+    scales = {int(_number(entry.get("id"), -1)): _number(entry.get("scale"), 0.0) for entry in entries}
+    return tuple(sorted(scales.items()))
+
+
+def _number(value: Any, otherwise: float) -> float:
+    """The value, or what the engine takes where it is of another kind."""
+    known = isinstance(value, bool | int | float) and isfinite(value)
+    return float(value) if known else otherwise
 
 
 def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:
@@ -263,7 +281,6 @@ class Ask:
     cache_prompt: bool
     chat: Doc | None  # for /apply-template, with names for images; None for raw prompts and other media
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
-    adapted: bool  # has its own LoRA scales: its slot's contents fit no other request
     media: bool  # images or audio that we cannot tell: the token ids cannot be known
     images: tuple[Picture, ...] = ()  # the images that `chat` names
     progress: bool  # the body has `return_progress` itself
@@ -293,7 +310,6 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
         cache_prompt=not (pinned and doc.get("cache_prompt") is False),
         chat=chat,
         prompt=shape.prompt,
-        adapted=pinned and bool(doc.get("lora")),
         media=shape.media and not images,
         images=images,
         progress="return_progress" in doc,

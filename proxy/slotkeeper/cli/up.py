@@ -141,8 +141,9 @@ def _plan(
         ),
         *words,
     ]
-    flags = replace(EngineFlags.parse(args, environ), build=binary.build)
-    return LaunchPlan(binary=binary, args=args, flags=flags, log_path=folder / LOG_NAME)
+    log_path = folder / LOG_NAME
+    flags = replace(EngineFlags.parse(args, environ), build=binary.build, log=log_path)
+    return LaunchPlan(binary=binary, args=args, flags=flags, log_path=log_path)
 
 
 def _keeps_apart(settings: Settings, flags: EngineFlags) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.types import SlotId
 
@@ -72,13 +73,16 @@ SAID: Final[Mapping[Health, str]] = {
 }
 
 
-PREFILL_FIELDS: Final = (  # of the last event of a prefill
-    "timings/prompt_n",
-    "timings/cache_n",
-    "timings/prompt_ms",
-    "tokens_cached",
-    "id_slot",
-)
+PREFILL: Final = {  # fields of the body of a prefill
+    "n_predict": 0,
+    "cache_prompt": True,
+    "temperature": 0,
+    "stream": True,
+    "return_progress": True,
+    "response_fields": [  # of the last event only
+        *("timings/prompt_n", "timings/cache_n", "timings/prompt_ms", "tokens_cached", "id_slot")
+    ],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +147,11 @@ class Continuation:
     steps: tuple[Odds, ...]
     held: int  # tokens in the slot afterwards
     slot: SlotId
+
+
+def lora_field(scales: Scales | None) -> dict[str, Any]:
+    """The field of a body that asks for these LoRA scales; none where the engine's own will do."""
+    return {} if scales is None else {"lora": [{"id": at, "scale": scale} for at, scale in scales]}
 
 
 def seconds(said: Mapping[str, Any], name: str) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import orjson
 
 from slotkeeper.engine.answers import (
-    PREFILL_FIELDS,
+    PREFILL,
     Continuation,
     EngineError,
     EngineGoneError,
@@ -26,11 +26,13 @@ from slotkeeper.engine.answers import (
     PrefillResult,
     RestoreResult,
     SaveResult,
+    lora_field,
     seconds,
     view,
 )
 from slotkeeper.engine.flags import EngineFlags, FlagError
 from slotkeeper.engine.http import BRIEF_SECONDS, CallKind, CallLimits, EngineHttp, Headers, Pulse, message_in
+from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.events import ModelStatus, SlotView
 from slotkeeper.scheduler.types import ModelName, SlotId
 
@@ -202,6 +204,7 @@ class EngineClient:
         *,
         headers: Headers | None = None,
         progress: Callable[[int, int], object] | None = None,
+        lora: Scales | None = None,
     ) -> PrefillResult:
         """Evaluate a prompt in one slot; the slot then holds exactly these tokens (engine.md 1.5).
 
@@ -210,16 +213,8 @@ class EngineClient:
         connection. The engine notices that when it writes (engine.md T10), so the answer is a stream with
         progress: the engine stops at its next batch.
         """
-        body = {
-            "prompt": ids.body if isinstance(ids, MediaPrompt) else list(ids),
-            "n_predict": 0,
-            "id_slot": slot,
-            "cache_prompt": True,
-            "temperature": 0,
-            "stream": True,
-            "return_progress": True,
-            "response_fields": PREFILL_FIELDS,  # of the last event only
-        }
+        prompt = ids.body if isinstance(ids, MediaPrompt) else list(ids)
+        body = {"prompt": prompt, "id_slot": slot, **PREFILL, **lora_field(lora)}
         last, ends = dict[str, Any](), list[int]()
         async with self._http.ask(
             "POST", "/completion", limits=PATIENT, headers=headers, body=body
@@ -244,9 +239,12 @@ class EngineClient:
             cuts=tuple(end for end in ends if last["timings/cache_n"] < end < len(ids)) if ends else None,
         )
 
-    async def guess(self, ids: Sequence[int], most: int, *, headers: Headers | None = None) -> Guess:
+    async def guess(
+        self, ids: Sequence[int], most: int, *, headers: Headers | None = None, lora: Scales | None = None
+    ) -> Guess:
         """Return the likeliest tokens after a prompt. The engine chooses the slot."""
-        steps, answer = await self._likeliest(ids, most, headers, n_predict=1, cache_prompt=True)
+        asked = {"n_predict": 1, "cache_prompt": True, **lora_field(lora)}
+        steps, answer = await self._likeliest(ids, most, headers, **asked)
         odds = tuple(odd for step in steps for odd in step)
         return Guess(odds=odds, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
 

@@ -227,6 +227,8 @@ def about_window(traits: EngineTraits) -> Iterator[Finding]:
 
 
 def about_caches(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
+    if traits.disk_cache:
+        yield about_disk_cache(traits)
     if not traits.ram_cache:
         what = "No RAM prompt cache: an overwritten prompt is lost unless Slotkeeper has saved it."
         yield Finding(trap="ram-cache", severity=Severity.NOTE, what=what, do="Remove --cache-ram 0.")
@@ -240,6 +242,21 @@ def about_caches(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Fi
         if traits.files_carry:
             what = "Speculative decoding: in a slot file, only the checkpoints hold the draft's state."
         yield Finding(trap="draft", severity=Severity.NOTE, what=what)
+
+
+def about_disk_cache(traits: EngineTraits) -> Finding:
+    """Return which of the two should keep states: the engine's own cache on disk, or our snapshots."""
+    what = f"The engine keeps prompts on disk itself (seen in its {traits.disk_cache}). With --slot-dir"
+    if traits.speculative:
+        what += " Slotkeeper saves states all the same: the engine's have no draft state."
+        do = "Use --slot-dir, and leave the engine's disk cache out: it writes the same states again."
+    elif traits.adapters:
+        what += " Slotkeeper saves states all the same once requests have different LoRA adapters."
+        do = "Use --slot-dir, and leave the engine's disk cache out: it does not tell adapters apart."
+    else:
+        what += " Slotkeeper leaves conversations to it, and saves what they begin with in common."
+        do = "One machine: keep both. Several keys, or machines that share a store: only --slot-dir."
+    return Finding(trap="disk-cache", severity=Severity.NOTE, what=what, do=do)
 
 
 def about_sleep(props: Mapping[str, Any], flags: EngineFlags | None) -> Iterator[Finding]:
@@ -285,7 +302,9 @@ def about_files(reading: Reading, flags: EngineFlags | None) -> Iterator[Finding
         )
         return
     traits = reading.traits
-    what = f"Snapshots work: files of version {traits.state_version}, fingerprint {traits.fingerprint}."
+    adapters = f", LoRA adapters {traits.adapter_set}" if traits.adapters else ""
+    kind = f"files of version {traits.state_version}, fingerprint {traits.fingerprint}{adapters}"
+    what = f"Snapshots work: {kind}."
     yield Finding(trap="snapshots", severity=Severity.OK, what=what)
     yield from about_checkpoints_in_files(traits)
     yield from about_the_window(traits)

@@ -27,6 +27,7 @@ from slotkeeper.engine.answers import Odds
 from slotkeeper.engine.canary import TEXT, swept, unused
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.scheduler.adapters import BASE, Adapter, scales_of, single
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader
 
@@ -111,7 +112,7 @@ class Identity:
 
     model: Mapping[str, Any]
     flags: Mapping[str, Any] | None  # None: another program started the engine
-    adapters: Sequence[Mapping[str, Any]]
+    adapters: Sequence[Adapter]  # LoRA; not in the fingerprint: each state says with which it was made
     streams: int  # KV buffers: one for all slots, or one for each slot
 
     @property
@@ -129,10 +130,10 @@ class Identity:
         return self._digest(state_version=state_version, voice=voice)
 
     def _digest(self, **more: int | str) -> str:
-        facts = {
+        facts: dict[str, Any] = {
             "model": self.model,
             "flags": self.flags,
-            "adapters": self.adapters,
+            "adapters": [],  # as in the fingerprint of an engine that has none
             "streams": self.streams,
             **more,
         }
@@ -187,16 +188,13 @@ def projector_of(props: Mapping[str, Any], path: Path | None) -> str:
     return OF_PROCESS + digest_of((marker if RANDOM.fullmatch(marker) else token_hex()).encode())
 
 
-def about_adapters(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Describe the adapters of GET /lora-adapters: path, scale, digest of each readable file. Blocks."""
-    return [
-        {
-            "path": str(entry.get("path")),
-            "scale": entry.get("scale"),
-            "weights": sampled(Path(str(entry.get("path")))),
-        }
-        for entry in listed
-    ]
+def adapters_of(listed: Sequence[Mapping[str, Any]]) -> tuple[Adapter, ...]:
+    """Return the adapters of GET /lora-adapters, in its order, which is that of their numbers. Blocks."""
+    ordered = sorted(listed, key=lambda entry: int(entry.get("id", 0)))
+    paths = [str(entry.get("path")) for entry in ordered]
+    names = [sampled(Path(path)) or digest_of(path.encode()) for path in paths]
+    scales = [float(entry.get("scale", 0.0)) for entry in ordered]
+    return tuple(Adapter(name, single(scale)) for name, scale in zip(names, scales, strict=True))
 
 
 def streams_of(traits: EngineTraits) -> int:
@@ -266,6 +264,7 @@ async def voice_of(
     *,
     may_compute: bool,
     headers: Headers | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> str:
     """Return the name of an engine's logprob fingerprint. The engine may have no pinned request meanwhile.
 
@@ -281,7 +280,9 @@ async def voice_of(
         if (one.engine, one.process) == (engine, process):  # (1)
             return one.name
     try:
-        odds = await listened(client, headers) if may_compute and await unused(client, headers) else ()
+        odds = (
+            await listened(client, headers, adapters) if may_compute and await unused(client, headers) else ()
+        )
     except EngineError:
         odds = ()
     if not odds:  # (3)
@@ -294,10 +295,14 @@ async def voice_of(
     return now.name
 
 
-async def listened(client: EngineClient, headers: Headers | None) -> Odds:
-    """Return the logprobs of the likeliest tokens after the fixed text, and erase the slot again."""
+async def listened(client: EngineClient, headers: Headers | None, adapters: Sequence[Adapter] = ()) -> Odds:
+    """Return the logprobs of the likeliest tokens after the fixed text, and erase the slot again.
+
+    Without any adapter: which of them are in use may change while the engine runs.
+    """
+    none = scales_of(adapters, BASE) if adapters else None
     ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)
-    guess = await client.guess(ids[:TOKENS], LIKELIEST, headers=headers)
+    guess = await client.guess(ids[:TOKENS], LIKELIEST, headers=headers, lora=none)
     await swept(client, guess.slot, guess.held, headers)
     return guess.odds
 

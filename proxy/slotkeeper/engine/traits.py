@@ -11,20 +11,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from slotkeeper.engine import fingerprint
+from slotkeeper.engine import disk_cache, fingerprint
 from slotkeeper.engine.answers import NoFilesError, Why
 from slotkeeper.engine.canary import ProbeResult, probe_files, try_flags
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
 from slotkeeper.engine.fingerprint import (
     Identity,
-    about_adapters,
     about_flags,
     about_model,
+    adapters_of,
     streams_of,
     voice_of,
 )
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
 from slotkeeper.engine.markers import family_of, learn_markers, user_openers
+from slotkeeper.scheduler.adapters import Adapter
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.vocab.gguf import GgufHeader, read_header
@@ -77,6 +78,7 @@ def number(header: GgufHeader, key: str, otherwise: int) -> int:
 # -- reading all traits ----------------------------------------------------------------------------------
 
 NO_PROJECTOR: Final = "the projector's file is not known: saved states with images serve this process only"
+LOG_HEAD: Final = 200_000  # characters of an engine's log: what it says while it starts
 UNSEEN: Final = "started by others: flags that /props does not show count as defaults until found out"
 
 
@@ -165,7 +167,10 @@ async def _with_files(
     voice = ""
     if flags is None:
         process = str(reading.props.get("media_marker", ""))
-        voice = await voice_of(client, slot_dir, digest, process, may_compute=may_compute, headers=headers)
+        adapters = reading.traits.adapters
+        voice = await voice_of(
+            client, slot_dir, digest, process, may_compute=may_compute, headers=headers, adapters=adapters
+        )
     traits = files.traits_into(reading.traits, identity.fingerprint(files.state_version, voice))
     return replace(reading, traits=traits, files=files, voice=voice)
 
@@ -187,6 +192,7 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
         speculative=await speculates(client, headers),
         user_start=await user_openers(client, family, headers),
         markers=await learn_markers(client, family, headers),
+        adapters=await adapters_now(client, headers),
     )
     if not traits.user_start:
         notes.append("the chat template is of no known family: where user messages begin is not known")
@@ -208,9 +214,29 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     traits = replace(traits, projector=projector)
     if projector.startswith(fingerprint.OF_PROCESS):
         notes.append(NO_PROJECTOR)
+    traits = await asyncio.to_thread(_with_disk_cache, traits, props, flags.log if flags else None)
     return Reading(
         traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
     )
+
+
+def _with_disk_cache(traits: EngineTraits, props: Mapping[str, Any], log: Path | None) -> EngineTraits:
+    """Return the traits, with what shows that the engine keeps prompts on disk itself. Blocks."""
+    try:
+        said = log.read_text(errors="replace")[:LOG_HEAD] if log else ""
+    except OSError:
+        said = ""
+    found = disk_cache.shown(props, by_flags=bool(traits.disk_cache), log=said)
+    return replace(traits, disk_cache=found.value) if found else traits
+
+
+async def adapters_now(client: EngineClient, headers: Headers | None) -> tuple[Adapter, ...]:
+    """Return the LoRA adapters that it has loaded; none if it does not list them. Raises EngineGoneError."""
+    try:
+        listed = await client.lora_adapters(headers=headers)
+    except EngineError:
+        return ()
+    return await asyncio.to_thread(adapters_of, listed)
 
 
 async def read_command_line(base: str, reading: Reading) -> Reading:
@@ -240,7 +266,7 @@ async def identify(
             about_model, reading.model_path, reading.header, reading.props, reading.model
         ),
         flags=about_flags(flags),
-        adapters=await asyncio.to_thread(about_adapters, adapters),
+        adapters=await asyncio.to_thread(adapters_of, adapters),
         streams=streams_of(reading.traits),
     )
 

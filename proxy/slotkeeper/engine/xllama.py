@@ -58,10 +58,20 @@ def only_none(text: str) -> int:
 
 KV_TYPE: Final = enum("ggml_type", "GGML_TYPE_{}")
 
+
+def adapters(text: str) -> list[Any]:
+    """Return the adapters in FILE,FILE; a scale may follow each as FILE:SCALE."""
+    import xllamacpp  # noqa: PLC0415 - 30 MB, wanted only in the child
+
+    found = (part.rpartition(":") if ":" in part else (part, "", "1") for part in text.split(",") if part)
+    return [xllamacpp.CommonAdapterLoraInfo(path, float(scale)) for path, _, scale in found]
+
+
 # flag -> (field of CommonParams, how its value is read)
 VALUES: Final[Mapping[tuple[str, ...], tuple[str, Callable[[str], Any]]]] = {
     ("-m", "--model"): ("model.path", str),
     ("-mm", "--mmproj"): ("mmproj.path", str),
+    ("--lora", "--lora-scaled"): ("lora_adapters", adapters),
     ("-a", "--alias"): ("model_alias", lambda text: set(several(str)(text))),
     ("--host",): ("hostnames", several(str)),
     ("--port",): ("port", int),
@@ -134,6 +144,7 @@ SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
     "--no-warmup": ("warmup", False),
     "--embedding": ("embedding", True),
     "--embeddings": ("embedding", True),
+    "--lora-init-without-apply": ("lora_init_without_apply", True),
 }
 
 BY_NAME: Final = {name: entry for names, entry in VALUES.items() for name in names}

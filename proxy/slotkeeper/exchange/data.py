@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import unquote
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -27,6 +29,7 @@ from slotkeeper.exchange.relay import Outlet
 from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared, target
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import ConnectionCut, Metrics
+from slotkeeper.runtime.adapter_looks import changing
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.events import Arrived, Gone
 from slotkeeper.scheduler.types import NO_ROUTER, RequestId
@@ -139,6 +142,11 @@ def _known_as(request: web.Request) -> str:
     if given is not None and Secrets.of(request.headers, request.query_string).stand_in(given):
         given = None
     return request_id(given, lambda: uuid.uuid4().hex)
+
+
+def _is_lora(path: str, prefix: str) -> bool:
+    """Whether a POST there changes the engine's LoRA adapters for all requests."""
+    return unquote(path).removeprefix(prefix) == "/lora-adapters"
 
 
 def _model_in(request: web.BaseRequest, body: bytes | None) -> str | None:
@@ -294,6 +302,13 @@ class DataPort:
         self, request: web.Request, api: Api, body: bytes | None, known_as: str, link: EngineLink
     ) -> web.StreamResponse:
         """Pass a request without a slot through, and copy its answer back."""
+        changes = request.method == "POST" and _is_lora(self._path(request), self._prefix)
+        async with changing(self._gate.driver, link) if changes else nullcontext():
+            return await self._passed_on(request, api, body, known_as, link)
+
+    async def _passed_on(
+        self, request: web.Request, api: Api, body: bytes | None, known_as: str, link: EngineLink
+    ) -> web.StreamResponse:
         try:
             async with answering(link):
                 answer = await self._gate.upstream.send(link.address, request, body, known_as)

@@ -46,7 +46,8 @@ CROWDED: Final = {
 }
 RETRY_AFTER: Final = 5  # seconds
 MIXED: Final = (
-    "this route cannot be kept apart from other keys' requests now; try again, or use /v1/chat/completions; "
+    "this route cannot be kept apart from requests of other keys or adapters now; try again, or use "
+    "/v1/chat/completions; "
     "it needs a llama-server with --slot-save-path, and a sidecar with that folder as --slot-dir"
 )
 ANYONE: Final = "~"  # the namespace of requests without a key, if the engine needs none
@@ -302,7 +303,7 @@ class Exchange:
             moved=self._account.moved,
             most=self._account.most,
             brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and other is None,
-            adapted=ask is not None and ask.adapted,
+            lora=self._account.claim.lora,
             uncached=ask is not None and not ask.cache_prompt,
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
@@ -369,9 +370,9 @@ class Exchange:
             return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
 
     def _apart(self, body: bytes, forward: Forward) -> bytes:
-        """Return the body to send; with caching off if the engine may hold another namespace's state."""
+        """Return the body to send; with caching off if the engine may reuse a state of others."""
         one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
-        if not one_of_many or forward.apart or not self._api.generates:
+        if not (one_of_many or forward.strict) or forward.apart or not self._api.generates:
             return body
         if not self._api.pinnable:
             raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)

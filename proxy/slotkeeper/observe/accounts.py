@@ -94,6 +94,7 @@ LOST: Final[Mapping[Loss, str]] = MappingProxyType(
         Loss.RESTARTED: "the engine was restarted, and no snapshot had them. A --slot-dir helps",
         Loss.MISPREDICTED: "the engine reused less of its slot than predicted. Please report this",
         Loss.UNPLACED: "the request was placed before its tokens were known",
+        Loss.ADAPTERS: "they were computed with other LoRA adapters, whose states are wrong for these",
         Loss.BYPASSED: "the client bypassed Slotkeeper (X-Slotkeeper-Bypass) or the cache (cache_prompt)",
     }
 )

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from slotkeeper.engine.client import EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime import adapter_looks
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.adapters import AdaptersSeen
 from slotkeeper.scheduler.effects import (
+    AskAdapters,
     Drained,
     Drop,
     Effect,
@@ -92,6 +95,8 @@ class EffectRunner:
                 self._set_alarm(effect)
             case Observe():
                 self._tasks.start(self._observe(effect))
+            case AskAdapters():
+                self._tasks.start(self._ask_adapters(effect))
             case LoadModel() | UnloadModel():
                 self._swap(effect)
             case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned() | Pooled():
@@ -146,7 +151,9 @@ class EffectRunner:
         try:
             prompt = await link.sent(plant.tokens, auth)
             unsent = False
-            result = await link.client.prefill(prompt, plant.place.slot, headers=auth, progress=count)
+            result = await link.client.prefill(
+                prompt, plant.place.slot, headers=auth, progress=count, lora=plant.lora
+            )
             computed, seconds, cuts = result.computed, result.seconds, result.cuts
             count(result.computed + result.cached, result.cached)
             log.debug("planted", **_about(plant), tokens=len(plant.tokens), computed=computed)
@@ -215,6 +222,13 @@ class EffectRunner:
         await asyncio.sleep(wake.delay)
         self._alarm = None
         self._post(TimerFired(at=time.monotonic()))
+
+    async def _ask_adapters(self, ask: AskAdapters) -> None:
+        link, now = self._engines.links.get(ask.engine), time.monotonic()
+        if link is None or not link.listed:  # its model is about to be unloaded: a call would hang
+            self._post(AdaptersSeen(at=now, asked=now, engine=ask.engine, adapters=None))
+        else:
+            self._post(await adapter_looks.look(link))
 
     async def _observe(self, look: Observe) -> None:
         if look.delay:

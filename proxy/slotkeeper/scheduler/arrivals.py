@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
-from slotkeeper.scheduler import chores, draining, en_route, kv_pool, swaps, unplanned
+from slotkeeper.scheduler import adapter_change, chores, draining, en_route, kv_pool, swaps, unplanned
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
@@ -33,7 +34,10 @@ PASSES: Final = 16
 
 
 def arrived(state: State, event: Arrived) -> None:
-    event = en_route.confined(event)
+    sets = state.sets(event)
+    event = en_route.confined(replace(event, adapters=sets[0] if sets else ""))
+    if event.rendered and state.apart(event):  # the engine could choose a slot of other adapters
+        event = replace(event, bypass=False)
     priced = event.rewritten is not None and not event.uncached  # equal hash chains may have unequal prompts
     pending = Pending(
         arrived=event,
@@ -54,7 +58,7 @@ def rendered(state: State, event: Rendered) -> None:
     pending = state.requests.get(event.request)
     if pending is None or pending.rendered:
         return
-    event = en_route.rendered_within(event, pending.arrived.namespace)
+    event = en_route.rendered_within(event, pending.arrived.space)
     pending.rendered = True
     pending.waits_in = None
     own = Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
@@ -90,6 +94,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from _serve(state, now)
     yield from chores.settle(state, now, or_at=swaps.due_at(state, now))
     yield from draining.settle(state, now)
+    yield from adapter_change.looks(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
@@ -199,7 +204,7 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
     room = state.with_room(request)
     if room and not any(table.open_for(now, pinned=pinned) for table in room):
         return state.open_for(request.model)
-    if room and (pinned or not request.namespace):
+    if room and (pinned or not state.apart(request)):
         return ()
     return _holds_in_turn(state, pending)
 
@@ -220,6 +225,27 @@ def _overtaken(state: State, pending: Pending) -> bool:
 
 
 def _decide(state: State, pending: Pending, now: float) -> Plan | None:
+    """Decide which LoRA adapters it has, if its engines do not agree on them, and where it goes.
+
+    None: it waits.
+    """
+    sets = state.sets(pending.arrived)
+    if len(sets) > 1:
+        sets.sort(key=partial(_price_under, state, pending, now))
+    if sets:
+        en_route.moved_to(state, pending, sets[0])
+    return _decide_form(state, pending, now)
+
+
+def _price_under(state: State, pending: Pending, now: float, adapters: str) -> tuple[bool, float]:
+    """Return whether a request under these adapters would have to wait, and the price of its place."""
+    trial = replace(pending)
+    en_route.moved_to(state, trial, adapters)
+    plan = _place(state, trial, now)
+    return plan is None or plan.wait, plan.price if plan else 0.0
+
+
+def _decide_form(state: State, pending: Pending, now: float) -> Plan | None:
     """Decide which form the request takes, if the rules offer another, and where that goes.
 
     None: it waits.
@@ -229,7 +255,7 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
         return _place(state, pending, now)
     if not pending.rendered:
         choosable = request.pinnable and request.id_slot is None and request.copies == 1 and not request.most
-        tables = state.open_for(request.model) if choosable else []
+        tables = state.fitting(request) if choosable else []
         tables = tables if len(tables) == 1 else []  # with several engines, tokens decide
         plan = changed_by_messages(tables, request.hash_chain, other.hash_chain, now) if tables else None
         if plan is not None:
@@ -260,10 +286,10 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         tables = state.with_room(request)
         return _named(blind(tables, pinnable=False, now=now, catalog=state.catalog), Reason.UNPINNABLE)  # 1
     if request.id_slot is not None:
-        open_tables = state.open_for(request.model)
+        open_tables = state.open_for(request.model) if request.action else state.fitting(request)
         tables = open_tables[:1] if request.action else sorted(open_tables, key=lambda t: t.load)
-        return _clients_own(tables, request.id_slot, now)  # 2
-    if request.namespace and request.generates and not request.pinnable:
+        return _clients_own(tables, request.id_slot, pending, now)  # 2
+    if state.apart(request) and request.generates and not request.pinnable:
         return en_route.steered(state, pending, now)
     return _by_content(state, pending, now)
 
@@ -273,10 +299,10 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
 
     None: it waits (7).
     """
-    request, space = pending.arrived, pending.arrived.namespace
-    tables = state.open_for(request.model)
+    request, tables = pending.arrived, state.fitting(pending.arrived)
     if request.pinnable:
-        safe = [table for table in tables if not (space and table.shadow.may_load)]
+        shadows = ((table, table.shadow) for table in tables)
+        safe = [table for table, shadow in shadows if not (shadow.apart(request.space) and shadow.may_load)]
         exact = len(tables) > 1 and request.rendered and (pending.prompt or not pending.rendered)
         if not exact and (plan := continuing(safe, request.hash_chain, now)):
             return plan  # 3
@@ -293,6 +319,7 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
             now=now,
             catalog=state.catalog,
             plain=pending.plain,
+            own_scales=request.lora is not None,
         )
         return en_route.behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
@@ -301,8 +328,8 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
 
 def _losing_least(state: State, request: Arrived, reason: Reason, now: float) -> Plan | None:
     """Return the slot that loses least, regardless of what it shares with the request."""
-    pinnable, space = request.pinnable, request.namespace
-    tables, catalog = state.open_for(request.model), state.catalog
+    pinnable, space = request.pinnable, request.space
+    tables, catalog = state.fitting(request), state.catalog
     return _named(blind(tables, pinnable=pinnable, now=now, catalog=catalog, space=space), reason)
 
 
@@ -310,7 +337,7 @@ def _named(plan: Plan | None, reason: Reason) -> Plan | None:
     return replace(plan, reason=reason) if plan else None
 
 
-def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Plan | None:
+def _clients_own(tables: Sequence[EngineTable], id_slot: int, pending: Pending, now: float) -> Plan | None:
     """Return a plan for the client's `id_slot`.
 
     The engine accepts any integer: as an unsigned one of 64 bits, modulo the number of slots (engine.md T8).
@@ -318,7 +345,7 @@ def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Pla
     for table in tables:
         slot = SlotId(id_slot % 2**64 % len(table.states))
         if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
-            return Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE)
+            return en_route.emptied(Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE), pending, now)
     return None
 
 
@@ -338,7 +365,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
             closed.append(owned[0])
         else:
             idle, busy = en_route.rivals(state, owned[0], pending)
-            if idle:
+            if idle or en_route.outdated(owned[0], pending):
                 state.steered.remove(request)
                 owned[0].move(owned[1], SlotState.IDLE, None, now)
                 requeue(state, pending)

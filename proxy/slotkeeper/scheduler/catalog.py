@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
+from slotkeeper.scheduler.adapters import namespace_in
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
 from slotkeeper.scheduler.prefix_order import AnyState, Neighbours, PrefixOrder
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
@@ -230,7 +231,7 @@ class Catalog:
             self._leaves_order(before)
         self._orders.setdefault((snapshot.tier, snapshot.fingerprint), PrefixOrder()).put(snapshot)
         self._all[snapshot.id] = snapshot
-        self.apart = self.apart or bool(snapshot.tokens.space)
+        self.apart = self.apart or bool(namespace_in(snapshot.tokens.space))
         if before is None or before.checkpoints != snapshot.checkpoints:
             self._forget_covered(snapshot, least=1)
 

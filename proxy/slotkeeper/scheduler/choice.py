@@ -135,12 +135,16 @@ def cheapest(
     now: float,
     catalog: Catalog,
     plain: bool = False,
+    own_scales: bool = False,
 ) -> Plan | None:
-    """Return the best plan for an exact prompt; None if no slot can be had. `plain`: without steps."""
+    """Return the best plan for an exact prompt; None if no slot can be had. `plain`: without steps.
+
+    `own_scales`: the request names its LoRA adapters.
+    """
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
     offers = _pinned if pinnable else _unpinnable
-    want = Want(prompt, hash_chain, now, catalog, plain=plain)
+    want = Want(prompt, hash_chain, now, catalog, plain=plain, own_scales=own_scales)
     plans: Iterable[Plan] = (
         plan for table in tables for plan in offers(table, want) if not (plain and plan.steps)
     )
@@ -204,7 +208,7 @@ def blind(
 def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
     """Return the plan pinned to this slot. Contents of another namespace are erased first."""
     table = plan.table
-    reuse_plan = table.shadow.plan_reuse_apart(slot, space) if space else None
+    reuse_plan = table.shadow.plan_reuse_apart(slot, space) if table.shadow.apart(space) else None
     steps = (Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()
     return replace(plan, slot=slot, pinned=True, reuse_plan=reuse_plan, steps=steps)
 
@@ -222,7 +226,7 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         yield _plan(table, reuse_plan, price, wait=True)
     yield from _in_maintenance(table, want)
     if (
-        not prompt.space  # later another slot may be free and look better to the engine
+        not shadow.apart(prompt.space)  # later another slot may be free and look better to the engine
         and table.open_for_unpinned(now)
         and (natural := shadow.engine_choice(prompt, idle))
         and not natural.unsafe
@@ -279,7 +283,7 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
     Not if the engine would load what the touch itself moved there: that is no more than the slot as it is.
     """
     shadow, idle, prompt = table.shadow, table.idle, want.prompt
-    loads = shadow.traits.ram_cache and not prompt.space  # with namespaces, it could load another one's state
+    loads = shadow.traits.ram_cache and not shadow.apart(prompt.space)  # it could load a state of others
     reachable = shadow.longest_common(prompt, idle) if loads else 0
     for slot in idle:
         if reachable - shadow.plan_reuse(slot, prompt).reuse <= TOUCH_PRICE:
@@ -302,7 +306,16 @@ def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
         for slot in idle:
             here = replace(reuse_plan, slot=slot)  # whatever the slot held is overwritten
             price = restore_price(table, snapshot) + price_of(table, here, want)
-            yield _plan(table, here, price, steps=(Load(snapshot),))
+            steps = _dressed(table, slot, want)
+            yield _plan(table, here, price + TOUCH_PRICE * len(steps), steps=(*steps, Load(snapshot)))
+
+
+def _dressed(table: EngineTable, slot: SlotId, want: Want) -> tuple[Step, ...]:
+    """A touch under its adapters: else the engine empties the slot once the request comes (engine.md T12)."""
+    shadow, space = table.shadow, want.prompt.space
+    if not (want.own_scales or shadow.own_set(space)) or not shadow.undressed(slot, space):
+        return ()
+    return (Prefill(foreign_token(want.prompt), Purpose.TOUCH),)
 
 
 def _parking(plan: Plan, want: Want) -> Plan | None:
@@ -311,7 +324,10 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
     victim = table.shadow.slots[reuse_plan.slot] if reuse_plan else None
     if reuse_plan is None or victim is None or not table.may_save(want.now):
         return None
-    if victim.adapted or victim.total < WORTH_A_FILE:
+    if victim.total < WORTH_A_FILE or table.shadow.stray(victim):
+        return None
+    kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
+    if kept and table.engine_keeps(victim):  # the engine saves it itself, or has done so
         return None
     lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
     saving: tuple[Step, ...] = (Keep(SaveMoment.PARK),)
@@ -326,14 +342,15 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
     """Yield plans for a route without id_slot: the engine chooses, or we prefill the prompt first (T5)."""
     prompt, now = want.prompt, want.now
     wait = not table.open_for_unpinned(now)
-    natural = table.shadow.engine_choice(prompt, table.idle) if not prompt.space else None
+    apart = table.shadow.apart(prompt.space)
+    natural = None if apart else table.shadow.engine_choice(prompt, table.idle)
     if natural and not natural.unsafe:
         price = price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
     for plan in _pinned(table, want):
         if plan.wait:
             yield plan
-        elif plan.pinned and len(prompt) > STEER_TAIL and (plan.apart or not prompt.space):
+        elif plan.pinned and len(prompt) > STEER_TAIL and (plan.apart or not apart):
             price, steps = STEER_PRICE + plan.price, (*plan.steps, steer(prompt))
             yield replace(plan, price=price, reason=Reason.STEERED, pinned=False, steps=steps, wait=wait)
 

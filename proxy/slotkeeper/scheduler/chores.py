@@ -87,6 +87,8 @@ def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | No
                 table.settled[slot] = contents
         elif _may_begin(state, table, now):
             return chore, due_at
+        elif not table.adapters_known(now):
+            table.adapters_wanted = True
         elif table.shared_until > now:  # other clients use the engine: it must be polled just before
             due_at = min(_look_before(table, now), due_at)
     return None, due_at
@@ -161,6 +163,8 @@ def _chore(
         return None
     if table.crowded(now) and not state.ends(table) and (back := way_back(contents, table, state.catalog)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
+    if table.engine_keeps(contents) and (not state.ends(table) or table.shadow.elsewhere(contents, slot)):
+        return None
     saving = first_step(contents, table, state.catalog, rested=True)
     return Chore(_name(state, now), table, slot, saving, contents) if saving else None
 

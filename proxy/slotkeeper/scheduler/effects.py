@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
@@ -59,6 +60,7 @@ class Plant:
     place: Place
     tokens: Tokens
     purpose: Purpose
+    lora: Scales | None = None  # of LoRA adapters; None: those that the engine has for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,8 @@ class Forward:
     slot: int | None  # written into the body; None: an id_slot in the body is removed
     reason: Reason
     changed: bool = False  # whether the form after the rules is sent, not the client's own
-    apart: bool = False  # it cannot reuse any state that another namespace left in the engine
+    apart: bool = False  # it cannot reuse any state that another namespace or other adapters left
+    strict: bool = False  # it must not reuse one: if it could, it is sent with caching off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +179,13 @@ class Observe:
 
     engine: EngineId
     delay: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskAdapters:
+    """Ask GET /lora-adapters; answered by `AdaptersSeen`."""
+
+    engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +264,7 @@ Effect = (
     | Drained
     | Refuse
     | Observe
+    | AskAdapters
     | Learned
     | Poisoned
     | Pooled

@@ -39,7 +39,7 @@ def wanted_elsewhere(state: State, request: RequestId, prompt: Tokens) -> Iterat
     pending = state.requests.get(request)
     if pending is None or request not in state.queue:
         return
-    prompt = prompt.within(pending.arrived.namespace)
+    prompt = prompt.within(pending.arrived.space)
     kinds: dict[str, list[EngineTable]] = {}
     for table in state.up_for(pending.arrived.model):
         if table.traits.snapshots:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slotkeeper.scheduler import planting
+from slotkeeper.scheduler.adapters import set_of
 from slotkeeper.scheduler.choice import STEER_TAIL, Plan, blind, cheapest, steer
 from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
 from slotkeeper.scheduler.effects import Step, Wipe
@@ -53,6 +54,7 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], m
         branches=outside,
         known=tree.longest(prompt),
         known_at=tree.passed_at(prompt),
+        known_apart=tree.longest_apart(prompt),
     )
 
 
@@ -84,12 +86,12 @@ def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, 
 
 def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
     """Return the plan with the plants that are worth it."""
-    prompt, reuse_plan, request = pending.prompt, plan.reuse_plan, pending.arrived
-    if prompt is None or reuse_plan is None or pending.plain or request.adapted:
-        return plan
-    if prompt.space and plan.pinned and not plan.apart:  # it is sent uncached: a plant would be lost
+    prompt, reuse_plan = pending.prompt, plan.reuse_plan
+    if prompt is None or reuse_plan is None or pending.plain:
         return plan
     table = plan.table
+    if table.shadow.apart(prompt.space) and plan.pinned and not plan.apart:
+        return plan  # it is sent uncached: a plant would be lost
     plants = planting.steps(
         prompt,
         pending.structure,
@@ -100,7 +102,7 @@ def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
         user_starts=user_starts(prompt, table.traits),
         now=now,
     )
-    return _with_plants(plan, plants, prompt, pinnable=request.pinnable) if plants else plan
+    return _with_plants(plan, plants, prompt, pinnable=pending.arrived.pinnable) if plants else plan
 
 
 def _with_plants(plan: Plan, plants: tuple[Step, ...], prompt: Tokens, *, pinnable: bool) -> Plan:
@@ -124,19 +126,47 @@ def _with_plants(plan: Plan, plants: tuple[Step, ...], prompt: Tokens, *, pinnab
 
 
 def confined(event: Arrived) -> Arrived:
-    """Return the request as its namespace allows: no chosen slot, no bypass, salted message digests."""
+    """Return the request as its space allows: salted digests, in a namespace no chosen slot, no bypass."""
+    salted = None if event.rewritten is None else _salted(event.rewritten, event.space)
+    event = replace(event, hash_chain=_salted(event.hash_chain, event.space), rewritten=salted)
     if not event.namespace:
         return event
-    salt = event.namespace.encode()
-    salted = None if event.rewritten is None else tuple(salt + digest for digest in event.rewritten)
     return replace(
         event,
-        hash_chain=tuple(salt + digest for digest in event.hash_chain),
-        rewritten=salted,
         id_slot=event.id_slot if event.action else None,
         bypass=False,
         uncached=event.uncached or (event.copies > 1 and event.generates),
     )
+
+
+def _salted(hash_chain: tuple[bytes, ...], space: str, before: str = "") -> tuple[bytes, ...]:
+    """Return the digests of a space, in place of those of the one `before`."""
+    if space == before:
+        return hash_chain
+    salt, unsalted = space.encode(), len(before.encode())
+    return tuple(salt + digest[unsalted:] for digest in hash_chain)
+
+
+def moved_to(state: State, pending: Pending, adapters: str) -> None:
+    """Put a request that waits into the space of these adapters: what they are depends on its engine."""
+    request, before = pending.arrived, pending.arrived.space
+    if request.adapters == adapters:
+        return
+    request = replace(request, adapters=adapters)
+    space = request.space
+    pending.arrived = replace(request, hash_chain=_salted(request.hash_chain, space, before))
+    if other := pending.other:
+        chain, prompt = _salted(other.hash_chain, space, before), other.prompt
+        pending.other = replace(other, hash_chain=chain, prompt=prompt and prompt.within(space))
+    if pending.prompt is not None:
+        pending.prompt = pending.prompt.within(space)
+        boundaries = pending.structure.boundaries
+        pending.structure = structured(state, pending.prompt, boundaries, request.model)
+
+
+def outdated(table: EngineTable, pending: Pending) -> bool:
+    """Whether the engine's adapters have changed since the request was given its place there."""
+    return set_of(table.traits.adapters, pending.arrived.lora) != pending.arrived.adapters
 
 
 def rendered_within(event: Rendered, space: str) -> Rendered:
@@ -147,11 +177,27 @@ def rendered_within(event: Rendered, space: str) -> Rendered:
     return replace(event, prompt=own, rewritten=other)
 
 
+def emptied(plan: Plan, pending: Pending, now: float) -> Plan | None:
+    """Return the plan of a slot that the client chose; what others have left there is erased first.
+
+    None: its tokens must be known to see whether that is so.
+    """
+    table, slot, request, prompt = plan.table, plan.slot, pending.arrived, pending.prompt
+    if slot is None or request.action or not table.shadow.apart(request.space):
+        return plan
+    if not pending.rendered:
+        return None
+    shadow = table.shadow
+    found = shadow.plan_reuse(slot, prompt) if prompt else shadow.plan_reuse_apart(slot, request.space)
+    steps = (Wipe(),) if found.foreign and table.may_wipe(now) else ()
+    return replace(plan, reuse_plan=found, steps=steps)
+
+
 def steered(state: State, pending: Pending, now: float) -> Plan | None:
     """Return the plan for a request whose slot the engine itself chooses; None: the request waits."""
     if not pending.rendered:
         return None
-    there = state.open_for(pending.arrived.model)
+    there = state.fitting(pending.arrived)
     able = [table for table in there if _can_be_cleared(table, pending, now)]
     if not able:  # the request is refused later, when it would be sent
         return _unpinned(state, there, now)
@@ -162,7 +208,10 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
     if prompt is None or not all(_known(table, pending) for table in free):
         plan = _unpinned(state, free, now)
     else:
-        plan = cheapest(free, prompt, hash_chain=chain, pinnable=False, now=now, catalog=state.catalog)
+        own = pending.arrived.lora is not None
+        plan = cheapest(
+            free, prompt, hash_chain=chain, pinnable=False, now=now, catalog=state.catalog, own_scales=own
+        )
         plan = behind(state, pending, plan)
     return replace(plan, cleared=True) if plan else None
 
@@ -206,7 +255,7 @@ def clearing(state: State) -> Iterator[tuple[Pending, EngineTable]]:
 
 def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence[SlotId], Sequence[SlotId]]:
     """Return the slots of other namespaces that the engine might choose: idle ones, and busy ones."""
-    if not pending.arrived.namespace:
+    if not table.shadow.apart(pending.arrived.space):
         return (), ()
     idle, busy = list[SlotId](), list[SlotId]()
     for slot, slot_state in enumerate(table.states):
@@ -221,9 +270,9 @@ def _is_rival(state: State, table: EngineTable, slot: SlotId, pending: Pending) 
     other = state.requests.get(owner) if owner else None
     if other is pending:
         return False
-    space, prompt = pending.arrived.namespace, pending.prompt if _known(table, pending) else None
+    space, prompt = pending.arrived.space, pending.prompt if _known(table, pending) else None
     if other is not None:
-        return other.arrived.namespace != space and _alike(other.prompt, 1, prompt)
+        return other.arrived.space != space and _alike(other.prompt, 1, prompt)
     if contents is None:
         return table.states[slot] is not SlotState.IDLE  # an unknown task runs there
     return contents.tokens.space != space and _alike(contents.tokens, contents.opaque, prompt)

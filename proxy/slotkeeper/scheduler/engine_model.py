@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from slotkeeper.scheduler.adapters import Adapter, set_of
 from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.types import UNKNOWN, Markers, Tokens
 
@@ -83,6 +84,8 @@ class EngineTraits:
     similarity: float = 0.1  # --slot-prompt-similarity
     ram_cache: bool = True  # --cache-ram is not 0
     idle_copy: bool = True  # --cache-idle-slots
+    # What shows that its RAM cache continues on disk, and survives the process; empty: nothing does.
+    disk_cache: str = ""
     pool_cells: int = 0  # size of the --kv-unified buffer, if one slot cannot use all of it; 0: n_ctx
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
     speculative: bool = False
@@ -94,8 +97,14 @@ class EngineTraits:
     token_bytes: int = 0  # size of one token in a slot file, by the model's header; 0: unknown
     fingerprint: str = ""  # of all that a slot file must match; empty: unknown, so no file is offered
     projector: str = ""  # of images: files with images must match it as well; empty: it sees no images
+    adapters: tuple[Adapter, ...] = ()  # LoRA; which of them made a state is said by its space
     # How we know the fields in `FLAGS` that are not assumed to be defaults.
     knowledge: Mapping[str, Known] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+
+    @property
+    def adapter_set(self) -> str:
+        """The set of adapters with which requests are computed that name none."""
+        return set_of(self.adapters)
 
     @property
     def cuttable(self) -> bool:
@@ -336,7 +345,8 @@ def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
 def foreign_token(prompt: Tokens) -> Tokens:
     """Return one valid token that does not begin the prompt, so that the engine finds nothing to reuse."""
     first = prompt[0]
-    return Tokens([next((token for token in prompt if token != first and token >= 0), first)])
+    other = next((token for token in prompt if token != first and token >= 0), first)
+    return Tokens([other]).within(prompt.space)
 
 
 def marked(tokens: Tokens) -> Tokens:

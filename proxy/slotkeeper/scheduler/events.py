@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen, Scales, space_of
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import (
@@ -41,6 +42,8 @@ class Arrived:
     request: RequestId
     client: ClientId
     namespace: str = ""  # states are shared only within it; empty: namespaces are off
+    lora: Scales | None = None  # LoRA scales of its own; None: those that the engine has for all
+    adapters: str = ""  # the set of adapters that this means on the engine where the request goes
     model: ModelName = NO_ROUTER  # the model that must serve the request
     pinnable: bool = True  # whether the route honours id_slot
     rendered: bool = True  # whether `Rendered` will follow
@@ -51,7 +54,6 @@ class Arrived:
     moved: int = 0  # bytes that rules move elsewhere, see `pending.Weighed`
     most: int = 0  # most tokens that the form after the rules may have; 0: any number
     brief: bool = False  # at most about a hundred tokens: finding its prefix costs more than it saves
-    adapted: bool = False  # whether the request sets LoRA scales of its own
     uncached: bool = False  # cache_prompt is false: the engine computes the whole prompt
     generates: bool = True  # if not, nothing in the answer says how much was reused
     action: bool = False  # not a task: the client's own save, restore or erase of `id_slot`
@@ -62,6 +64,11 @@ class Arrived:
     answer_limit: int | None = None  # most tokens of the answer, as set by the client
     size: int = 0  # bytes of the body
     outgrown: bool = False  # failed once already for lack of KV cells, see `kv_pool`
+
+    @property
+    def space(self) -> str:
+        """Within which states are shared: its namespace's, and its adapters'."""
+        return space_of(self.namespace, self.adapters)
 
     @property
     def to_be_pinned(self) -> bool:
@@ -382,6 +389,8 @@ Event = (
     | ObserveFailed
     | EngineUp
     | FilesFound
+    | AdaptersChange
+    | AdaptersSeen
     | EngineLost
     | DrainAsked
     | EnginesNamed

@@ -189,6 +189,7 @@ class Loss(StrEnum):
     RESTARTED = "restarted"  # the engine was restarted since, and no file held them
     MISPREDICTED = "mispredicted"  # the engine used less of the slot than predicted
     UNPLACED = "unplaced"  # the client or the engine chose the slot, or the tokens were unknown
+    ADAPTERS = "adapters"  # they were computed with other LoRA adapters; the oracle does not count these
     BYPASSED = "bypassed"  # the client asked for a bypass, or for no cache
 
 

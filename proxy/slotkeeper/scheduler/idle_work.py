@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
@@ -58,7 +59,7 @@ def prefetch_plan(
     The first step is a restore, if that leaves fewer tokens to compute than the slot does.
     """
     following = contents.following
-    if following is None or contents.rough or contents.adapted or following == contents.tokens:
+    if following is None or contents.rough or following == contents.tokens:
         return None
     here = reuse(contents, following, table.traits)
     best = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
@@ -74,7 +75,7 @@ def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Pr
     None also while the beginning of the next turn may still become known.
     """
     end = goes_on_from(contents, table.traits)
-    unfit = contents.rough or contents.adapted or not contents.foreseen
+    unfit = contents.rough or not contents.foreseen
     if unfit or not table.traits.snapshots or not WORTH_A_FILE <= end < contents.total:
         return None
     back = contents.tokens.cut(0, end)
@@ -121,7 +122,9 @@ def done(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:
 
 def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool) -> Step | None:
     """Return the first step to save a slot; None if files have enough of it, or if it is not worth a file."""
-    if not table.traits.snapshots or contents.total < WORTH_A_FILE or contents.rough or contents.adapted:
+    if not table.traits.snapshots or contents.total < WORTH_A_FILE:
+        return None
+    if contents.rough or table.shadow.stray(contents):
         return None
     if unsaved(contents, table.traits, catalog):
         return _mark(contents, table.traits) or Keep(SaveMoment.PAUSE)
@@ -313,6 +316,7 @@ def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None
 def _fit_to_warm(snapshot: Snapshot, table: EngineTable, now: float) -> bool:
     """Whether a file can warm an empty slot: it fits the engine, is recent, and was not tried yet."""
     fits = snapshot.fingerprint == table.traits.fingerprint
+    fits = fits and set_in(snapshot.tokens.space) == table.traits.adapter_set
     return fits and now - snapshot.used < RECENT and snapshot.id not in table.warmed
 
 

@@ -25,6 +25,7 @@ def requeue(state: State, pending: Pending) -> None:
 def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     state.begun += 1
     pending.plan, pending.begun_at = plan, now
+    plan.table.shadow.mixed |= plan.table.shadow.own_set(pending.arrived.space)
     pending.work_begins(now)
     kv_pool.reserve(state, pending, plan)
     pending.steps_left = len(plan.steps)
@@ -75,6 +76,7 @@ def forward(pending: Pending, now: float) -> Forward:
         reason=plan.reason,
         changed=pending.goes_changed,
         apart=plan.apart,
+        strict=table.shadow.apart(pending.arrived.space),
     )
 
 

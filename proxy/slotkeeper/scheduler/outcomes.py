@@ -9,10 +9,10 @@ impossibly high.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Final
 
 from slotkeeper.scheduler import chores, kv_pool, retention
+from slotkeeper.scheduler.adapters import UNSURE
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.effects import Effect, Keep, Load, Poison, Poisoned, Prefill, Step
@@ -168,6 +168,7 @@ def _release(
     If the slot is not `certain`, GET /slots must confirm that first.
     """
     if event.prompt_tokens is None:  # an error answer: the slot is unchanged, but it may not be free yet
+        table.shadow.worn[slot] = None
         table.leave(slot, now)
         return
     cached = event.cached if event.cached is not None else pending.predicted or 0
@@ -184,10 +185,11 @@ def _release(
         hash_chain=pending.arrived.hash_chain,
         request=event.request,
         now=now,
-        space=pending.arrived.namespace,
+        space=pending.arrived.space,
     )
-    if pending.arrived.adapted:
-        contents = table.shadow.slots[slot] = replace(contents, adapted=True)
+    table.shadow.worn[slot] = pending.arrived.adapters
+    if pending.arrived.adapters == UNSURE:
+        table.doubt(slot)
     table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
     holds_more = table.traits.speculative  # perhaps more than the answer's tokens (engine.md 3)
     if holds_more or table.may_have_wiped_beside(slot):
@@ -308,6 +310,7 @@ def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> No
 
     It holds what the engine has computed so far.
     """
+    table.shadow.worn[slot] = None  # its task may not have begun
     if pending.stage is Stage.RUNNING:
         table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
         table.shadow.slots[slot] = _broken_off(pending, table)

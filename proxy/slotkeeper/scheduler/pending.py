@@ -17,7 +17,7 @@ from typing import Final
 from slotkeeper.scheduler.choice import Plan, continuing
 from slotkeeper.scheduler.effects import Load, Report, Step
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
-from slotkeeper.scheduler.figures import Answered, Lost, Usage, lost, oracle, usage_of
+from slotkeeper.scheduler.figures import Answered, Loss, Lost, Usage, lost, oracle, usage_of
 from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
 from slotkeeper.scheduler.prices import restore_price
 from slotkeeper.scheduler.prompt_tree import PromptTree
@@ -250,6 +250,10 @@ class Pending:
             restarted=structure.known_at < plan.table.reset_at,
             uncached=self.arrived.uncached,
         )
+        known_apart, known = self.structure.known_apart, self.structure.known
+        apart = known_apart - max(known, usage.reused)
+        if apart > usage.work - least:
+            return Lost(Loss.ADAPTERS, apart)
         return lost(answered, usage.work - least)
 
     def remember(self, tree: PromptTree, now: float) -> None:

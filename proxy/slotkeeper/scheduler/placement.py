@@ -30,6 +30,7 @@ from math import inf
 from typing import Final, assert_never
 
 from slotkeeper.scheduler import (
+    adapter_change,
     arrivals,
     chores,
     draining,
@@ -40,6 +41,7 @@ from slotkeeper.scheduler import (
     retention,
     swaps,
 )
+from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.comparison import share_guesses
@@ -108,8 +110,13 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table.unseen = True
     share_guesses(state.up_for(table.model))
     _still_out(state, table, event.at)
-    table.private, table.unknown = event.fresh, 0
+    kept = bool(event.traits.disk_cache)  # by an earlier process, from which it may load
+    table.private, table.unknown = event.fresh and not kept, 0
+    table.shares = state.limits.shared_bytes is not None
+    if not event.fresh or kept:
+        table.shadow.mixed = bool(event.traits.adapters)  # by whatever ran there before us
     if not event.fresh:
+        table.shadow.worn = [None] * event.traits.n_slots
         table.shared_until = event.at + SHARED_FOR
     yield from close_ended(state)
 
@@ -268,6 +275,8 @@ class Placement:
         match event:
             case EngineUp() | FilesFound() | EngineLost() | Observed() | ObserveFailed():
                 yield from self._of_engine(event)
+            case AdaptersChange() | AdaptersSeen():
+                yield from adapter_change.heard(self._state, event)
             case Planted() | Saved() | Restored() | Erased():
                 yield from preparing.ended(self._state, event)
             case Filed():
@@ -277,7 +286,7 @@ class Placement:
             case TimerFired():
                 self._timer_fired(event)
             case Closing():
-                self._state.closing = True
+                self._state.closes()
             case DrainAsked() | EnginesNamed() | RequestFailed() | ModelsListed() | SwapFailed():
                 self._of_all_engines(event)
             case _:

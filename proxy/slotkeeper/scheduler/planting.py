@@ -78,6 +78,7 @@ class Structure:
     branches: tuple[Branch, ...] = ()
     known: int = 0  # tokens at its beginning that were computed before
     known_at: float = 0.0  # when they were last computed, in seconds
+    known_apart: int = 0  # tokens at its beginning that were computed with other LoRA adapters
 
     @property
     def head(self) -> int:

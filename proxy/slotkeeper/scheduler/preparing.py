@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, kv_pool, retention
+from slotkeeper.scheduler import chores, en_route, kv_pool, retention
+from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
@@ -118,7 +119,8 @@ def _go_on(
 ) -> Iterator[Effect]:
     """Return the next step of a request, or the request itself."""
     pending.steps_left -= 1
-    if table.unsettled or table.orphans:  # an unpinned request may have got the slot meanwhile (T1)
+    outdated = en_route.outdated(table, pending)  # the slot was prepared for other adapters
+    if outdated or table.unsettled or table.orphans:  # an unpinned request may have got the slot (T1)
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
         yield next_step(state, pending, now)
@@ -159,6 +161,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         if contents := shadow.slots[slot]:
             shadow.slots[slot] = replace(contents, following=None)
         return False
+    shadow.worn[slot] = None if event.computed is None else set_in(tokens.space)
     if event.computed is None:  # the engine may still be running it
         shadow.slots[slot] = (
             shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
@@ -247,6 +250,8 @@ def _account(
         if event.lasting:
             table.no_save_until = event.at + SAVES_REST
         return []
+    if event.request in table.suspect:
+        return retention.drop(state, snapshot)
     table.learn_files(snapshot)
     table.rates.saved(snapshot.size, len(snapshot.tokens), event.seconds)
     if contents and not snapshot.shared:

@@ -42,6 +42,7 @@ class Want:
     now: float
     catalog: Catalog
     plain: bool = False  # no steps before the request
+    own_scales: bool = False  # the request names its LoRA adapters
     losses: dict[tuple[EngineId, SlotId, bool], float] = field(default_factory=dict)  # see `loss`
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from slotkeeper.scheduler import media
+from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.types import EMPTY, WIDTH, Tokens
 
 BLOCK: Final = 128  # tokens
@@ -184,7 +185,7 @@ class PromptTree:
 
     def __init__(self, warm: int = WARM_TOKENS, budget: int = BUDGET) -> None:
         self._root = _Node(Edge(EMPTY), None, 0.0)
-        self._roots: dict[str, _Node] = {}  # of the other namespaces
+        self._roots: dict[str, _Node] = {}  # of the other spaces
         self._limits = (warm, budget)
         self._warm: OrderedDict[_Node, None] = OrderedDict()  # nodes whose edges can be cooled
         self._leaves: OrderedDict[_Node, None] = OrderedDict()
@@ -207,6 +208,14 @@ class PromptTree:
         """
         path = self._last_path(prompt)
         return media.whole(prompt.chunks, path[-1][1] + path[-1][2]) if path else 0
+
+    def longest_apart(self, prompt: Tokens) -> int:
+        """Return the same among sequences of the prompt's namespace that had other LoRA adapters."""
+        if not set_in(prompt.space):
+            return 0
+        mine = namespace_in(prompt.space)
+        others = [space for space in self._roots if namespace_in(space) == mine and space != prompt.space]
+        return max((self.longest(prompt.within(space)) for space in others), default=0)
 
     def passed_at(self, prompt: Tokens) -> float:
         """Return when a sequence last passed the edge where that prefix ends, in seconds; 0 if none did."""
@@ -297,7 +306,7 @@ class PromptTree:
         return path
 
     def _root_of(self, sequence: Tokens) -> _Node | None:
-        """Return the root of the sequence's namespace. All namespaces share one budget."""
+        """Return the root of the sequence's space. All spaces share one budget."""
         return self._roots.get(sequence.space) if sequence.space else self._root
 
     def _new_root(self, space: str) -> _Node:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
 from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import (
@@ -60,6 +61,9 @@ class EngineShadow:
         self.ram: list[SlotContents] = []
         self._copied: dict[SlotId, SlotContents] = {}  # idle slots whose contents are in the RAM cache too
         self._tasks = 0
+        self.mixed = False  # whether states of several sets of adapters may be in the engine
+        # With which adapters a slot's last task ran; "": it never had one, None: that is not known.
+        self.worn: list[str | None] = [""] * traits.n_slots
 
     def __repr__(self) -> str:
         contents = " ".join(str(h.total) if h else "-" for h in self.slots)
@@ -93,8 +97,12 @@ class EngineShadow:
         return replace(self._plan_reuse(touched_slot, ram, slot, prompt), touched=True, parked=parked)
 
     def plan_reuse_restored(self, slot: SlotId, prompt: Tokens, snapshot: Snapshot) -> ReusePlan:
-        """Plan to send a prompt to `slot` after a restore of this file, which overwrites the slot."""
-        reuse_plan = self._plan_reuse(restored(snapshot, self.traits, now=0.0), self.ram, slot, prompt)
+        """Plan to send a prompt to `slot` after a restore of this file, which overwrites the slot.
+
+        The slot must have the prompt's adapters by then (`undressed`).
+        """
+        base = restored(snapshot, self.traits, now=0.0)
+        reuse_plan = self._plan_reuse(base, self.ram, slot, prompt, dressed=True)
         source = Source.SNAPSHOT if reuse_plan.source is Source.SLOT else reuse_plan.source
         return replace(reuse_plan, source=source, parked=False)
 
@@ -117,6 +125,25 @@ class EngineShadow:
         contents = self.slots[slot]
         foreign = contents is None or contents.tokens.space != space or self.may_load
         return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=foreign)
+
+    def apart(self, space: str) -> bool:
+        """Whether a request of this space must be kept from whatever states of others the engine has."""
+        return self.mixed or self.own_set(space) or bool(namespace_in(space))
+
+    def own_set(self, space: str) -> bool:
+        """Whether a request of this space names adapters of its own."""
+        return bool(self.traits.adapters) and set_in(space) != self.traits.adapter_set
+
+    def stray(self, contents: SlotContents) -> bool:
+        """Whether it is not known with which adapters this was computed, so that it can be of no use."""
+        return bool(self.traits.adapters) and not set_in(contents.tokens.space)
+
+    def undressed(self, slot: SlotId, space: str) -> bool:
+        """Whether the slot's last task had other adapters, as far as is known.
+
+        For a request that names its adapters the engine then empties the slot (engine.md T12).
+        """
+        return bool(self.traits.adapters) and self.worn[slot] != set_in(space)
 
     @property
     def may_load(self) -> bool:
@@ -151,7 +178,8 @@ class EngineShadow:
         if reuse_plan.parked and contents:
             publish(self.ram, contents, self.traits)
         if reuse_plan.source is Source.RAM and reuse_plan.base in self.ram:
-            self.ram.remove(reuse_plan.base)
+            if not self.traits.disk_cache:  # there the file stays
+                self.ram.remove(reuse_plan.base)
             self._copied.clear()
         if reuse_plan.base is not contents:
             self.slots[reuse_plan.slot] = reuse_plan.base
@@ -320,9 +348,13 @@ class EngineShadow:
         prompt: Tokens,
         *,
         evict: bool = False,
+        dressed: bool = False,
     ) -> ReusePlan:
+        if not dressed and self.own_set(prompt.space) and self.undressed(slot, prompt.space):
+            sure, nothing = self.worn[slot] is not None, Source.NOTHING
+            return ReusePlan(slot=slot, reuse=0, source=nothing, base=None, parked=False, foreign=not sure)
         common = contents.tokens.lcp(prompt) if contents else 0
-        if prompt.space and self._mixes(contents, prompt, common):
+        if self.apart(prompt.space) and self._mixes(contents, prompt, common):
             return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=True)
         saves = self._saves(contents, common, len(prompt), evict=evict)
         entry = better(contents, ram, prompt) if saves else None

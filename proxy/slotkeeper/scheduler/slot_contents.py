@@ -84,7 +84,6 @@ class SlotContents:
     request: RequestId | None = None  # the request that wrote it last
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the driver's clock
-    adapted: bool = False  # written with a request's own LoRA scales: no other request can use it
     from_file: bool = False  # restored from a file without checkpoints: it can be cut only behind that
     rough: bool = False  # its exact length is not known: the engine's next count decides
 

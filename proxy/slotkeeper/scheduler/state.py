@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
+from slotkeeper.scheduler.adapters import set_of
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.engine_model import EngineTraits, unmarked
@@ -167,9 +168,25 @@ class State:
                 table.breaker.resting = False
                 table.moves += 1
 
+    def sets(self, request: Arrived) -> list[str]:
+        """Return the sets of LoRA adapters that a request would have on engines that are open: often one."""
+        tables = self.open_for(request.model)
+        return list(dict.fromkeys(set_of(table.traits.adapters, request.lora) for table in tables))
+
+    def fitting(self, request: Arrived) -> list[EngineTable]:
+        """Return those engines on which its adapters are those in whose space it is."""
+        tables = self.open_for(request.model)
+        return [table for table in tables if set_of(table.traits.adapters, request.lora) == request.adapters]
+
+    def apart(self, request: Arrived) -> bool:
+        """Whether it must be kept from states of others that an engine may have."""
+        return any(table.shadow.apart(request.space) for table in self.up_for(request.model)) or bool(
+            request.namespace
+        )
+
     def with_room(self, request: Arrived) -> list[EngineTable]:
         """Return the engines with enough idle slots for the request, or with all of their slots idle."""
-        tables = self.open_for(request.model)
+        tables = self.fitting(request)
         return [table for table in tables if len(table.idle) >= min(request.copies, len(table.states))]
 
     def back_by(self, now: float, model: ModelName) -> float | None:
@@ -197,11 +214,18 @@ class State:
         for table in self.tables.values():
             if table.leaving != (table.engine in leaving):
                 table.leaving = not table.leaving
+                table.ends()
                 table.moves += 1  # its queued requests can be decided again
 
     @property
     def waiting(self) -> bool:
         return bool(len(self.queue) or self.bypassing or self.steered)
+
+    def closes(self) -> None:
+        """The sidecar is being stopped."""
+        self.closing = True
+        for table in self.tables.values():
+            table.ends()
 
     def wanted(self, table: EngineTable) -> bool:
         """Whether a waiting request could get a slot there. No request can if the engine is leaving."""

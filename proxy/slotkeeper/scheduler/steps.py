@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
 
+from slotkeeper.scheduler.adapters import Scales, scales_of, set_in
 from slotkeeper.scheduler.effects import Erase, Keep, Load, Plant, Prefill, Purpose, Restore, Save, Step, Wipe
+from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
@@ -18,7 +20,8 @@ def effect(
     place = Place(table.engine, slot)
     match step:
         case Prefill(tokens, purpose):
-            return Plant(request=owner, place=place, tokens=tokens, purpose=purpose)
+            scales = _scales(table.traits, tokens, purpose)
+            return Plant(request=owner, place=place, tokens=tokens, purpose=purpose, lora=scales)
         case Keep(moment):
             contents = table.shadow.slots[slot] or SlotContents()
             return Save(
@@ -37,6 +40,17 @@ def effect(
             return Erase(request=owner, place=place)
         case _:
             assert_never(step)
+
+
+def _scales(traits: EngineTraits, tokens: Tokens, purpose: Purpose) -> Scales | None:
+    """With which adapters a prefill is computed: those of its tokens. None: it need not say.
+
+    A touch always says so: from then on the slot has these adapters (engine.md T12).
+    """
+    name = set_in(tokens.space)
+    if not traits.adapters or (name == traits.adapter_set and purpose is not Purpose.TOUCH):
+        return None
+    return scales_of(traits.adapters, name)
 
 
 # -- idle work in one slot -------------------------------------------------------------------------------

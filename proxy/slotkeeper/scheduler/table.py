@@ -26,6 +26,7 @@ LULL: Final = 1.0  # seconds without a client's task, after which the engine no 
 SHARED_FOR: Final = 60.0  # seconds for which we expect more tasks of another client, once one was seen
 LINGER: Final = 0.1  # seconds in which a task may still begin after its client disconnected (engine.md 7)
 STALE: Final = 0.05  # seconds: an older poll of a shared engine does not prove that a slot is free
+ADAPTERS_STALE: Final = 1.0  # seconds: another client of the engine may change its adapters unseen
 RAM_STRIKES: Final = 2  # failed loads in a row after which we no longer rely on the engine's RAM cache
 QUICK_LOOKS: Final = 6  # polls within 0.2 s, enough for a slot that is being released
 SILENCE: Final = 1.3  # seconds: the engine notices a disconnect only after one second without requests (T10)
@@ -75,6 +76,14 @@ class EngineTable:
     rates: Rates = field(default_factory=Rates)
     model: ModelName = NO_ROUTER  # the model that it serves
     up: bool = True
+    shares: bool = False  # its states are kept for engines on other machines as well
+    changing: bool = False  # its LoRA adapters are about to change: nothing begins there
+    adapters_at: float = -inf  # when it was last asked which adapters it uses
+    adapters_wanted: bool = False  # idle work waits for the answer
+    asking: bool = False  # it is being asked
+    # Idle work that was under way when the adapters changed unseen: its slots, and who saves there.
+    doubted: set[SlotId] = field(default_factory=set)
+    suspect: set[RequestId] = field(default_factory=set)
     leaving: bool = False  # it is drained, or its router is about to unload it: nothing may begin there
     back_by: float = -inf  # after it was lost: until when to wait for it
     states: list[SlotState] = field(init=False)
@@ -126,7 +135,9 @@ class EngineTable:
 
     def reset(self, traits: EngineTraits, now: float = -1.0) -> None:
         """Empty every slot: the engine is new, or was restarted."""
-        self.shadow = EngineShadow(traits)
+        before, self.shadow = self.shadow, EngineShadow(traits)
+        if traits.disk_cache and traits.fingerprint == before.traits.fingerprint:
+            self.shadow.ram, self.shadow.mixed = before.ram, before.mixed
         self.rates.told(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.owners = [None] * traits.n_slots
@@ -141,6 +152,9 @@ class EngineTable:
         self.settled.clear()
         self.put_off.clear()
         self.loaded.clear()
+        self.doubted.clear()
+        self.suspect.clear()
+        self.changing, self.asking, self.adapters_at = False, False, now
         self.warmed.clear()
         self.no_save_until = self.crowded_until = -1.0
         self.ram_misses = 0
@@ -175,7 +189,7 @@ class EngineTable:
         """Whether a slot may be given out: no task is on its way to a slot that is unknown to us."""
         fresh = now >= self.shared_until or now - self.observed_at <= STALE
         known = not self.unseen and not self.unsettled and not self.orphans
-        return self.up and known and fresh and not self.awaited and not self.leaving
+        return self.up and known and fresh and not (self.awaited or self.leaving) and self.adapters_known(now)
 
     def open_for_unpinned(self, now: float) -> bool:
         """Whether an unpinned task may be sent. The engine may put it into any slot that it thinks free."""
@@ -188,6 +202,10 @@ class EngineTable:
         """Whether a pinned task may still arrive in a slot that the engine thinks free."""
         ours = SlotState.LAUNCHED in self.states or SlotState.MAINTENANCE in self.states
         return ours or any(changed > now for changed in self.changed)
+
+    def adapters_known(self, now: float) -> bool:
+        """Whether it is known which adapters count for requests that name none."""
+        return not self.traits.adapters or (not self.changing and now - self.adapters_at <= ADAPTERS_STALE)
 
     def crowd(self, slot: SlotId, hash_chain: Sequence[bytes], now: float) -> None:
         """Record that a slot is given out. If another conversation loses it, the engine counts as crowded."""
@@ -207,6 +225,11 @@ class EngineTable:
     def put_off_until(self) -> float:
         """When to reconsider the saves that were put off; infinite if there are none."""
         return self.rests_at if self.put_off else inf
+
+    def ends(self) -> None:
+        """Its slots are about to be lost: what was left to the engine's own cache is looked at again."""
+        if self.traits.disk_cache:
+            self.settled.clear()
 
     def take_up(self, now: float) -> None:
         """Reconsider the saves that were put off, once the engine is no longer crowded."""
@@ -233,6 +256,15 @@ class EngineTable:
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until
 
+    def engine_keeps(self, contents: SlotContents) -> bool:
+        """Whether the engine itself keeps such a state on disk, once another task takes its slot.
+
+        It keeps no drafts, nothing for other machines, and no state that must be kept apart from others.
+        """
+        if not self.traits.disk_cache or not self.traits.ram_cache or self.traits.speculative:
+            return False
+        return not self.shares and not self.shadow.apart(contents.tokens.space)
+
     def may_wipe(self, now: float) -> bool:
         return self.traits.slot_files and now >= self.no_wipe_until
 
@@ -241,6 +273,12 @@ class EngineTable:
         """Whether nothing of ours runs there or is on its way there."""
         at_work = {SlotState.LAUNCHED, SlotState.RUNNING, SlotState.MAINTENANCE}
         return not self.unsettled and not self.orphans and at_work.isdisjoint(self.states)
+
+    @property
+    def on_their_way(self) -> bool:
+        """Whether a task may yet begin there that was sent before."""
+        begins = {SlotState.LAUNCHED, SlotState.MAINTENANCE}
+        return bool(self.unsettled) or not begins.isdisjoint(self.states)
 
     @property
     def at_rest(self) -> bool:
@@ -262,7 +300,7 @@ class EngineTable:
     def open_for_bypass(self, now: float) -> bool:
         """Whether a bypassing task may be sent: not while an orphan may run, as the two could be confused."""
         over = all(orphan.total is not None for orphan in self.orphans)
-        return over and not self.leaving and not self.pin_on_its_way(now)
+        return over and not self.leaving and self.adapters_known(now) and not self.pin_on_its_way(now)
 
     def watch(self, *, waiting: bool, now: float) -> float | None:
         """Seconds until the next poll of GET /slots; None if nothing depends on it."""
@@ -301,6 +339,11 @@ class EngineTable:
             self.begun[slot] = now
         if state in (SlotState.RUNNING, SlotState.FOREIGN):
             self.loaded.discard(slot)
+        if state is SlotState.FOREIGN:
+            self.shadow.worn[slot] = None
+        if state is SlotState.IDLE and slot in self.doubted:
+            self.doubted.discard(slot)
+            self.doubt(slot)
         if SlotState.MAINTENANCE not in (state, self.states[slot]):
             self.active_at = now
         self.states[slot] = state
@@ -325,11 +368,17 @@ class EngineTable:
         self.changed[slot] = now + late
 
     def disown(self) -> None:
-        """Distrust idle slots: a task ran unseen, so with namespaces their contents are not certain."""
+        """Distrust idle slots: a task ran unseen, so where states are kept apart they are not certain."""
         for slot in self.idle:
-            contents = self.shadow.slots[slot]
-            if contents and contents.tokens.space:
-                self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
+            contents, self.shadow.worn[slot] = self.shadow.slots[slot], None
+            if contents and self.shadow.apart(contents.tokens.space):
+                self.doubt(slot)
+
+    def doubt(self, slot: SlotId) -> None:
+        """It is not known to whom what a slot holds belongs."""
+        self.shadow.worn[slot] = None
+        if contents := self.shadow.slots[slot]:
+            self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
 
     def learn_files(self, snapshot: Snapshot) -> None:
         """Learn from a file of a slot that must have had checkpoints whether this build writes them."""

@@ -83,10 +83,10 @@ MOST_FOUND: Final = 20_000  # more than a conversation has messages; only a text
 
 
 class Tokens:
-    """An immutable sequence of token ids that belongs to one namespace.
+    """An immutable sequence of token ids that belongs to one space: a namespace and a set of LoRA adapters.
 
-    Sequences of two namespaces have no common prefix, even if their ids are equal. So no state, branch or
-    file of one namespace is found for a prompt of another. Without namespaces, `space` is always empty.
+    Sequences of two spaces have no common prefix, even if their ids are equal. So no state, branch or file
+    of one space is found for a prompt of another. Without namespaces and adapters, `space` is always empty.
     """
 
     __slots__ = ("chunks", "packed", "space")

@@ -49,5 +49,9 @@ def _sent(
     if table:
         pending.plan = Plan(table=table, reason=reason, pinned=False)
         table.send(request, pending.arrived.copies, now)
+        table.shadow.mixed |= table.shadow.own_set(pending.arrived.space)
     engine = table.engine if table else state.fallback(pending.arrived.model)
-    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=pending.goes_changed)
+    space = pending.arrived.space
+    strict = table is not None and table.shadow.apart(space)
+    changed = pending.goes_changed
+    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=changed, strict=strict)

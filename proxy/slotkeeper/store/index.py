@@ -153,7 +153,7 @@ def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
     return Snapshot(
         id=manifest.id,
         fingerprint=manifest.fingerprint,
-        tokens=kept.tokens.within(manifest.namespace),
+        tokens=kept.tokens.within(manifest.space),
         size=manifest.size,
         checkpoints=manifest.checkpoints,
         repaired=manifest.repaired,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, told
 from slotkeeper.engine.slotfile_reader import read
+from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Passed, Stamp
@@ -114,7 +115,8 @@ class SnapshotIntake:
             sha256=passed.sha256,
             created=self.now,
             build=self.saved.build,
-            namespace=self.saved.tokens.space,
+            namespace=namespace_in(self.saved.tokens.space),
+            adapters=set_in(self.saved.tokens.space),
             images=tuple((c.start, c.length, c.digest.hex()) for c in tokens.chunks),
         )
         self.folder.admit(path, manifest, before)

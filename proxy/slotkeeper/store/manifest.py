@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import orjson
 
+from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import WIDTH, Tokens
@@ -91,8 +92,10 @@ UNKEYED: Final = 1  # sealed with a digest that needs no secret
 BLOCK: Final = 256  # tokens for each digest of the chain
 LINK_BYTES: Final = 8  # bytes of each digest; the file's own hash guards against tampering
 LONGEST_NAMESPACE: Final = 64  # characters
+LONGEST_ADAPTERS: Final = 4096  # characters: a hundred adapters at once
 LARGEST: Final = 4 << 20  # bytes: a million tokens make 80 kB
-OPTIONAL: Final = frozenset({"namespace", "images"})  # fields that are written only if there is something
+TEXTS: Final = frozenset({"namespace", "adapters"})
+OPTIONAL: Final = TEXTS | {"images"}  # fields that are written only if there is something
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LINK: Final = re.compile(rf"[0-9a-f]{{{2 * LINK_BYTES}}}")
 
@@ -122,7 +125,13 @@ class Manifest:
     created: float  # wall clock, seconds
     build: str
     namespace: str = ""  # of the key whose state this is; not written if namespaces were off
+    adapters: str = ""  # with which LoRA adapters it was computed; not written if the engine had none
     images: tuple[Image, ...] = ()  # that its tokens show; not written if there are none
+
+    @property
+    def space(self) -> str:
+        """Within which its tokens are found."""
+        return space_of(self.namespace, self.adapters)
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -219,7 +228,7 @@ _KINDS: Final[dict[str, type]] = {
 
 
 def _shaped(body: dict[str, Any]) -> bool:
-    if type(body.get("namespace", "")) is not str or body.keys() - OPTIONAL != _KINDS.keys():
+    if any(type(body.get(name, "")) is not str for name in TEXTS) or body.keys() - OPTIONAL != _KINDS.keys():
         return False
     if type(images := body.get("images", [])) is not list or not all(map(_shaped_image, images)):
         return False
@@ -240,6 +249,7 @@ def possible(manifest: Manifest) -> bool:
     return (
         ours(manifest.id + MANIFEST) is not None
         and len(manifest.namespace) <= LONGEST_NAMESPACE
+        and len(manifest.adapters) <= LONGEST_ADAPTERS
         and bool(manifest.fingerprint)
         and manifest.tokens > 0
         and manifest.size > manifest.tokens * WIDTH

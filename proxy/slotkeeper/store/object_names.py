@@ -109,7 +109,7 @@ class ObjectNames:
 
     def entry(self, manifest: Manifest, tokens: Tokens) -> HeadName | None:
         """Return the name of a snapshot's head; None if the snapshot is too short to be found."""
-        tokens = tokens.within(manifest.namespace)
+        tokens = tokens.within(manifest.space)
         folders = self.folders(tokens, manifest.fingerprint)
         if not folders:
             return None
@@ -117,7 +117,7 @@ class ObjectNames:
         shown = tuple(marks[depth - 1] for depth in rungs(blocks))
         cuts = " ".join(map(str, manifest.checkpoints))
         kind = f"{manifest.version} {manifest.draft} {manifest.repaired}"
-        facts = (manifest.fingerprint, manifest.namespace, manifest.layout, kind, cuts)
+        facts = (manifest.fingerprint, manifest.space, manifest.layout, kind, cuts)
         state = self._hash("state", *facts, *manifest.chain, str(manifest.tokens), size=16)
         name = f"{_ALL - manifest.tokens:08x}-{''.join(shown)}-{state}"
         return HeadName(folder=folders[0], name=name, tokens=manifest.tokens, marks=shown, state=state)

@@ -152,7 +152,7 @@ class SharedStore:
             return None
         except SnapshotError:  # another sidecar's, with another key or a later release
             return None
-        return head if head.manifest.namespace == space else None
+        return head if head.manifest.space == space else None
 
     def _found(self, entry: HeadName, head: Head) -> Kept:
         self._seen[entry.path] = head.manifest.id

@@ -183,12 +183,22 @@ def test_a_conversation_has_the_name_that_the_body_gives(fields, name):
 
 
 @pytest.mark.parametrize(
-    ("field", "adapted"), [({}, False), ({"lora": []}, False), ({"lora": [{"id": 0, "scale": 0.5}]}, True)]
+    ("field", "scales"),
+    [
+        ({}, None),
+        ({"lora": None}, None),
+        ({"lora": []}, None),
+        ({"lora": [{"id": 0, "scale": 0.5}]}, ((0, 0.5),)),
+        ({"lora": [{"id": 1, "scale": 2}, {"id": 0, "scale": 1}]}, ((0, 1.0), (1, 2.0))),
+        ({"lora": [{"id": 0, "scale": 1}, {"id": 0, "scale": 0}]}, ((0, 0.0),)),  # the last one counts
+        ({"lora": [{"id": True, "scale": "1"}]}, ((1, 0.0),)),
+        ({"lora": [{"id": "0", "scale": 1}, 5]}, ((-1, 0.0),)),  # no adapter has that number
+    ],
 )
-def test_lora_scales_of_its_own_make_a_state_that_fits_no_other_request(field, adapted):
+def test_lora_scales_are_read_as_the_engine_reads_them(field, scales):
     body = orjson.dumps({"messages": [{"role": "user", "content": "x"}], **field})
-    assert parse(Api.CHAT, body).adapted is adapted
-    assert parse(Api.MESSAGES, body).adapted is False  # the engine drops it there (engine.md T5)
+    assert parse(Api.CHAT, body).claim.lora == scales
+    assert parse(Api.MESSAGES, body).claim.lora is None  # the engine drops it there (engine.md T5)
 
 
 @pytest.mark.parametrize(

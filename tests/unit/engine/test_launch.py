@@ -98,7 +98,7 @@ def test_the_library_engine_takes_every_flag_it_lists():
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [(["--lora", "x"], "--lora is not supported"), (["-c"], "needs a value"), (["-c", "x"], "-c x")],
+    [(["--rpc", "x"], "--rpc is not supported"), (["-c"], "needs a value"), (["-c", "x"], "-c x")],
 )
 def test_an_argument_that_the_library_engine_cannot_take_is_named(line, why):
     with pytest.raises(xllama.EngineUsageError, match=why):

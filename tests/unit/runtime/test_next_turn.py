@@ -56,7 +56,6 @@ def asking(messages: list[Message], *, api: Api = Api.CHAT, copies: int = 1) -> 
         cache_prompt=True,
         chat={"messages": messages, "tools": []},
         prompt=None,
-        adapted=False,
         media=False,
         progress=False,
         hash_chain=(),

@@ -25,7 +25,6 @@ def asked(*, chat=None, prompt=None, media=False) -> Ask:
         cache_prompt=True,
         chat=chat,
         prompt=prompt,
-        adapted=False,
         media=media,
         progress=False,
         hash_chain=(),

@@ -56,7 +56,6 @@ def asked(messages=TALK, **more) -> Ask:
         stream=False,
         claim=UNNAMED,
         cache_prompt=True,
-        adapted=False,
         media=False,
         progress=False,
         hash_chain=(),

@@ -55,6 +55,15 @@ def of_before(**changes: Any) -> bytes:
     return orjson.dumps(body | {"seal": seal})
 
 
+def test_the_adapters_of_a_state_are_said_where_its_engine_had_any():
+    adapted = replace(MANIFEST, adapters="00112233aabbccdd*0.5")
+    assert b"adapters" not in encode(MANIFEST, SECRET)
+    assert decode(encode(adapted, SECRET), ID, SECRET) == adapted
+    assert adapted.space != MANIFEST.space == ""
+    assert decode(resealed(adapters=7), ID, SECRET) is Flaw.FIELDS
+    assert decode(resealed(adapters="x" * 4097), ID, SECRET) is Flaw.VALUES
+
+
 def test_without_namespaces_nothing_is_said_of_them():
     assert b"namespace" not in encode(MANIFEST, SECRET)
     assert decode(resealed(namespace=7), ID, SECRET) is Flaw.FIELDS

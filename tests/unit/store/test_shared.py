@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.types import Tokens
 from slotkeeper.store import shared as module
@@ -74,6 +75,20 @@ async def test_other_engines_namespaces_prompts_and_keys_find_nothing(two):
     for key in (None, StoreKey(b"z" * 32)):
         async with sidecar(one, cold, key) as (_, shared):
             assert await found(shared, mine) == []
+
+
+@pytest.mark.parametrize("namespace", ["", "mine"])
+async def test_a_state_is_found_under_its_own_adapters_alone(two, namespace):
+    one, other, cold = two
+    spaces = {adapters: space_of(namespace, adapters) for adapters in ("", "base", "aa*1", "aa*0.5", "bb*1")}
+    async with sidecar(one, cold, KEY) as (store, _):
+        kept = await kept_state(store, one, 1, space=spaces["aa*1"])
+        await store.copy_cold(kept.id)
+    assert (kept.manifest.namespace, kept.manifest.adapters) == (namespace, "aa*1")
+    async with sidecar(other, cold, KEY) as (_, shared):
+        where = {name: await found(shared, prompt(1).within(space)) for name, space in spaces.items()}
+    assert [name for name, states in where.items() if states] == ["aa*1"]
+    assert where["aa*1"][0].manifest.space == spaces["aa*1"]
 
 
 async def test_what_is_no_better_than_what_is_here_is_not_read(two):

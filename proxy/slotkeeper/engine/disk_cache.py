@@ -1,0 +1,81 @@
+"""Whether an engine keeps prompts on disk itself, so that we need not.
+
+No released build does. ggml-org/llama.cpp issue 20697 asks for it (`--cache-disk PATH`). Pull request 28092
+(`--cache-disk`, open) is to be replaced by its reviewer's own version; 26408 was closed. Forks have it: as a
+path with `--cache-disk-size`, or as a size in MiB with `--cache-disk-dir`, `--cache-disk-path`,
+`--cache-spill-dir` or `--cache-dir`. Their variables begin with LLAMA_ARG_CACHE_DISK. So three places are
+looked at, and any of them will do:
+
+1. The command line, if it can be read: a folder for the cache, or `--cache-disk` with anything but 0.
+2. `/props`: a field about it, which is no promise of any build yet.
+3. The log of an engine that we have started: a line that says that the cache is on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+FLAG: Final = "--cache-disk"
+FOLDERS: Final = frozenset({"--cache-disk-dir", "--cache-disk-path", "--cache-spill-dir", "--cache-dir"})
+VARIABLES: Final = frozenset(
+    {"LLAMA_ARG_CACHE_DISK", "LLAMA_ARG_CACHE_DISK_DIR", "LLAMA_ARG_CACHE_DISK_PATH"}
+    | {"LLAMA_ARG_CACHE_SPILL_DIR"}
+)
+PROPS: Final = ("cache_disk", "disk_cache", "cache_disk_path", "cache_disk_dir")
+OFF: Final = frozenset({"", "0", "off", "false", "no", "disabled"})
+# What forks write: "srv init: disk prompt cache enabled: dir='...'", "srv init: disk cache: path='...'"
+LINE: Final = re.compile(
+    r"^.{0,40}\bsrv\b.{0,80}\bdisk (?:prompt )?cache(?: is)?(?: enabled|: (?:path|dir|\d+ entries))",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+class Shown(StrEnum):
+    """What has shown that an engine has such a cache."""
+
+    FLAGS = "flags"
+    PROPS = "props"
+    LOG = "log"
+
+
+def in_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether these arguments and variables turn it on."""
+    return any(text.strip().lower() not in OFF for text in _values(argv, environ))
+
+
+def _values(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
+    """The later one of two equal flags counts; a variable only where no flag says otherwise."""
+    found = {name: environ[name] for name in VARIABLES if name in environ}
+    for at, word in enumerate(argv[:-1]):
+        name = word.replace("_", "-") if word.startswith("--") else word
+        if name == FLAG or name in FOLDERS:
+            found["LLAMA_ARG_CACHE_DISK" if name == FLAG else name] = argv[at + 1]
+    yield from found.values()
+
+
+def in_props(props: Mapping[str, Any]) -> bool:
+    """Whether the answer of /props says that it is on."""
+    return any(_says_on(props[name]) for name in PROPS if name in props)
+
+
+def _says_on(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and value.get("enabled", True) is not False
+    return value is not None and str(value).strip().lower() not in OFF
+
+
+def in_log(text: str) -> bool:
+    """Whether the engine's own log says that it is on."""
+    return LINE.search(text) is not None
+
+
+def shown(props: Mapping[str, Any], *, by_flags: bool, log: str = "") -> Shown | None:
+    """Return what shows it; None: nothing does, so the engine is taken for one without."""
+    if by_flags:
+        return Shown.FLAGS
+    if in_props(props):
+        return Shown.PROPS
+    return Shown.LOG if in_log(log) else None

@@ -1,0 +1,287 @@
+"""Adapters on a real engine: what it does with states of another set, and that none is used through us."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from adapters import tiny_adapter
+from engine.conftest import Engine, Factory
+from patience import PATIENCE
+from slotkeeper.app import Sidecar, running
+from slotkeeper.bench.lab import url_of
+from slotkeeper.bench.models import Tiny
+from slotkeeper.scheduler.table import ADAPTERS_STALE
+from slotkeeper.settings import Settings
+
+MODELS: Final = ["tiny-dense", "tiny-hybrid"]
+FIRST: Final = [{"id": 0, "scale": 1.0}]
+SECOND: Final = [{"id": 1, "scale": 1.0}]
+NONE: Final = [{"id": 0, "scale": 0.0}]
+SKY: Final = "The heron stood in the reeds and counted the frogs of the pond, {} by {}. "
+ONE_SLOT: Final = ["-np", "1"]
+RAM: Final = {"no-ram-cache": ["--cache-ram", "0"], "ram-cache": []}
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def start(engine_factory: Factory, build: str, tmp_path: Path) -> Start:
+    """Engines with the two adapters, which nobody uses until somebody asks for one."""
+
+    def begin(model: str, *args: str, applied: str = "0") -> Engine:
+        files = ",".join(f"{tiny_adapter(Tiny(model), tmp_path, seed)}:{applied}" for seed in (1, 2))
+        return engine_factory(model, build, args=["--lora-scaled", files, *args])
+
+    return begin
+
+
+def story(about: str, sentences: int = 20) -> str:
+    return "".join(SKY.format(about, n) for n in range(sentences))
+
+
+async def ask(
+    at: httpx.AsyncClient, prompt: str, lora: Sequence[dict[str, Any]] | None = None, **more: Any
+) -> httpx.Response:
+    body = {"prompt": prompt, "n_predict": 8, "temperature": 0, **more} | ({"lora": lora} if lora else {})
+    answer = await at.post("/completion", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def figures(answer: httpx.Response) -> tuple[int, str]:
+    """Tokens that were not computed, and what was said."""
+    body = answer.json()
+    return body["timings"]["cache_n"], body["content"]
+
+
+def direct(engine: Engine) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE)
+
+
+def settings(engine: Engine, **more: Any) -> Settings:
+    at: dict[str, Any] = {"upstream": [engine.base], "listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
+    return Settings(**(at | {"slot_dir": engine.slot_dir} | more))
+
+
+def client(sidecar: Sidecar) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE)
+
+
+# -- what the engine does by itself (engine.md T12) ------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_engine_goes_on_from_states_of_other_adapters(start, model):
+    """All of these are answers that it would not give from an empty slot."""
+    engine, prompt = start(model, *ONE_SLOT), story("pond")
+    async with direct(engine) as stock:
+
+        async def fresh(lora: Sequence[dict[str, Any]] | None) -> str:
+            return figures(await ask(stock, prompt, lora, cache_prompt=False))[1]
+
+        plain, first, second = [await fresh(lora) for lora in (None, FIRST, SECOND)]
+        assert len({plain, first, second}) == 3
+
+        assert figures(await ask(stock, prompt, FIRST))[0] == 0  # another one is named: the slot is emptied
+        cached, said = figures(await ask(stock, prompt, FIRST))  # the same one again
+        assert cached > 0
+        assert said == first
+        cached, said = figures(await ask(stock, prompt))  # none is named
+        assert cached > 0
+        assert said != plain
+
+        await stock.post("/lora-adapters", json=FIRST)
+        assert (await stock.post("/slots/0?action=erase", json={})).status_code == 200
+        assert figures(await ask(stock, prompt)) == (0, first)
+        await stock.post("/lora-adapters", json=SECOND)
+        cached, said = figures(await ask(stock, prompt))  # the scales were changed
+        assert cached > 0
+        assert said != second
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_its_ram_cache_does_not_tell_them_apart(start, model):
+    engine, prompt = start(model, *ONE_SLOT), story("reed")
+    async with direct(engine) as stock:
+        expected = figures(await ask(stock, prompt, cache_prompt=False))[1]
+        await stock.post("/slots/0?action=erase", json={})
+        await ask(stock, prompt, FIRST, id_slot=0)
+        await ask(stock, "Something else altogether. " * 30, id_slot=0)
+        cached, said = figures(await ask(stock, prompt, id_slot=0))
+    assert cached > 0
+    assert said != expected
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_restored_slot_is_emptied_unless_its_last_task_had_the_same_adapters(start, model):
+    engine, prompt = start(model), story("file")
+    async with direct(engine) as stock:
+        await ask(stock, prompt, FIRST, id_slot=0)
+        await stock.post("/slots/0?action=save", json={"filename": "first"})
+        found = []
+        for dressed in (False, True):
+            if dressed:
+                await ask(stock, "x", FIRST, id_slot=1, n_predict=0)
+            restored = await stock.post("/slots/1?action=restore", json={"filename": "first"})
+            assert restored.status_code == 200, restored.text
+            found.append(figures(await ask(stock, prompt + " And then?", FIRST, id_slot=1))[0])
+            await ask(stock, "x", SECOND, id_slot=1, n_predict=0)
+    assert found[0] == 0
+    assert found[1] > 300
+
+
+# -- through us ------------------------------------------------------------------------------------------
+
+
+Asked = Sequence[tuple[str, list[dict[str, Any]] | None]]
+
+
+async def alone(start: Start, model: str, asked: Asked) -> list[str]:
+    """What an engine says that computes each of these by itself."""
+    async with direct(start(model)) as stock:
+        return [figures(await ask(stock, text, lora, cache_prompt=False))[1] for text, lora in asked]
+
+
+@pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
+@pytest.mark.parametrize("model", MODELS)
+async def test_twenty_requests_under_two_adapters_in_turn_never_meet(start, model, flags):
+    """Two conversations with the same words, each under an adapter of its own."""
+    asked, said, computed, least = [], [], 0, 0
+    texts, known = {0: "", 1: ""}, {0: 0, 1: 0}
+    async with running(settings(start(model, *flags))) as sidecar, client(sidecar) as at:
+        for turn in range(20):
+            which = turn % 2
+            texts[which] += story(f"turn {turn // 2}", 12)
+            asked.append((texts[which], (FIRST, SECOND)[which]))
+            answer = await ask(at, *asked[-1])
+            timings = answer.json()["timings"]
+            said.append(answer.json()["content"])
+            prompt = timings["cache_n"] + timings["prompt_n"]
+            computed += timings["prompt_n"] + int(answer.headers["x-slotkeeper-planted"])
+            least += prompt - known[which]
+            known[which] = prompt
+    assert said == await alone(start, model, asked)
+    assert computed <= 1.02 * least, (computed, least)
+
+
+@pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
+@pytest.mark.parametrize("files", [True, False], ids=["files", "no-files"])
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_request_without_adapters_meets_none(start, model, flags, files):
+    """In one slot, in which the engine by itself would go on from the last one."""
+    text = story("same")
+    asked = [(text, lora) for lora in (FIRST, None, SECOND, None, FIRST, NONE, None)]
+    expected = await alone(start, model, asked)
+    engine = start(model, *ONE_SLOT, *flags)
+    more = {} if files else {"slot_dir": None}
+    async with running(settings(engine, **more)) as sidecar, client(sidecar) as at:
+        said = [(await ask(at, prompt, lora)).json()["content"] for prompt, lora in asked]
+    assert said == expected
+
+
+ROUTES: Final[dict[str, dict[str, Any]]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": story("chat")}], "max_tokens": 8},
+    "/v1/responses": {"input": story("chat"), "max_output_tokens": 8},
+    "/v1/messages": {"messages": [{"role": "user", "content": story("chat")}], "max_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("hints", [{}, {"X-Slotkeeper-Bypass": "1"}], ids=["placed", "bypass"])
+@pytest.mark.parametrize("path", ROUTES)
+async def test_it_holds_on_every_route(start, path, hints):
+    body = ROUTES[path] | {"temperature": 0}
+
+    def text(answer: httpx.Response) -> str:
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        return str(found.get("choices") or found.get("content") or found["output"][0]["content"])
+
+    async with direct(start("tiny-hybrid")) as stock:
+        expected = [text(await stock.post(path, json=body | {"cache_prompt": False}))]
+    async with running(settings(start("tiny-hybrid"))) as sidecar, client(sidecar) as at:
+        for lora in (FIRST, SECOND):
+            for _ in range(2):
+                await at.post("/v1/chat/completions", json=ROUTES["/v1/chat/completions"] | {"lora": lora})
+        said = [text(await at.post(path, json=body, headers=hints))]
+    assert said == expected
+
+
+async def shown_files(sidecar: Sidecar) -> set[str]:
+    """The scales in the manifests of its snapshots."""
+    async with httpx.AsyncClient(base_url=f"http://{sidecar.addresses[1]}") as admin:
+        found = (await admin.get("/api/snapshots")).json()["snapshots"]
+    return {one["adapters"].partition("*")[2] for one in found}
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_files_are_of_their_adapters(start, model, tmp_path):
+    """After a restart each is found by requests of its own set, and by no others."""
+    text = story("kept")
+    first = start(model)
+    async with running(settings(first)) as sidecar, client(sidecar) as at:
+        await ask(at, text, FIRST)
+        await sidecar.drain(delay=0.0)
+    again = start(model, "--slot-save-path", str(first.slot_dir))
+    more = [(f"{text} And then?", lora) for lora in (SECOND, None, FIRST)]
+    expected = await alone(start, model, more)
+    async with running(settings(again, slot_dir=first.slot_dir)) as sidecar, client(sidecar) as at:
+        answers = [await ask(at, prompt, lora) for prompt, lora in more]
+        shown = await shown_files(sidecar)
+    reused = [max(0, figures(answer)[0] - int(answer.headers["x-slotkeeper-planted"])) for answer in answers]
+    assert [answer.json()["content"] for answer in answers] == expected
+    assert reused[:2] == [0, 0]
+    assert reused[2] > 300
+    assert answers[2].headers["x-slotkeeper-decision"] == "snapshot"
+    assert shown == {"1"}
+
+
+@pytest.mark.parametrize("behind_our_back", [False, True], ids=["through-us", "behind-our-back"])
+@pytest.mark.parametrize("model", MODELS)
+async def test_scales_that_change_while_the_engine_runs(start, model, behind_our_back):
+    """Each answer is that of its scales, and going back finds what was computed under them."""
+    text, scales = story("scales"), [FIRST, SECOND, FIRST]
+    expected = await alone(start, model, [(text, lora) for lora in scales])
+    engine = start(model)
+    said, reused = [], []
+    async with running(settings(engine)) as sidecar, client(sidecar) as at, direct(engine) as stock:
+        await ask(at, text)
+        for lora in scales:
+            changed = await (stock if behind_our_back else at).post("/lora-adapters", json=lora)
+            assert changed.status_code == 200, changed.text
+            if behind_our_back:  # seen by the next request, if what we know of it is older than this
+                await asyncio.sleep(ADAPTERS_STALE)
+            answer = await ask(at, text)
+            said.append(answer.json()["content"])
+            reused.append(figures(answer)[0] - int(answer.headers["x-slotkeeper-planted"]))
+    assert said == expected
+    assert reused[:2] == [0, 0]
+    assert behind_our_back or reused[2] > 300
+
+
+async def noticed(at: httpx.AsyncClient, sidecar: Sidecar) -> None:
+    """The next request asks the engine, if what we know of its adapters is a second old."""
+    import asyncio
+
+    await asyncio.sleep(1.1)
+
+
+async def test_grammar_and_sampling_cost_nothing(start):
+    """They change what is said, and nothing of the prompt's state."""
+    text = story("grammar")
+    ways: list[dict[str, Any]] = [
+        {},
+        {"grammar": 'root ::= "a"+'},
+        {"json_schema": {"type": "object"}},
+        {"temperature": 1.5, "top_k": 3, "seed": 7},
+        {"logit_bias": [[5, False]], "repeat_penalty": 1.3},
+        {"samplers": ["top_k"], "min_p": 0.2},
+    ]
+    async with running(settings(start("tiny-dense"))) as sidecar, client(sidecar) as at:
+        found = [(await ask(at, text, FIRST, **way)).json()["timings"] for way in ways]
+    assert [timings["prompt_n"] for timings in found[1:]] == [1] * (len(ways) - 1)
