@@ -1,4 +1,4 @@
-"""What is no HTTP costs a connection and a count: no traceback, no word of it, and no line for each."""
+"""Bytes that are not HTTP cost a connection and a count: no traceback, no quote, no log line for each."""
 
 from __future__ import annotations
 

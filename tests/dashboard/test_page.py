@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads under load, goes on by itself, and asks nobody else."""
+"""The page in a real browser: it loads under load, updates itself, and requests nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_it_loads_while_requests_run_and_goes_on_by_itself(reader: Reader,
         await reader.open()
         await expect(reader.page.locator("#requests tr").nth(8)).to_be_visible()
         await reader.shoot("under-load")
-    # On a slow machine all that may have run before the page was there: these surely come afterwards.
+    # On a slow machine all of that may have run before the page was open: these requests surely come later.
     async with asyncio.TaskGroup() as load:
         for number in range(LOAD):
             load.create_task(talk(lab.url_of(busy), f"late-{number}", 1, max_tokens=200))
@@ -45,14 +45,14 @@ async def test_a_figure_changes_without_a_reload_and_rows_stay(reader: Reader, b
     await reader.page.locator(NEWEST).focus()
     await ask(lab.url_of(busy), "One more question, please.")
     await expect(reader.page.locator("#figures .quiet").nth(2)).not_to_have_text(requests or "")
-    # Figures and rows are two answers, so rows may come one look later.
+    # Figures and rows are two answers, so rows may come one poll later.
     await reader.until("row => row.previousElementSibling !== null", row)
     assert await row.evaluate("row => row.isConnected")
     assert await row.evaluate("row => row.contains(document.activeElement)")
 
 
 def drawn(nodes: list[dict[str, Any]]) -> set[str]:
-    """The latest leaves, and what they share: how many prompts there are depends on the tests before."""
+    """Return the latest leaves, and their shared parts: the number of prompts depends on earlier tests."""
     above = {node["id"]: node["parent"] for node in nodes}
     leaves = [node for node in nodes if node["id"] not in above.values()]
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""The files of the page: what they are sent with, that all are there, and that none needs an exception."""
+"""The files of the page: their headers, that all exist, and that none needs an exception to the policy."""
 
 from __future__ import annotations
 

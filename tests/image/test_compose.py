@@ -1,4 +1,4 @@
-"""The compose files, merged as Compose merges them: what they name exists, and is what the code wants."""
+"""The compose files, merged by Compose: what they name exists, and fits the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parts(request) -> dict[str, dict[str, Any]]:
 
 
 def mounts(service: dict[str, Any], kind: str) -> dict[str, str]:
-    """Target -> source."""
+    """Return target -> source."""
     return {mount["target"]: mount["source"] for mount in service["volumes"] if mount["type"] == kind}
 
 

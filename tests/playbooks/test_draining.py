@@ -1,4 +1,4 @@
-"""Engines that their user drains, puts back, adds and removes while the others go on."""
+"""Engines that a user drains, undrains, adds and removes while the others run."""
 
 from playbooks.playbook import (
     NEW_FILES,

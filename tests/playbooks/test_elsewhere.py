@@ -1,4 +1,4 @@
-"""A cold tier that others use too: what is looked for there, what becomes of it, and what it costs."""
+"""A shared cold tier: what the scheduler looks for in it, what it does with a result, and what that costs."""
 
 from __future__ import annotations
 
