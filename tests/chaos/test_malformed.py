@@ -37,7 +37,7 @@ def malformed(sidecar: Sidecar) -> float:
 
 
 @pytest.mark.parametrize("port", [0, 1], ids=["data", "admin"])
-async def test_it_is_counted_refused_and_said_once(fake, capsys, port):
+async def test_a_malformed_request_is_refused_counted_and_logged_once(fake, capsys, port):
     configure("info", "json")
     async with running(settings(fake.base, drain_timeout=1.0)) as sidecar:
         await ready(sidecar)

@@ -172,7 +172,7 @@ async def test_a_file_that_is_damaged_behind_our_back(tmp_path: Path, damage: Da
 
 
 @pytest.mark.parametrize("damage", FILES + MANIFESTS)
-async def test_what_is_damaged_while_nobody_runs(tmp_path: Path, damage: Damage):
+async def test_files_damaged_while_no_sidecar_runs(tmp_path: Path, damage: Damage):
     chance = random.Random(damage.__name__)
     for number in range(ROUNDS):
         hot = tmp_path / str(number)

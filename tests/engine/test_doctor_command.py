@@ -286,7 +286,7 @@ def test_the_speed_of_a_folder_is_measured_and_nothing_stays(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_nobody_there_is_a_failure(doctor):
+def test_an_engine_that_does_not_answer_is_a_failure(doctor):
     code, out = doctor(f"http://127.0.0.1:{free_port()}")
     assert code == 1
     assert "does not answer" in out

@@ -40,7 +40,7 @@ async def test_through_the_sidecar_it_computes_what_it_must(engine_factory, buil
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_it_needs_no_knowledge_of_the_flags(engine_factory, build, model):
+async def test_interleaved_chats_need_no_known_flags(engine_factory, build, model):
     """As `slotkeeper serve` in front of an engine that was started separately."""
     engine = engine_factory(model, build, args=["-t", "1"])
     async with lab.sidecar(engine.base) as url:

@@ -199,7 +199,7 @@ async def test_a_running_answer_ends_before_its_engine_is_dropped(pair, tmp_path
         assert last_engine(sidecar) == "right"
 
 
-async def test_one_that_was_drained_by_hand_is_dropped_at_once(pair, tmp_path):
+async def test_an_engine_drained_by_hand_is_dropped_as_soon_as_it_is_removed(pair, tmp_path):
     left, right = pair
     path = tmp_path / "engines.toml"
     path.write_text(table(left=left.base, right=right.base))

@@ -225,7 +225,7 @@ async def test_what_is_restored_is_not_removed(s3: str, redis: str, tmp_path: Pa
         assert await found(shared, prompt(2)) == []
 
 
-async def test_one_is_elected_by_redis(redis: str, s3: str, tmp_path: Path, monkeypatch):
+async def test_redis_elects_one_collector(redis: str, s3: str, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     url = f"s3://{BUCKET}/{tmp_path.name}"
 

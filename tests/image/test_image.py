@@ -100,7 +100,7 @@ def sidecars(runner: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [process for process in below if process.uids().real == USER and process.name() == "slotkeeper"]
 
 
-def test_it_is_what_the_dockerfile_says(built, record_property):
+def test_the_image_is_as_the_dockerfile_says(built, record_property):
     config, layers = inspected(built)
     what = image()
     assert (tuple(config["Entrypoint"]), tuple(config["Cmd"])) == (what.entrypoint, what.cmd)
@@ -130,7 +130,7 @@ def test_its_slot_folder_gives_a_new_volume_its_owner(made):
     assert Room(made, {}).run("stat", "--format=%u:%g %a", SLOTS).stdout.strip() == f"{image().user} 700"
 
 
-def test_it_has_what_it_needs_and_no_more(room):
+def test_the_image_has_only_what_the_sidecar_needs(room):
     assert room.run("slotkeeper", "--version").stdout.strip() == f"slotkeeper {__version__}"
     assert room.run("python3", "-c", "import opentelemetry.sdk, slotkeeper.cli.main").returncode == 0
     for module in ("pip", "ensurepip", "setuptools", "hatchling"):

@@ -56,7 +56,7 @@ def test_the_beginning_of_the_next_turn_is_computed_in_a_pause_and_then_extended
     assert play << knows("r2", NEXT + OTHER) << ends("r2", 5105, 4105) >> reports("r2", predicted=4105)
 
 
-def test_it_is_saved_there_because_the_next_prompt_extends_it():
+def test_a_slot_is_saved_there_because_the_next_prompt_extends_it():
     play = answered(Play(**OLD_FILES))
     assert play.wakes() >> fills(0, AHEAD) << filled(109)
     assert play.wakes() >> saves(0, tokens=NEXT) << saved("next")
@@ -161,7 +161,7 @@ def test_nothing_unpinned_passes_one_that_was_stopped_on_its_way():
 
 
 @pytest.mark.parametrize("files", [OLD_FILES, NEW_FILES])
-def test_it_may_be_known_only_after_the_slot_was_saved(files):
+def test_the_next_turn_may_be_known_only_after_the_slot_was_saved(files):
     play = Play(**files)
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")

@@ -53,7 +53,7 @@ def test_after_several_in_a_row_requests_go_elsewhere():
     assert play.placement.queued == 1
 
 
-def test_one_without_any_answer_is_enough():
+def test_one_request_without_any_answer_opens_the_breaker():
     play = two()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0")
     assert play << request_fails(broken=True)

@@ -58,7 +58,7 @@ def answered(play: Play, request: str = "r1", prompt: Tokens = A, slot: int = 0)
 # -- files that can only be extended, and an unknown form of the reply -------------------------------------
 
 
-def test_it_is_parked_where_its_next_turn_goes_on():
+def test_a_slot_is_parked_where_its_next_turn_continues():
     play = old()
     assert answered(play)
     play << arrives("r2") << knows("r2", B)

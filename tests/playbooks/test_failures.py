@@ -79,7 +79,7 @@ def test_tokens_that_come_after_the_answer_give_one_exact_report():
     assert (play << sees()).rests()
 
 
-def test_nobody_continues_a_slot_that_is_taken():
+def test_no_request_continues_a_slot_that_is_taken():
     play = Play()
     first = arrives("r1", hash_chain=TALK)
     assert play << first << knows("r1", A) >> goes("r1", slot=0)
@@ -181,7 +181,7 @@ def test_an_answer_that_outlives_its_engine_belongs_to_no_slot_of_the_next(end):
     assert play << ends("r2", 1000) >> reports("r2")
 
 
-def test_one_that_ended_unseen_is_reported_when_the_engine_is_lost():
+def test_a_request_that_ended_unseen_is_reported_when_the_engine_is_lost():
     play = Play()
     assert (
         play << arrives("r1", bypass=True, rendered=False) >> unpinned("r1", Reason.BYPASS) << ends("r1", 300)

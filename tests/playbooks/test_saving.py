@@ -194,7 +194,7 @@ def test_a_long_conversation_is_parked_before_another_takes_its_slot():
 
 
 @pytest.mark.parametrize("kept", ["in a file", "in the RAM cache", "nowhere"])
-def test_it_is_not_parked_if_it_is_kept_elsewhere(kept):
+def test_a_slot_is_not_parked_if_its_contents_are_kept_elsewhere(kept):
     play = dense(n_slots=1, ram_cache=kept == "in the RAM cache")
     for turn in range(1, 6):
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)

@@ -83,7 +83,7 @@ def only(play: Play, request: str, tokens: Tokens, engine: str, other: str, **ho
     return bool(play << drain(other, on=False))
 
 
-def test_it_stays_on_a_slower_engine_as_long_as_that_pays():
+def test_a_conversation_stays_on_a_slower_engine_as_long_as_that_pays():
     """Its 100 tokens take a second there, and the answer two more; elsewhere 4100 tokens take four."""
     play = play_of((100, 25), (1000, 50))
     assert only(play, "r1", prompt(1, 4000), "e0", "e1")
@@ -91,7 +91,7 @@ def test_it_stays_on_a_slower_engine_as_long_as_that_pays():
     assert begins(play, "r2", prompt(1, 4000) + MORE, "e0", slot=0)
 
 
-def test_it_moves_once_waiting_costs_more():
+def test_a_conversation_moves_once_waiting_costs_more():
     """A prompt of 30,000 tokens is before it; elsewhere 4100 tokens are computed again."""
     play = play_of((1000, 50), (1000, 50))
     assert begins(play, "r1", prompt(1, 4000), "e0")
@@ -145,7 +145,7 @@ def test_a_request_waits_for_a_fast_engine_whose_slot_is_soon_free():
     assert play << ends("r1", 1000) >> reports("r1") >> goes("r2", engine="e1")
 
 
-def test_it_goes_elsewhere_when_that_takes_longer_than_foretold():
+def test_a_request_goes_elsewhere_when_the_wait_is_longer_than_predicted():
     play = play_of((100, 50), (1000, 50), slots=1)
     assert begins(play, "r1", prompt(1), "e1")
     assert play << arrives("r2") << knows("r2", prompt(2))
@@ -155,7 +155,7 @@ def test_it_goes_elsewhere_when_that_takes_longer_than_foretold():
     assert play >> goes("r2", engine="e0")
 
 
-def test_those_who_wait_for_it_count():
+def test_waiting_requests_count_in_the_price_of_an_engine():
     """The third one would wait for two others, so the slow engine is faster for it."""
     play = play_of((100, 50), (1000, 50), slots=1)
     assert begins(play, "r1", prompt(1, 3000), "e1")

@@ -104,7 +104,7 @@ def test_a_busy_slot_seen_before_an_unpinned_request_was_sent_is_not_its():
     assert "running" not in play.states
 
 
-def test_one_that_ended_before_it_was_seen_is_found_by_what_it_left():
+def test_a_request_that_ended_unseen_is_found_by_the_slot_it_filled():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << ends("r1", 300, 0, generated=21)
@@ -114,7 +114,7 @@ def test_one_that_ended_before_it_was_seen_is_found_by_what_it_left():
     assert play.table.shadow.slots[1].total == 320
 
 
-def test_one_that_left_no_trace_is_reported_without_a_slot():
+def test_a_request_that_left_no_trace_is_reported_without_a_slot():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << ends("r1", 300) << sees() >> reports("r1", slot=None)
@@ -145,7 +145,7 @@ def test_two_that_ended_unseen_are_found_in_two_slots():
     assert play << sees(contents={0: 300, 1: 300}) >> reports("r1", slot=1) >> reports("r2", slot=0)
 
 
-def test_one_that_left_before_it_was_seen_may_still_begin():
+def test_a_lost_request_that_was_not_seen_may_still_begin():
     play = Play(n_slots=1)
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     assert play << arrives("r2") << knows("r2", A) << sees()
@@ -155,7 +155,7 @@ def test_one_that_left_before_it_was_seen_may_still_begin():
     assert play << sees(contents={0: 30}) >> goes("r2", slot=0)
 
 
-def test_one_that_left_and_never_began_holds_nobody_up():
+def test_a_lost_request_that_never_began_delays_no_other():
     play = Play(n_slots=1)
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     assert play << arrives("r2") << knows("r2", A)
@@ -400,7 +400,7 @@ def test_a_look_from_before_it_was_sent_does_not_show_copies_whose_client_left()
     assert "idle" not in play.states
 
 
-def test_one_that_left_is_not_taken_for_one_that_is_on_its_way():
+def test_a_task_whose_client_left_is_not_taken_for_a_request_on_its_way():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     play.later(LINGER)
@@ -411,7 +411,7 @@ def test_one_that_left_is_not_taken_for_one_that_is_on_its_way():
     assert play.placement.queued == 1
 
 
-def test_one_that_waits_in_the_engine_is_not_taken_for_one_that_left():
+def test_a_request_deferred_by_the_engine_is_not_taken_for_a_lost_one():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS) << leaves("r2")
@@ -421,7 +421,7 @@ def test_one_that_waits_in_the_engine_is_not_taken_for_one_that_left():
     assert play << ends("r1", 1000) >> reports("r1") >> unpinned("r3", Reason.UNPINNABLE)
 
 
-def test_one_that_waits_in_the_engine_may_begin_long_after_its_client_left():
+def test_a_request_deferred_by_the_engine_may_begin_long_after_its_client_left():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS) << sees(0) << leaves("r2")

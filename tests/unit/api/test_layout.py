@@ -219,7 +219,7 @@ def test_every_text_is_where_its_path_says_and_an_edit_there_changes_nothing_els
 
 
 @given(api=st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]), body=BODY)
-def test_it_refuses_what_the_engines_own_converter_does(api, body):
+def test_a_layout_refuses_what_the_engines_converter_refuses(api, body):
     try:
         parse(api, orjson.dumps(body))
     except NotOurs:

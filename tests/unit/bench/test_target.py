@@ -105,7 +105,7 @@ def test_only_the_engines_own_counter_will_do():
         counted("# TYPE other counter\nother 1\n")
 
 
-def test_what_came_too_late_for_the_head_is_read_from_a_comment():
+def test_figures_that_came_after_the_head_are_read_from_a_comment():
     response = httpx.Response(200, headers={PLANTED: "0"})
     body = b": waiting\n\n: X-Slotkeeper-Planted: 512\n\ndata: {}\n\n"
     assert _said(PLANTED, response, body) == "512"

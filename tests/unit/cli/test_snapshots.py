@@ -125,7 +125,7 @@ async def test_damage_is_found_and_is_a_failure(ask, two, hot):
     assert (code, "1 of 1 are whole." in out) == (0, True)
 
 
-async def test_one_is_verified_by_the_end_of_its_id(ask, two, hot):
+async def test_a_snapshot_is_verified_by_the_end_of_its_id(ask, two, hot):
     ruin(hot / f"{two[0].id}.slot")
     code, out = await ask("verify", two[1].id[-8:], as_json=True)
     assert (code, json.loads(out)["verdict"]) == (0, "whole")

@@ -138,7 +138,7 @@ def test_the_last_requests_have_their_verdicts():
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132])
-def test_it_fits_and_leaves_out_what_matters_least(width):
+def test_the_screen_fits_and_leaves_out_the_least_important_lines(width):
     out = drawn(width, requests=[rewritten(2), lost(1)])
     assert max(map(len, out.splitlines())) <= width
     assert line(out, "0")[1] == "idle"

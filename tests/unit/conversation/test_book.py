@@ -234,7 +234,7 @@ def test_a_forgotten_one_is_not_found_and_weighs_nothing():
     assert desk.book._index == {}
 
 
-def test_one_that_went_while_its_request_was_out_begins_anew():
+def test_a_conversation_forgotten_during_its_request_begins_again():
     desk = Desk()
     _, line = desk.sends(THEN)
     match = desk.book.find(ME, LATER)

@@ -334,7 +334,7 @@ def test_the_first_piece_that_differs_in_the_order_of_templates(new, section, me
         chat(system(), TASK, *ROUND),  # it ends earlier
     ],
 )
-def test_nothing_parts(new):
+def test_an_extended_history_does_not_diverge(new):
     assert parted(OLD, new) is None
 
 

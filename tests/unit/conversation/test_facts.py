@@ -285,7 +285,7 @@ def test_what_changes_in_the_system_text_of(client):
 
 
 @pytest.mark.parametrize("client", SYSTEM)
-def test_they_stand_in_order_and_apart(client):
+def test_facts_are_in_order_and_do_not_overlap(client):
     text, _ = SYSTEM[client]
     given = facts(text)
     assert all(fact.value in text[fact.start : fact.end] for fact in given)

@@ -129,7 +129,7 @@ def test_the_first_that_ran_in_its_slot_since_then_took_it():
 
 
 @pytest.mark.parametrize("conversation", [1, None])
-def test_nobody_took_the_slot_of_who_comes_first_or_is_nobodys_turn(conversation):
+def test_a_first_request_or_one_without_conversation_lost_its_slot_to_no_other(conversation):
     journal = Journal(10)
     ran(journal, "other", 2, 0)
     assert journal.took_slot(ran(journal, "mine", conversation, 0)) is None

@@ -147,7 +147,7 @@ def test_an_answer_without_a_count_says_so():
     assert verdict(came) == ""
 
 
-def test_one_that_is_under_way_tells_where_it_went_and_no_more():
+def test_a_running_request_is_explained_by_its_slot_alone():
     came = record(decision=Decision(chosen=option()))
     assert said(came).startswith("It has not ended yet. It went to slot 1 (prefix)")
     assert said(record()) == "It has not ended yet."

@@ -76,7 +76,7 @@ def silent_for_long() -> EngineLink:
     return link
 
 
-async def test_one_look_in_vain_is_not_enough_since_we_may_have_stood_still():
+async def test_one_poll_without_answer_does_not_prove_a_frozen_engine():
     assert not await looks(silent_for_long(), Health.SILENT)
     assert not await looks(silent_for_long(), Health.SILENT, Health.OK, Health.SILENT)
     assert await looks(silent_for_long(), Health.SILENT, Health.SILENT)

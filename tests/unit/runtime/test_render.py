@@ -58,7 +58,7 @@ async def test_a_raw_prompt_needs_no_template(link):
     assert link.rendered == []
 
 
-async def test_what_cannot_be_known_is_none_and_not_a_guess(link):
+async def test_tokens_of_an_unknown_prompt_are_none_and_not_a_guess(link):
     assert await prompt_of(link, asked(media=True), {}) is None
 
 

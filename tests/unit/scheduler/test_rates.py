@@ -29,7 +29,7 @@ def test_the_machine_may_be_slower_than_the_guess():
 
 
 @pytest.mark.parametrize("held_up", [0, 1, 4])
-def test_one_that_was_held_up_changes_nothing(held_up):
+def test_a_delayed_measurement_changes_no_rate(held_up):
     measured = [(size, 10 + 2 * size) for size in (1, 2, 4, 8, 16, 32)]
     measured[held_up] = (measured[held_up][0], 900)
     times = learned(*measured)

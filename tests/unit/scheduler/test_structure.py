@@ -65,7 +65,7 @@ def test_what_rendering_found_counts_before_markers_and_nothing_is_said_of_the_l
     assert found(chat, INSIDE) == [(1, "user"), (8, "user"), (10, "turn")]
 
 
-def test_what_falls_together_is_one_boundary_and_the_head_wins():
+def test_boundaries_at_one_token_are_one_and_the_head_wins():
     both = [Boundary(2, BoundaryKind.USER), Boundary(2, BoundaryKind.HEAD)]
     assert found([SYSTEM, 1, USER, 2, REPLY], KNOWN, both) == [(2, "head"), (4, "turn")]
     assert found([SYSTEM, 1, 2, 3], UNKNOWN, reversed(both)) == [(2, "head")]

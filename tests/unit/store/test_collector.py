@@ -129,7 +129,7 @@ async def test_a_collector_that_ends_at_any_step_leaves_what_the_next_one_ends(t
         assert len(objects(cold, "heads")) == len(objects(cold, "blobs")) == 1
 
 
-async def test_one_is_elected_for_each_term(tmp_path):
+async def test_one_collector_is_elected_for_each_term(tmp_path):
     cold = tmp_path / "shared"
     async with sidecar(tmp_path / "one", cold) as (_, one), sidecar(tmp_path / "other", cold) as (_, other):
         collectors = [StoreCollector(one, 0), StoreCollector(other, 0)]

@@ -100,7 +100,7 @@ async def test_whatever_the_system_refuses_is_told_and_leaves_nothing(
         assert store.listing() == []
 
 
-async def test_it_recovers_by_itself(hot: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_folder_that_failed_is_tried_again_and_recovers(hot: Path, monkeypatch: pytest.MonkeyPatch):
     async with opened(hot) as store:
         with failing("fsync", errno.ENOSPC), pytest.raises(StoreError):
             await keep(store, hot)

@@ -60,7 +60,7 @@ def test_without_namespaces_nothing_is_said_of_them():
     assert decode(resealed(namespace="x" * 65), ID, SECRET) is Flaw.VALUES
 
 
-def test_it_comes_back_as_it_was():
+def test_a_manifest_is_read_as_it_was_written():
     assert decode(encode(MANIFEST, SECRET), ID, SECRET) == MANIFEST
     of_a_key = replace(MANIFEST, namespace="0123abcd")
     assert decode(encode(of_a_key, SECRET), ID, SECRET) == of_a_key
@@ -139,7 +139,7 @@ def test_the_chain_tells_any_other_prompt(ids: list[int], data: st.DataObject):
     assert all(a != b for a, b in zip(other[place // BLOCK :], whole[place // BLOCK :], strict=True))
 
 
-def test_it_fits_its_own_tokens_only():
+def test_a_manifest_fits_its_own_tokens_only():
     assert MANIFEST.fits(TOKENS)
     assert not MANIFEST.fits(Tokens(range(599)))
     assert not MANIFEST.fits(Tokens(range(1, 601)))

@@ -221,7 +221,7 @@ def test_all_of_them_together_make_one_note():
     assert "- Use csv." in note
 
 
-def test_it_is_told_once_and_stays_told_there():
+def test_a_moved_fact_is_noted_once_and_the_note_stays():
     session = Session([Date()])
     session.send(chat(AIDER.format("2026-11-21")))
     system = AIDER.format("2026-11-22")
