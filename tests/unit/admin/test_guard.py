@@ -1,4 +1,4 @@
-"""The admin port against web pages: names that lead here, requests from other sites, caches."""
+"""The admin port against web pages: host names of this machine, requests from other sites, caches."""
 
 from __future__ import annotations
 

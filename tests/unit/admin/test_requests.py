@@ -1,4 +1,4 @@
-"""The last requests on the admin port: a list, one of them by its id, and excerpts where they may be kept."""
+"""The last requests on the admin port: a list, a request by its id, and excerpts where they may be kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ODD_IDS = ["a/b:c+d=e@f~1", "../../etc", "%2F%41", "ü" * 20, "a b?c#d", "\N{SNO
 
 
 class Speaker:
-    """The engine's vocabulary: ids are letters."""
+    """An engine's vocabulary in which ids are letters."""
 
     def __init__(self, trouble: Exception | None = None) -> None:
         self.trouble = trouble
@@ -43,14 +43,14 @@ class Speaker:
         return "".join(map(chr, ids))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 @asynccontextmanager
 async def port(
     *records: Record, size: int = 1000, token: str | None = None, speaker: Speaker | None = None
 ) -> AsyncIterator[TestClient]:
-    """The admin port of a sidecar that served these, in their order."""
+    """Run the admin port of a sidecar that has served these requests, in their order."""
     journal, link = Journal(size), StubLink()
     client: Any = speaker or Speaker()
     link.client = client

@@ -1,4 +1,4 @@
-"""What a body takes of the engine, and the bytes that go out for it (test_bodies.py: on real engines)."""
+"""What a body needs of the engine, and the bytes that are sent for it (test_bodies.py: on real engines)."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Reading a client's slot action as the engine would, or not at all."""
+"""A client's slot action is read as the engine would read it, or refused."""
 
 from __future__ import annotations
 

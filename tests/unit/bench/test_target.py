@@ -1,4 +1,4 @@
-"""What a measured server says of a request, beside its answer."""
+"""The figures of a measured server, beside its answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def exposed(count: float) -> str:
 
 
 class Server:
-    """Answers as an engine does; `work` is what its counter grows by with each request."""
+    """Answers as an engine; its counter grows by `work` with each request."""
 
     def __init__(self, *, work: int = 4, headers: dict[str, str] | None = None) -> None:
         self.count, self.work, self.headers = 1000, work, headers

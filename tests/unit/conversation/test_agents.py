@@ -1,4 +1,4 @@
-"""Which program asks: by its own words, by its headers, and what a client turned out to be."""
+"""Recognising the client program: by its texts, by its headers, and by earlier requests."""
 
 from __future__ import annotations
 

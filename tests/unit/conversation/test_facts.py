@@ -1,4 +1,4 @@
-"""What clients put around what changes, and that nobody's own sentence is taken for it."""
+"""The phrases of clients around changing facts, which a person's own sentence is not taken for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests the journal has, for how long, and how one of them is found."""
+"""Which requests the journal keeps, for how long, and how one of them is found."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_the_last_ones_are_kept_the_newest_in_front():
 
 
 def test_a_journal_of_size_0_keeps_nothing_and_writes_all_the_same():
-    """Whoever else has the record, as those who send spans, wants it whole."""
+    """Other readers of a record, such as the span exporter, need it complete."""
     play = WatchedPlay(memory="dense", journal=Journal(0))
     came = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1") << ends("r1", 2000, 0) >> reports("r1")

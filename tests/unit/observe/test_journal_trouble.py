@@ -1,4 +1,4 @@
-"""What the journal writes down of requests that break, are sent again, or leave."""
+"""What the journal records of requests that break, are sent again, or leave."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_without_an_engine_it_goes_through_and_is_not_followed_for_ever():
 
 
 def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
-    """The scheduler has failed while a file was being restored, and is made anew."""
+    """The scheduler fails while a file is being restored, and is replaced."""
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")

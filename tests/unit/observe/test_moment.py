@@ -1,4 +1,4 @@
-"""Where a running request is: by the engine's own progress where it tells it, else by the learned rate."""
+"""Progress of a running request: by the engine's own figures if it sends them, else by the learned rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records as documents: figures, places, and a timeline in its order."""
+"""Records as documents: figures, plans, and a timeline in order."""
 
 from datetime import UTC, datetime
 
@@ -25,7 +25,7 @@ BEATEN = Option(reason=Reason.COLD, engine="http://e", slot=None, reuse=None, pr
 
 @pytest.fixture
 def whole() -> Record:
-    """Everything is known of it."""
+    """Return a record with every field."""
     came = record(
         client="c0ffee/cafe",
         named="thread-1",

@@ -17,7 +17,7 @@ NOBODY = EngineId("http://127.0.0.1:9")
 
 
 class Told(EngineClient):
-    """An engine whose health is what a test says."""
+    """An engine whose health the test sets."""
 
     def __init__(self) -> None:
         self.said = Health.OK
@@ -61,7 +61,7 @@ async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, 
 
 
 async def looks(link: EngineLink, *said: Health) -> list[EngineLink]:
-    """Who was told that the engine is lost, after looks that found this."""
+    """Return who was told that the engine is lost, after polls with these results."""
     gone: list[EngineLink] = []
     engine = link.client = Told()
     for engine.said in said:

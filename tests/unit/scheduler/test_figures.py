@@ -1,4 +1,4 @@
-"""What requests cost: the definitions that every view reads."""
+"""The cost of requests: the definitions that every view reads."""
 
 from __future__ import annotations
 

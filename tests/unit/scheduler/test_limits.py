@@ -1,4 +1,4 @@
-"""How much may be written, and when more may."""
+"""How much may be written, and when more may be."""
 
 from math import inf
 

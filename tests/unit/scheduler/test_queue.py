@@ -6,7 +6,7 @@ from slotkeeper.scheduler.types import ClientId, RequestId
 
 
 def filled(*requests):
-    """Requests are named client + number."""
+    """Return a queue of requests that are named client + number."""
     queue = FairQueue()
     for request in requests:
         queue.add(RequestId(request), ClientId(request[0]))

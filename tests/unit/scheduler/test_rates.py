@@ -1,4 +1,4 @@
-"""What files cost, learned from what they took."""
+"""The cost of files, learned from the times that they took."""
 
 import pytest
 
@@ -8,7 +8,7 @@ MB = 10**6
 
 
 def learned(*measured: tuple[float, float]) -> FileTimes:
-    """From files of so many megabytes that took so many milliseconds."""
+    """Return times learned from files of this many megabytes that took this many milliseconds."""
     times = FileTimes(5e8)
     for size, milliseconds in measured:
         times.took(int(size * MB), milliseconds / 1000)

@@ -41,7 +41,7 @@ def contents(traits, checkpoints=LIVE, slack=0):
 
 
 def parts(before):
-    """A prompt that parts from what is held so many tokens before its end."""
+    """Return a prompt that diverges from the contents this many tokens before their end."""
     return PROMPT.cut(0, N - before) + OTHER
 
 

@@ -1,4 +1,4 @@
-"""Boundaries of prompts whose markers are single numbers, so that one can see them."""
+"""Boundaries of prompts whose markers are single numbers, for readability."""
 
 import pytest
 from hypothesis import given

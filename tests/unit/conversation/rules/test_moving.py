@@ -1,4 +1,4 @@
-"""Facts that change in the system text, as each client writes them: put back, and told at the end."""
+"""Facts that change in the system text, as each client writes them: put back, and noted at the end."""
 
 from __future__ import annotations
 

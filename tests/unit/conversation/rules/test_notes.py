@@ -1,4 +1,4 @@
-"""Where a note is put, that it stays there from then on, and that it is never put there twice."""
+"""Where a note is put, that it stays there, and that it is never added twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reminders that clients put into messages and later drop, change, or move: qwen-code and Claude Code do."""
+"""Reminders that qwen-code and Claude Code put into messages, and later drop, change or move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SATURDAY, SUNDAY = "Saturday, November 21, 2026", "Sunday, November 22, 2026"
 
 
 def qwen(*behind: Doc, days: tuple[str, ...] = (), setup: str = SETUP) -> Doc:
-    """Its first message: parts of reminders, then what the user asks."""
+    """Return its first message: parts of reminders, then the user's question."""
     reminders = [part(setup), *(part(reminder(today(day))) for day in days)]
     first = {"role": "user", "content": [*reminders, part("Fix the cart.")]}
     return {"messages": [{"role": "system", "content": "You are Qwen."}, first, *behind]}
