@@ -1,4 +1,4 @@
-"""What GET /slots tells, merged into what we believe."""
+"""What GET /slots shows, merged into the scheduler's model."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def table(*contents, **traits):
 
 
 def look(*slots, asked=NOW):
-    """A slot is "busy", or the tokens it holds."""
+    """Return a slot's view: "busy", or the tokens that it holds."""
     views = tuple(
         SlotView(slot=SlotId(n), busy=s == "busy", task=n, held=None if s == "busy" else s or None)
         for n, s in enumerate(slots)

@@ -20,7 +20,7 @@ async def lane() -> AsyncIterator[Lane]:
 
 
 class Slow:
-    """Work that goes on until it is told to stop, and says when it began."""
+    """Work that runs until it is told to stop, and reports its beginning."""
 
     def __init__(self) -> None:
         self.begun, self.ended = asyncio.Event(), False

@@ -1,4 +1,4 @@
-"""A manifest is read back exactly as it was written, or not believed."""
+"""A manifest is read exactly as it was written, or rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MANIFEST = Manifest(
 
 
 def resealed(**changes: Any) -> bytes:
-    """A manifest with other fields and a seal that fits, as one writes it who knows the secret."""
+    """Return a manifest with other fields and a valid seal, as written by one who knows the secret."""
     body = orjson.loads(encode(MANIFEST, SECRET)) | changes
     body = {name: value for name, value in body.items() if value is not None and name != "seal"}
     seal = hmac.digest(SECRET, orjson.dumps(body, option=orjson.OPT_SORT_KEYS), "sha256").hex()
@@ -47,7 +47,7 @@ def resealed(**changes: Any) -> bytes:
 
 
 def of_before(**changes: Any) -> bytes:
-    """As releases wrote it that had no secret."""
+    """Return a manifest as releases without a secret wrote it."""
     body = orjson.loads(encode(MANIFEST, SECRET)) | {"format": 1} | changes
     del body["seal"]
     seal = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
@@ -82,7 +82,7 @@ def test_a_seal_may_be_anything(seal: object):
 
 
 def test_prompts_are_not_in_it():
-    """Ids that occur in no other field: the manifest must not be a second copy of the prompt."""
+    """Uses ids that occur in no other field: the manifest must not be a second copy of the prompt."""
     tokens = Tokens(range(777_000_000, 777_000_300))
     written = encode(replace(MANIFEST, tokens=300, chain=chain(tokens), checkpoints=()), SECRET)
     assert b"777000" not in written
